@@ -1,0 +1,1 @@
+"""rota: cron for a fleet, on PostgreSQL."""
