@@ -1,1 +1,12 @@
-"""rota: cron for a fleet, on PostgreSQL."""
+"""rota: cron for a fleet, on the PostgreSQL that you already run."""
+
+from importlib.metadata import version
+
+from rota.app import App
+from rota.errors import RotaError, StaleToken
+from rota.job import Job, SyncJob
+from rota.signals import Cancel, Permanent, Retry, Snooze
+
+__version__ = version("rota")
+
+__all__ = ["App", "Cancel", "Job", "Permanent", "Retry", "RotaError", "Snooze", "StaleToken", "SyncJob", "__version__"]

@@ -1,0 +1,1 @@
+"""The only package that knows PostgreSQL: files of SQL, typed calls, connections, migrations."""

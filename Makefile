@@ -1,0 +1,86 @@
+# Everything a contributor runs. A fresh clone needs git, make and Python 3.11 or later, nothing else: the server comes
+# as a wheel.
+
+PYTHON ?= python3
+ARGS ?=
+
+SHELL := /bin/sh
+BIN := .venv/bin
+MADE := .venv/.made-$(shell cat pyproject.toml deploy/constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+# A build without a home (CI, containers) still needs a place for its caches.
+INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-fast test-system test-matrix lint type schema verify bench chaos constraints
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12  another interpreter      ARGS='-k lease -x'  more for pytest and rota"
+
+venv: $(MADE) ## Make .venv, or bring it up to date with pyproject.toml and deploy/constraints.txt
+
+demo: $(MADE) ## See rota work, on a PostgreSQL of its own
+	@$(BIN)/rota demo $(ARGS)
+
+test: $(MADE) ## Run all tests
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
+
+test-fast: $(MADE) ## Run the tests that need no database
+	$(BIN)/pytest tests/unit $(ARGS)
+
+test-system: $(MADE) ## Run the tests with real processes, signals and restarts
+	$(BIN)/pytest -n auto --dist loadfile tests/system $(ARGS)
+
+test-matrix: $(MADE) ## Run tests/sql against PostgreSQL 14 to 18
+	$(BIN)/python tests/matrix.py $(ARGS)
+
+lint: $(MADE) ## Check style, format, and that imports go one way
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+
+type: $(MADE) ## Check types
+	$(BIN)/mypy
+
+schema: $(MADE) ## Write sql/schema.sql anew, from the migrations
+	$(BIN)/python tests/schema_snapshot.py --write
+
+verify: lint type ## Check all that can be checked without running the tests
+	$(BIN)/python tests/schema_snapshot.py
+
+bench: $(MADE) ## Measure on this machine
+	$(BIN)/rota bench $(ARGS)
+
+chaos: $(MADE) ## Kill, stop and cut off daemons and servers, from a printed seed
+	$(BIN)/python tests/chaos.py $(ARGS)
+
+constraints: $(MADE) ## Write deploy/constraints.txt anew, from what is installed in .venv
+	@$(BIN)/python tests/constraints.py > .venv/constraints.new
+	@mv .venv/constraints.new deploy/constraints.txt
+	@touch .venv/.made-$$(cat pyproject.toml deploy/constraints.txt | cksum | cut -d' ' -f1)
+
+# The stamp's name holds a sum of what the environment was made from: another sum, another file, and so it is made again.
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "rota needs Python 3.11 or later, and $(PYTHON) is not: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@set -e; if command -v uv >/dev/null; then \
+		$(BIN)/python -c '' 2>/dev/null || $(INSTALLING) uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv; \
+		$(INSTALLING) uv pip install --quiet --python $(BIN)/python -c deploy/constraints.txt -e '.[dev]'; \
+	else \
+		$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory .ensurepip; \
+		$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; \
+		$(INSTALLING) $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+			-c deploy/constraints.txt -e '.[dev]'; \
+	fi
+	@rm -f .venv/.made-* && touch $@
+
+.PHONY: .ensurepip
+.ensurepip:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing python3-venv, which Debian keeps apart from python3"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; \
+	else \
+		echo "$(PYTHON) has no ensurepip. Install python3-venv (Debian, Ubuntu: sudo apt-get install python3-venv)," >&2; \
+		echo "or uv, or name another interpreter: make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi

@@ -1,0 +1,5 @@
+-- Settle an attempt as succeeded in the caller's transaction; raises RT001 where the claim is stale.
+--   $1 job_id       int8
+--   $2 fence_token  int8
+--   $3 result       text   JSON, or null
+select rota.complete(job_id => $1, fence_token => $2, result => $3::text::jsonb)

@@ -1,0 +1,30 @@
+-- Insert a job in the caller's transaction.
+--   $1 handler    text
+--   $2 payload    text    JSON, or null
+--   $3 options    text    JSON object of the other public columns
+--   -> job_id int8?, created bool?
+select made.job_id, made.created
+from jsonb_to_record($3::text::jsonb) as given (
+    queue text, run_at timestamptz, priority smallint, unique_key text, on_conflict text, max_attempts integer,
+    backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
+    start_by timestamptz, idempotency_key text, meta jsonb
+)
+cross join lateral rota.enqueue(
+    handler => $1,
+    payload => $2::text::jsonb,
+    queue => given.queue,
+    run_at => given.run_at,
+    priority => given.priority,
+    unique_key => given.unique_key,
+    on_conflict => given.on_conflict,
+    max_attempts => given.max_attempts,
+    backoff_base => given.backoff_base,
+    backoff_cap => given.backoff_cap,
+    retry_for => given.retry_for,
+    timeout => given.timeout,
+    lease => given.lease,
+    delivery => given.delivery,
+    start_by => given.start_by,
+    idempotency_key => given.idempotency_key,
+    meta => given.meta
+) as made

@@ -1,0 +1,43 @@
+-- Tell how attempts of node $1 stand: 'settled' (by this very token: the answer to the write was lost), 'free' (nothing was
+-- written, the row is there), 'held' (the row is there, but locked by somebody: ask again), 'lost'.
+--   $1 node_id       uuid
+--   $2 job_ids       int8[]
+--   $3 fence_tokens  int8[]
+--   -> fence_token int8?, finding text?
+-- index: jobs_pkey (0002), job_runs_job_id_idx, attempts_pkey (0003)
+-- The lock tells a transaction that is still committing (its row can't be locked) from one that was rolled back.
+select
+    attempt.fence_token,
+    case
+        when unlocked.job_id is not null then 'free'
+        when (
+            select true
+            from rota.jobs
+            where jobs.job_id = attempt.job_id
+              and jobs.fence_token = attempt.fence_token
+              and jobs.leased_by = $1
+        ) then 'held'
+        when exists (
+            select from rota.job_runs
+            where job_runs.job_id = attempt.job_id
+              and job_runs.fence_token = attempt.fence_token
+              and job_runs.node = $1
+              and job_runs.outcome = 'succeeded'
+        ) or exists (
+            select from rota.attempts
+            where attempts.job_id = attempt.job_id
+              and attempts.fence_token = attempt.fence_token
+              and attempts.node = $1
+              and attempts.outcome <> 'lost'
+        ) then 'settled'
+        else 'lost'
+    end as finding
+from unnest($2::int8[], $3::int8[]) as attempt (job_id, fence_token)
+left join lateral (
+    select jobs.job_id
+    from rota.jobs
+    where jobs.job_id = attempt.job_id
+      and jobs.fence_token = attempt.fence_token
+      and jobs.leased_by = $1
+    for update skip locked
+) as unlocked on true

@@ -1,0 +1,3 @@
+-- Read the only clock that decides.
+--   -> now timestamptz?
+select clock_timestamp() as now

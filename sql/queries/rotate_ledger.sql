@@ -1,0 +1,5 @@
+-- Make the ledger's partitions of the coming days, and drop those whose last row is older than $1 (0: none).
+--   $1 keep  interval
+--   -> made int4?, dropped int4?
+select rotated.made, rotated.dropped
+from rota.rotate_ledger(keep => $1) as rotated

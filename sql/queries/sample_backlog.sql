@@ -1,0 +1,55 @@
+-- Sample the whole installation for the gauges: kind 'jobs' (queue, state), 'oldest_due' (queue, priority), 'dead' (queue),
+-- 'oldest_dead', 'expired', 'unclaimable'. Counts stop at $1 a group of rows looked at, so that a look never costs more.
+--   $1 most  int8
+--   -> kind text?, queue text?, label text?, value float8?
+-- index: jobs_pkey (0002)
+with live as materialized (
+    select job.queue, job.priority, job.state, job.attempt, job.handler, job.run_at, job.created_at, job.lease_expires_at
+    from rota.jobs as job
+    limit $1
+),
+letter as materialized (
+    select dead.queue, dead.finished_at
+    from rota.dead_letters as dead
+    limit $1
+),
+served as materialized (
+    select distinct unnest(node.handlers) as handler
+    from rota.nodes as node
+    where node.seen_at > now() - interval '15 seconds'
+)
+select 'jobs' as kind, live.queue,
+    case
+        when live.state = 'running' then 'running'
+        when live.run_at <= now() then 'due'
+        when live.attempt > 0 then 'retrying'
+        else 'future'
+    end as label,
+    count(*)::float8 as value
+from live
+group by 2, 3
+union all
+select 'oldest_due', live.queue, live.priority::text,
+    max(extract(epoch from now() - greatest(live.run_at, live.created_at)))::float8
+from live
+where live.state = 'scheduled'
+  and live.run_at <= now()
+group by 2, 3
+union all
+select 'dead', letter.queue, null, count(*)::float8
+from letter
+group by 2
+union all
+select 'oldest_dead', null, null, coalesce(extract(epoch from now() - min(letter.finished_at)), 0)::float8
+from letter
+union all
+select 'expired', null, null, count(*)::float8
+from live
+where live.state = 'running'
+  and live.lease_expires_at < now()
+union all
+select 'unclaimable', null, null, count(*)::float8
+from live
+where live.state = 'scheduled'
+  and live.run_at <= now()
+  and live.handler not in (select served.handler from served)

@@ -1,0 +1,13 @@
+-- Keep what an attempt wants its successor to know.
+--   $1 node_id      uuid
+--   $2 job_id       int8
+--   $3 fence_token  int8
+--   $4 checkpoint   text   JSON
+--   -> job_id int8         no row: the claim is stale
+-- index: jobs_pkey (0002)
+update rota.jobs as job
+set checkpoint = $4::text::jsonb
+where job.job_id = $2
+  and job.fence_token = $3
+  and job.leased_by = $1
+returning job.job_id

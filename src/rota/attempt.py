@@ -1,0 +1,84 @@
+"""One execution of a job on this node, from its claim to its settlement, and how it is asked to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rota.clock import boottime
+from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
+    from collections.abc import Callable
+
+    from rota.domain.job import Claim
+
+
+class Attempt:
+    """One execution of a job, from its claim to its settlement."""
+
+    __slots__ = (
+        "began",
+        "claim",
+        "committed",
+        "committing",
+        "ended_at",
+        "interruption",
+        "lease",
+        "on_interrupt",
+        "started",
+        "stop_by",
+        "stop_flag",
+        "stuck",
+        "suspect",
+        "task",
+        "trusted_until",
+    )
+
+    def __init__(self, claim: Claim, *, lease: float, asked: float, suspect: bool) -> None:
+        self.claim = claim
+        self.lease = lease
+        self.suspect = suspect
+        self.started = asked
+        self.trusted_until = asked + lease - margin(lease)
+        self.task: asyncio.Task[None] | None = None
+        self.on_interrupt: Callable[[], None] | None = None
+        self.interruption: Outcome | None = None
+        self.stop_by: float | None = None
+        self.stop_flag: threading.Event | None = None
+        self.began = self.committed = self.committing = self.stuck = False
+        self.ended_at = 0.0
+
+    def interrupt(self, outcome: Outcome, *, grace: float) -> None:
+        """Ask the handler to stop. The first reason stands; whether it worked, the executor sees."""
+        if self.interruption is not None or self.committing or self.committed or self.ended_at:
+            return
+        self.interruption = outcome
+        self.stop_by = boottime() + grace
+        if self.stop_flag is not None:
+            self.stop_flag.set()
+        if self.on_interrupt is not None:
+            self.on_interrupt()
+        elif self.task is not None:
+            self.task.cancel()
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the handler was asked to stop, in the words of `job.stop_reason`."""
+        match self.interruption:
+            case Cancelled():
+                return "cancel"
+            case Interrupted():
+                return "drain"
+            case TimedOut():
+                return "timeout"
+            case LeaseLost():
+                return "lease_lost"
+            case _:
+                return None
+
+
+def margin(lease: float) -> float:
+    """Return how much earlier than the database we take a lease to have ended, in seconds."""
+    return min(5.0, max(0.5, lease / 10))

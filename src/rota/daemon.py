@@ -1,0 +1,471 @@
+"""The daemon: build the parts, supervise them, drain. The only file that knows everything.
+
+Nesting is the order of the shutdown, read backwards: pools, the app's lifespan, the node's row, the endpoints, the services and the
+heartbeat, the executions. The heartbeat ends last, so that leases are extended while anything runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from rota import health, systemd
+from rota.clock import boottime
+from rota.config import mask_dsn
+from rota.cron import tzdata_version
+from rota.db import queries
+from rota.db.listen import Listener, NoListener
+from rota.db.migrate import Installation, installation
+from rota.db.pool import (
+    LOST,
+    TRANSIENT,
+    Pool,
+    Route,
+    connect,
+    connection,
+    open_handler_pool,
+    open_pool,
+    probe,
+)
+from rota.domain.job import NodeId
+from rota.domain.outcome import Interrupted
+from rota.errors import DatabaseUnusable
+from rota.job import Environment
+from rota.lifecycle.dispatcher import Dispatcher
+from rota.lifecycle.executor import Executor
+from rota.lifecycle.heartbeat import Heartbeat, Trust
+from rota.lifecycle.retry_planner import decide
+from rota.lifecycle.running import Running
+from rota.lifecycle.settle import Settler, as_verdict
+from rota.lifecycle.wake import Wake
+from rota.loop import Pulse, Service, on_own_thread, run_forever
+from rota.services.gauges import Gauges, LocalGauges
+from rota.services.presence import Node, Presence
+from rota.services.pruner import Pruner
+from rota.services.reaper import Reaper
+from rota.telemetry import Telemetry, make_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+
+    import asyncpg
+
+    from rota.app import App
+    from rota.config import Config
+
+STALLED = timedelta(seconds=60)
+"""A service that has done nothing for so long, while the database answers, is broken."""
+
+
+class Stops:
+    """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
+
+    def __init__(self) -> None:
+        self.claiming = asyncio.Event()
+        self.running = asyncio.Event()
+
+    def order(self) -> None:
+        """Take the next order."""
+        (self.running if self.claiming.is_set() else self.claiming).set()
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as orders."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+
+        def ordered() -> None:
+            self.order()
+            if self.running.is_set():
+                for name in signals:
+                    loop.remove_signal_handler(name)
+
+        for name in signals:
+            loop.add_signal_handler(name, ordered)
+        try:
+            yield
+        finally:
+            for name in signals:
+                loop.remove_signal_handler(name)
+
+
+class Watchdog:
+    """Service: tell systemd that the main loop turns."""
+
+    name = "watchdog"
+
+    def __init__(self, interval: timedelta) -> None:
+        self.interval: timedelta | None = interval
+
+    async def run_once(self) -> None:
+        """Feed it."""
+        systemd.notify("WATCHDOG=1")
+
+
+class Daemon:
+    """One node: everything that runs the jobs of one app from one database."""
+
+    def __init__(
+        self,
+        config: Config,
+        app: App,
+        *,
+        app_reference: str | None = None,
+        watch: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.node = NodeId(uuid.uuid4())
+        self.stops = Stops()
+        self.address: tuple[str, int] | None = None
+        self._config = config
+        self._app = app
+        self._app_reference = app_reference
+        self._slots = _slots(config, app)
+        log = make_logger(level=config.log.level, format=config.log.format, node=str(self.node)[:8])
+        self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, watch=watch)
+        self._pulse = Pulse()
+        self._route: Route | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._presence: Presence | None = None
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+
+    async def run(self) -> None:
+        """Run until told to stop, and drain. Where a handler will not stop, the process ends here, with exit code 0.
+
+        Raises DatabaseUnusable when the database can't be used as it is.
+        """
+        config = self._config
+        dsn = config.require_database()
+        route = self._route = await _first_look(dsn)
+        name = f"rota {str(self.node)[:8]}"
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(
+                closing(
+                    await open_pool(
+                        dsn, route=route, name=name, size=config.database.pool_size, on_connect=self._on_connect
+                    )
+                )
+            )
+            async with connection(pool) as db:
+                found = await installation(db)
+            handler_pool = await stack.enter_async_context(
+                closing(
+                    await open_handler_pool(
+                        dsn,
+                        route=route,
+                        name=f"{name} handlers",
+                        size=config.database.handler_pool_size,
+                        lease=config.lease.duration,
+                    )
+                )
+            )
+            stack.callback(self._end_threads)
+            environment = self._environment(found, pool, handler_pool)
+            if self._app.lifespan is not None:
+                environment.state = await stack.enter_async_context(self._app.lifespan())
+            presence = self._presence = Presence(pool, self._node_row())
+            await presence.run_once()
+            stack.push_async_callback(self._leave, presence)
+            self.address = await stack.enter_async_context(
+                health.serve(host=config.http.host, port=config.http.port, registry=self.telemetry.registry, probe=self)
+            )
+            self._introduce(route)
+            with self.stops.on_signals():
+                await self._supervise(pool, environment, presence)
+        self.telemetry.node_stopped()
+
+    async def _supervise(self, pool: Pool, environment: Environment, presence: Presence) -> None:
+        config, telemetry, route = self._config, self.telemetry, self._route
+        assert route is not None  # noqa: S101  set by run()
+        wake = Wake()
+        grace = config.drain.grace.total_seconds()
+        running = Running(self._slots, wake, grace=grace)
+        settler = Settler(
+            pool, running, telemetry, node=self.node, random=random.random, alert=config.dead_letters.handler
+        )
+        heartbeat = Heartbeat(
+            running,
+            telemetry,
+            node=self.node,
+            connect=lambda: connect(
+                config.require_database(), route=route, name=f"rota {str(self.node)[:8]} heartbeat"
+            ),
+            main=asyncio.get_running_loop(),
+            beat=None if config.lease.heartbeat is None else config.lease.heartbeat.total_seconds(),
+            grace=grace,
+            wedged_after=config.lease.wedged_after.total_seconds(),
+        )
+        listener = self._listener(wake, heartbeat)
+        executor = Executor(self._app.handlers, environment, settle=settler.add, abandon=settler.abandon, grace=grace)
+        dispatcher = self._dispatcher = Dispatcher(
+            pool,
+            running,
+            wake,
+            listener,
+            telemetry,
+            node=self.node,
+            handlers=self._app.handlers,
+            queues=self._slots,
+            lease=config.lease.duration,
+            poll_interval=config.poll_interval,
+            execute=executor.execute,
+        )
+        gauges = Gauges(pool, telemetry)
+        services: list[Service] = [
+            settler,
+            Trust(running, telemetry, heartbeat, grace=grace),
+            Reaper(
+                pool,
+                telemetry,
+                interval=config.lease.reap_interval,
+                lease=config.lease.duration,
+                random=random.random,
+                alert=config.dead_letters.handler,
+            ),
+            presence,
+            Pruner(pool, telemetry, config.retention),
+            gauges,
+            LocalGauges(telemetry, running, self._pulse, gauges),
+        ]
+        if isinstance(listener, Listener):
+            services.append(listener)
+        if (interval := systemd.watchdog_interval()) is not None:
+            services.append(Watchdog(interval))
+        async with asyncio.TaskGroup() as group:
+            background: list[asyncio.Task[Any]] = [
+                group.create_task(run_forever(service, telemetry, self._pulse), name=service.name)
+                for service in services
+            ]
+            background.append(group.create_task(on_own_thread(heartbeat, telemetry, self._pulse), name=heartbeat.name))
+            async with asyncio.TaskGroup() as executions:
+                background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
+                await dispatcher.run(executions, self.stops.claiming)
+                await self._drain(pool, running)
+            # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
+            for task in background:
+                task.cancel()
+        await heartbeat.close()
+        if isinstance(listener, Listener):
+            listener.close()
+
+    async def _stop_claiming(self, wake: Wake, running: Running, presence: Presence) -> None:
+        """At the first order to stop: have the dispatcher see it, and tell the others."""
+        await self.stops.claiming.wait()
+        wake.set()
+        presence.state = "draining"
+        systemd.notify("STOPPING=1")
+        self.telemetry.node_stopping(running=len(running), how="drain")
+        with suppress(*TRANSIENT):
+            await presence.run_once()
+
+    async def _drain(self, pool: Pool, running: Running) -> None:
+        """Let jobs finish while their leases are still extended; at the deadline, or the second order, interrupt them."""
+        drain = self._config.drain
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain.timeout.total_seconds()):
+                await first_of(running.wait_until_empty(), self.stops.running.wait())
+        if not len(running):
+            return
+        self.telemetry.node_stopping(running=len(running), how="interrupt")
+        running.interrupt_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain.grace.total_seconds()):
+                await running.wait_until_empty()
+        if len(running):
+            await self._go_without(pool, running)
+
+    async def _go_without(self, pool: Pool, running: Running) -> None:
+        """Leave handlers behind that will not stop: their jobs may run again when their leases end, for this process ends now."""
+        for attempt in running.snapshot():
+            self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
+        stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in running.snapshot()]
+        outcome = Interrupted(began=True, still_running=True)
+        with suppress(*TRANSIENT):
+            async with connection(pool) as db:
+                terms = await queries.load_terms(db, node=self.node, attempts=stuck)
+                verdicts = [as_verdict(each, outcome, decide(each, outcome, random.random)) for each in terms]
+                writable = [verdict for verdict in verdicts if verdict is not None]
+                if writable:
+                    await queries.settle_unfinished(
+                        db, writable, expired_only=False, alert=self._config.dead_letters.handler
+                    )
+                await queries.remove_node(db, node=self.node)
+        self.telemetry.node_stopped()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _listener(self, wake: Wake, heartbeat: Heartbeat) -> Listener | NoListener:
+        route = self._route
+        assert route is not None  # noqa: S101  set by run()
+        if route.pooled and self._config.database.direct_url is None:
+            return NoListener()
+        direct = Route(pooled=False, version=route.version, synchronous_commit=route.synchronous_commit)
+
+        async def connect_directly() -> asyncpg.Connection:
+            return await connect(
+                self._config.require_direct_database(),
+                route=direct,
+                name=f"rota {str(self.node)[:8]} listener",
+                patience=5.0,
+            )
+
+        def on_wake() -> None:
+            # Many daemons, one notification: without the jitter all of them claim at the same moment.
+            others = (self._presence.alive if self._presence else 1) - 1
+            if others > 0:
+                asyncio.get_running_loop().call_later(random.uniform(0, min(others, 10) * 0.0005), wake.set)  # noqa: S311
+            else:
+                wake.set()
+
+        return Listener(connect_directly, self.telemetry, on_wake=on_wake, on_cancel=heartbeat.look_now)
+
+    async def _on_connect(self, conn: asyncpg.Connection) -> None:
+        # A fail-over or a restore can set the sequence back, and a token must never be issued twice.
+        if await queries.raise_fence_tokens(conn):
+            self.telemetry.fence_tokens_raised()
+
+    async def _leave(self, presence: Presence) -> None:
+        with suppress(*TRANSIENT):
+            await presence.leave()
+
+    def _environment(self, found: Installation, pool: Pool, handler_pool: Pool) -> Environment:
+        return Environment(
+            node=self.node,
+            installation_id=found.installation_id,
+            pool=pool,
+            handler_pool=handler_pool,
+            app_reference=self._app_reference,
+            threads=self._threads_of,
+            stale_write=lambda attempt, what: self.telemetry.write_refused(
+                job_id=attempt.claim.job_id, handler=attempt.claim.handler, what=what
+            ),
+        )
+
+    def _threads_of(self, queue: str) -> ThreadPoolExecutor:
+        lane = queue if queue in self._slots else "*"
+        if lane not in self._threads:
+            self._threads[lane] = ThreadPoolExecutor(max(1, self._slots[lane]), thread_name_prefix=f"rota {lane}")
+        return self._threads[lane]
+
+    def _end_threads(self) -> None:
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _node_row(self) -> Node:
+        return Node(
+            node_id=self.node,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            rota_version=version("rota"),
+            release=self._app.release,
+            app=self._app.name,
+            handlers=self._app.handlers,
+            queues=self._slots,
+            tzdata=tzdata_version(),
+        )
+
+    def _introduce(self, route: Route) -> None:
+        for advice in self._config.warnings:
+            self.telemetry.node_advised(advice)
+        if route.pooled:
+            self.telemetry.node_advised(
+                "the database URL leads through a connection pooler: notifications can't pass it, so jobs are found by "
+                f"polling every {self._config.poll_interval.total_seconds():g} s. Set ROTA_DIRECT_URL to a URL straight to the server"
+                if self._config.database.direct_url is None
+                else "the database URL leads through a connection pooler: statements are not kept prepared, "
+                "and LISTEN uses ROTA_DIRECT_URL"
+            )
+            if route.synchronous_commit == "off":
+                self.telemetry.node_advised(
+                    "synchronous_commit is off and can't be turned on through a pooler: a crash of the server may take back "
+                    "settlements, and jobs then run again. alter role … set synchronous_commit = on"
+                )
+        assert self.address is not None  # noqa: S101  served since a moment
+        self.telemetry.node_started(
+            version=version("rota"),
+            release=self._app.release,
+            tzdata=tzdata_version(),
+            app=self._app.name,
+            handlers=sorted(self._app.handlers),
+            slots=dict(self._slots),
+            http=f"http://{self.address[0]}:{self.address[1]}",
+        )
+        systemd.notify("READY=1")
+
+    def services(self) -> list[health.ServiceHealth]:
+        """Return the state of every service, for /healthz."""
+        now = boottime()
+        return [
+            health.ServiceHealth(
+                name=name,
+                age=timedelta(seconds=now - succeeded),
+                allowed=timedelta.max if name in {"settle", "listener"} else STALLED,
+                failures=self._pulse.failures[name],
+                database_away=self._pulse.failures[name] > 0,
+            )
+            for name, succeeded in list(self._pulse.succeeded.items())
+        ]
+
+    def readiness(self) -> health.Readiness:
+        """Return whether this node takes jobs, for /readyz."""
+        reached = max(
+            self._presence.reached if self._presence else 0.0, self._dispatcher.reached if self._dispatcher else 0.0
+        )
+        return health.Readiness(
+            database_age=timedelta(seconds=boottime() - reached) if reached else None,
+            schema_problem=None,
+            draining=self.stops.claiming.is_set(),
+        )
+
+
+def _slots(config: Config, app: App) -> dict[str, int]:
+    """Return queue -> slots: those configured, and for each further queue of a handler as many as `*` says."""
+    slots = dict(config.queues)
+    if (share := slots.get("*")) is not None:
+        for handler in app.handlers.values():
+            slots.setdefault(handler.queue or "default", share)
+    return slots
+
+
+async def _first_look(dsn: str) -> Route:
+    try:
+        return await probe(dsn)
+    except TRANSIENT as error:
+        raise DatabaseUnusable(
+            f"no database answers at {mask_dsn(dsn)} ({error or type(error).__name__}): is the server running, and is the URL "
+            "right? For a first look without a server of your own, try `rota dev`"
+        ) from error
+
+
+@asynccontextmanager
+async def closing(pool: Pool) -> AsyncIterator[Pool]:
+    """Close the pool at the end; at once, where it doesn't close by itself in good time."""
+    try:
+        yield pool
+    finally:
+        try:
+            async with asyncio.timeout(5):
+                await pool.close()
+        except LOST:
+            pool.terminate()
+
+
+async def first_of(*events: Coroutine[Any, Any, Any]) -> None:
+    """Wait until the first of them is done, and end the others."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(event) for event in events]
+        done = asyncio.Event()
+        for task in tasks:
+            task.add_done_callback(lambda _: done.set())
+        await done.wait()
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,127 @@
+"""The dedicated LISTEN connection: hints about when to look. What a notification says is never trusted, only that it came."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rota.clock import boottime
+from rota.db.pool import LOST, TRANSIENT, ConnectionLost
+from rota.db.sql import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+    import asyncpg
+
+    from rota.telemetry import Telemetry
+
+PING = 5.0
+"""Seconds between round trips on the listening connection: a cut link is noticed by nobody else."""
+
+PONG = 2.0
+"""Seconds after which a round trip without an answer is taken for a cut link."""
+
+
+class Listener:
+    """Service: keeps one connection listening, and holds the advisory lock that makes inserts notify while we wait.
+
+    The lock is shared among waiting dispatchers and goes with the session; see the trigger function rota.wake_dispatchers().
+    """
+
+    name = "listener"
+    interval: timedelta | None = None
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        telemetry: Telemetry,
+        *,
+        on_wake: Callable[[], None],
+        on_cancel: Callable[[], None],
+    ) -> None:
+        self._connect = connect
+        self._telemetry = telemetry
+        self._on_wake = on_wake
+        self._on_cancel = on_cancel
+        self._conn: asyncpg.Connection | None = None
+        self._wanted = False
+        self._held = False
+        self._pinged = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def armed(self) -> bool:
+        """True while every insert that commits from now on wakes us."""
+        return self._held and self._wanted and self._conn is not None
+
+    def want(self, armed: bool, /) -> None:
+        """Have inserts notify, or spare them that while the dispatcher looks again anyway."""
+        if armed != self._wanted:
+            self._wanted = armed
+            self._changed.set()
+
+    async def run_once(self) -> None:
+        """Be connected, hold or leave the lock as wanted, and see that the link still carries."""
+        try:
+            conn = self._conn or await self._open()
+            if self._wanted != self._held:
+                wanted = self._wanted
+                await conn.execute(SQL["await_inserts" if wanted else "ignore_inserts"], timeout=PONG)
+                self._held = wanted
+                if wanted:
+                    self._on_wake()  # what was inserted before the lock was held has not told us
+            elif boottime() - self._pinged >= PING:
+                await conn.execute("select 1", timeout=PONG)
+            self._pinged = boottime()
+        except LOST as error:
+            self.close(f"{type(error).__name__}")
+            if isinstance(error, TRANSIENT):
+                raise
+            raise ConnectionLost(str(error)) from error
+        if self._wanted == self._held:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def close(self, why: str = "") -> None:
+        """Let the connection go at once; is_closed() would stay False over a cut link."""
+        if self._conn is not None:
+            self._conn.remove_termination_listener(self._gone)
+            self._conn.terminate()
+            self._conn, self._held = None, False
+            self._telemetry.listener_changed(up=False, why=why)
+
+    async def _open(self) -> asyncpg.Connection:
+        conn = await self._connect()
+        conn.add_termination_listener(self._gone)
+        await conn.add_listener("rota_wake", self._woken)
+        await conn.add_listener("rota_cancel", self._told_to_cancel)
+        self._conn, self._held = conn, False
+        self._telemetry.listener_changed(up=True)
+        self._on_wake()
+        return conn
+
+    def _woken(self, *_: Any) -> None:
+        self._on_wake()
+
+    def _told_to_cancel(self, *_: Any) -> None:
+        self._on_cancel()
+
+    def _gone(self, conn: Any) -> None:
+        if conn is self._conn:
+            self._conn, self._held = None, False
+            self._telemetry.listener_changed(up=False, why="connection terminated")
+            self._changed.set()
+
+
+class NoListener:
+    """Stands in where notifications can't arrive, behind a pooler: polling alone finds the jobs."""
+
+    armed = False
+
+    def want(self, armed: bool, /) -> None:
+        """Nobody could be told."""

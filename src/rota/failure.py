@@ -1,0 +1,61 @@
+"""From an exception to a failure that can be stored and shown: bounded, storable, and without the payload's values."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any, Protocol
+
+from rota.domain.outcome import Failed
+from rota.payload import plain
+from rota.signals import Permanent
+
+ERROR_LIMIT = 8000
+"""Most bytes of an error's text; its end is kept, where the reason stands."""
+
+_SHORTEST_SECRET = 4
+
+
+class HasPayload(Protocol):
+    """What carries the payload as text."""
+
+    payload: str
+
+
+def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[BaseException], ...] = ()) -> Failed:
+    """Return the failure for an exception that a handler raised.
+
+    Exceptions like to repeat their input. Whatever text the payload holds is masked, so that an error can be looked at
+    without looking at the payload.
+    """
+    try:
+        text = "".join(traceback.format_exception(error, limit=-12))
+    except Exception as second:  # noqa: BLE001  an exception whose own __str__ raises
+        text = f"{type(error).__name__} (its text can't be had: {type(second).__name__})"
+    for secret in _texts(claim.payload):
+        text = text.replace(secret, "***")
+    return Failed(
+        kind=plain(type(error).__name__, 200),
+        text=plain(text, ERROR_LIMIT),
+        permanent=isinstance(error, (Permanent, *permanent)),
+    )
+
+
+def _texts(payload: str) -> list[str]:
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError):
+        return []
+    found: set[str] = set()
+    left: list[Any] = [value]
+    while left:
+        match left.pop():
+            case str() as text if len(text) >= _SHORTEST_SECRET:
+                found |= {text, json.dumps(text)[1:-1], repr(text)[1:-1]}
+            case dict() as item:
+                left += item.values()
+            case list() as item:
+                left += item
+            case _:
+                continue
+    return sorted(found, key=len, reverse=True)

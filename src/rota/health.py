@@ -1,0 +1,143 @@
+"""The three pages for machines: `/metrics`, `/healthz` (restart me if red), `/readyz` (count on me if green).
+
+Everything is answered from what the daemon already knows: no request touches the database, and none changes anything.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import web
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from rota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from aiohttp.typedefs import Handler
+    from prometheus_client import CollectorRegistry
+
+RECENT = timedelta(seconds=15)
+"""How long ago the database may have been reached; as long as a node counts as alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceHealth:
+    """What is known of one service of this daemon."""
+
+    name: str
+    age: timedelta
+    """Since its last success; since its start, if it had none yet."""
+    allowed: timedelta
+    """The age from which on something is wrong with the service itself."""
+    failures: int
+    """In a row, since that success."""
+    database_away: bool
+    """Its last failure was the database's, so that it rightly backs off."""
+
+    @property
+    def well(self) -> bool:
+        """Nothing that a restart of this process could mend."""
+        return self.database_away or self.age < self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What is known of this node's ability to work."""
+
+    database_age: timedelta | None
+    """Since the database last answered; None: it never has."""
+    schema_problem: str | None
+    """Why the schema doesn't fit this rota, in words fit for strangers; None: it fits."""
+    draining: bool
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why this node doesn't take jobs; empty if it does."""
+        reasons: list[str] = []
+        if self.database_age is None:
+            reasons.append("the database has not been reached yet")
+        elif self.database_age > RECENT:
+            reasons.append(f"the database was last reached {self.database_age.total_seconds():.0f} s ago")
+        if self.schema_problem:
+            reasons.append(self.schema_problem)
+        if self.draining:
+            reasons.append("this node is draining")
+        return reasons
+
+
+class Probe(Protocol):
+    """What the daemon answers at once, from memory."""
+
+    def services(self) -> Sequence[ServiceHealth]:
+        """Return the state of every service."""
+
+    def readiness(self) -> Readiness:
+        """Return what decides whether this node is counted on."""
+
+
+@asynccontextmanager
+async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Probe) -> AsyncIterator[tuple[str, int]]:
+    """Serve the pages until left; yield the address in fact bound. ConfigError if it can't be.
+
+    To run in the daemon's main loop: that `/healthz` answers at all says that this loop turns.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        services = probe.services()
+        return web.json_response(
+            {"services": {service.name: _told(service) for service in services}},
+            status=200 if all(service.well for service in services) else 503,
+        )
+
+    async def readyz(_: web.Request) -> web.Response:
+        reasons = probe.readiness().reasons
+        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    application = web.Application(middlewares=[_read_only])
+    application.add_routes(
+        [
+            web.get("/metrics", make_aiohttp_handler(registry)),
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+        ]
+    )
+    # Without the short time-out, a scraper that keeps its connection would hold up the daemon's exit for a minute.
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await _bind(runner, host, port)
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield bound_host, bound_port
+    finally:
+        await runner.cleanup()
+
+
+async def _bind(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ConfigError(
+            f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "
+            "to a free port, 0 for any, and http.host (ROTA_HTTP_HOST) to an address of this machine"
+        ) from error
+
+
+@web.middleware
+async def _read_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.method not in {"GET", "HEAD"}:
+        raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
+    return await handler(request)
+
+
+def _told(service: ServiceHealth) -> dict[str, object]:
+    return {
+        "well": service.well,
+        "age_s": round(service.age.total_seconds(), 3),
+        "failures": service.failures,
+        "database_away": service.database_away,
+    }

@@ -1,0 +1,222 @@
+"""Step 2 of a job's life: due rows -> claims, never more than the free slots.
+
+The lanes (queue, handler, priority) are looked at in two ways. Claims with a *floor* look only at lanes that had work lately,
+and only from the run_at claimed last; they cost the same however many dead rows lie before it. *Sweeps* look at all lanes and all rows,
+and find what the floors hide: late commits, back-dated rows, new lanes. A sweep follows whenever a claim comes back short, but
+takes no more than a tenth of the time.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from rota.attempt import Attempt
+from rota.clock import boottime
+from rota.db import queries
+from rota.db.pool import TRANSIENT, Pool, connection
+from rota.loop import backoff_pause
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Collection, Coroutine, Mapping
+
+    from rota.db.pool import Connection
+    from rota.db.queries import Lane
+    from rota.domain.job import Claim, NodeId
+    from rota.lifecycle.running import Running
+    from rota.lifecycle.wake import Wake
+    from rota.telemetry import Telemetry
+
+ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+PRIORITIES = range(10)
+
+STREAM = 8
+"""Claims at once from which on jobs come faster than notifications are worth sending."""
+
+MOST_QUEUES = 200
+"""Most queues that may share the slots of `*`."""
+
+
+class Listener(Protocol):
+    """What the dispatcher asks of the listening connection."""
+
+    @property
+    def armed(self) -> bool:
+        """True while every insert that commits from now on wakes us."""
+        ...
+
+    def want(self, armed: bool, /) -> None:
+        """Have inserts notify, or spare them that while we look again anyway."""
+        ...
+
+
+class Dispatcher:
+    """Claims due jobs and starts them."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        running: Running,
+        wake: Wake,
+        listener: Listener,
+        telemetry: Telemetry,
+        *,
+        node: NodeId,
+        handlers: Collection[str],
+        queues: Mapping[str, int],
+        lease: timedelta,
+        poll_interval: timedelta,
+        execute: Callable[[Attempt], Coroutine[None, None, None]],
+    ) -> None:
+        self._pool = pool
+        self._running = running
+        self._wake = wake
+        self._listener = listener
+        self._telemetry = telemetry
+        self._node = node
+        self._handlers = sorted(handlers)
+        self._own_queues = [queue for queue in queues if queue != "*"]
+        self._shares = "*" in queues
+        self._other_queues: list[str] = []
+        self._lease = lease
+        self._poll = poll_interval.total_seconds()
+        self._execute = execute
+        self._floors: dict[tuple[str, str, int], datetime] = {}
+        self._sweep_at = 0.0
+        self._suspects_at = 0.0
+        self._failures = 0
+        self._unsure = False
+        self.reached = 0.0
+        """When the database last answered, on this node's clock."""
+
+    async def run(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
+        """Claim and start jobs in `group`, until told to stop."""
+        if not self._handlers:
+            await stopping.wait()
+            return
+        while not stopping.is_set():
+            self._wake.clear()  # before looking, never after
+            pause = await self._look(group)
+            if not stopping.is_set():
+                await self._wake.wait(pause)
+
+    async def _look(self, group: asyncio.TaskGroup) -> float:
+        """Claim what there is, and return for how many seconds there is no reason to look again, notifications aside."""
+        rooms = self._running.rooms()
+        if not rooms:
+            self._listener.want(False)
+            return self._poll
+        try:
+            async with connection(self._pool) as db:
+                if self._unsure:
+                    await self._return_orphans(db)
+                claimed, next_in = await self._claim(db, group, rooms)
+        except TRANSIENT as error:
+            self._failures += 1
+            self._unsure = True
+            pause = backoff_pause(self._failures)
+            self._telemetry.service_failed("dispatcher", error, failures=self._failures, again_in=pause)
+            return pause
+        self._failures = 0
+        self.reached = boottime()
+        self._telemetry.service_ran("dispatcher")
+        if claimed >= STREAM:
+            self._listener.want(False)
+            return 0.0
+        if not self._listener.armed:
+            self._listener.want(True)
+            if claimed:
+                return 0.0
+        return self._poll if next_in is None else min(self._poll, max(0.0, next_in.total_seconds()))
+
+    async def _claim(
+        self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]
+    ) -> tuple[int, timedelta | None]:
+        wanted = sum(rooms.values())
+        claimed, next_in = 0, None
+        if self._floors:
+            lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
+            lanes = [lane for lane in lanes if lane[0] in rooms]
+            if lanes:
+                claims, next_in = await self._claim_lanes(db, group, rooms, lanes)
+                claimed = len(claims)
+        if claimed >= wanted or boottime() < self._sweep_at:
+            return claimed, next_in
+        rooms = self._running.rooms()
+        if not rooms:
+            return claimed, next_in
+        began = boottime()
+        if self._shares and "*" in rooms:
+            found = await queries.list_queues(db, limit=MOST_QUEUES)
+            self._other_queues = [queue for queue in found if queue not in self._own_queues]
+        self._floors.clear()
+        claims, next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
+        claimed += len(claims)
+        if self._running.suspect is None and began >= self._suspects_at:
+            await self._claim_suspect(db, group)
+            if self._running.suspect is None:
+                self._suspects_at = began + self._poll * 5
+        self._sweep_at = began + (boottime() - began) * 10
+        return claimed, next_in
+
+    async def _claim_suspect(self, db: Connection, group: asyncio.TaskGroup) -> None:
+        """Claim one job that was lost twice in a row: it may have killed its workers, and runs here beside no other suspect."""
+        rooms = dict.fromkeys(self._running.rooms(), 1)
+        if rooms:
+            await self._claim_lanes(db, group, rooms, self._all_lanes(rooms), suspects=True)
+
+    async def _claim_lanes(
+        self,
+        db: Connection,
+        group: asyncio.TaskGroup,
+        rooms: dict[str, int],
+        lanes: list[Lane],
+        *,
+        suspects: bool = False,
+    ) -> tuple[list[Claim], timedelta | None]:
+        if not lanes:
+            return [], None
+        asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
+        claims, next_in = await queries.claim_due_jobs(
+            db,
+            node=self._node,
+            rooms=rooms,
+            lanes=lanes,
+            suspects=suspects,
+            total=1 if suspects else sum(rooms.values()),
+            lease=self._lease,
+        )
+        lease = self._lease.total_seconds()
+        for claim in claims:
+            own = lease if claim.extras is None else claim.extras.lease.total_seconds()
+            attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
+            self._running.add(attempt)  # takes the slot now, not when the task first runs
+            group.create_task(self._execute(attempt))
+            if not suspects:
+                lane = (claim.queue, claim.handler, claim.priority)
+                if self._floors.get(lane, ANY_TIME) < claim.run_at:
+                    self._floors[lane] = claim.run_at
+        if claims:
+            self._telemetry.jobs_claimed(claims)
+        return claims, next_in
+
+    def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
+        lanes = []
+        for queue in self._own_queues + self._other_queues:
+            room = self._running.lane(queue)
+            if room in rooms:
+                lanes += [
+                    (room, queue, handler, priority, ANY_TIME) for handler in self._handlers for priority in PRIORITIES
+                ]
+        return lanes
+
+    async def _return_orphans(self, db: Connection) -> None:
+        """Give back claims whose answer was lost with the connection: nobody would run them until their leases end."""
+        known = [attempt.claim.fence_token for attempt in self._running.attempts]
+        orphans = await queries.find_orphaned_claims(db, node=self._node, known=known)
+        if orphans:
+            await queries.release_claims(db, node=self._node, claims=orphans)
+            self._telemetry.orphans_released(len(orphans))
+        self._unsure = False

@@ -1,0 +1,127 @@
+"""Step 3 of a job's life: claim -> outcome. Nothing that a handler does leaves this file as an exception."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rota.clock import boottime
+from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
+from rota.errors import InvalidPayload
+from rota.failure import describe
+from rota.handlers.python import ChildFailed
+from rota.payload import encode_result
+from rota.signals import Cancel, Retry, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rota.attempt import Attempt
+    from rota.handlers import Handler
+    from rota.job import Environment
+
+
+class Executor:
+    """Runs attempts, and hands each outcome to `settle` the moment it is known."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        environment: Environment,
+        *,
+        settle: Callable[[Attempt, Outcome], None],
+        abandon: Callable[[Attempt], None],
+        grace: float,
+    ) -> None:
+        self._handlers = handlers
+        self._environment = environment
+        self._settle = settle
+        self._abandon = abandon
+        self._grace = grace
+
+    async def execute(self, attempt: Attempt) -> None:
+        """Take one claim to its outcome. The slot is freed when the outcome is settled, not here."""
+        attempt.task = asyncio.current_task()
+        try:
+            outcome = await self.perform(attempt)
+        except asyncio.CancelledError:
+            # The daemon is falling: nothing is written, the lease settles this job.
+            self._abandon(attempt)
+            raise
+        attempt.ended_at = boottime()
+        self._settle(attempt, outcome)
+
+    async def perform(self, attempt: Attempt) -> Outcome:
+        """Call the handler and say what it did, whatever it did."""
+        told = attempt.interruption
+        if told is not None:  # before it began
+            return told
+        claim = attempt.claim
+        handler = self._handlers[claim.handler]
+        timer = None
+        if claim.timeout is not None:
+            interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
+            timer = asyncio.get_running_loop().call_later(claim.timeout.total_seconds(), interrupt)
+        try:
+            result = await handler.call(attempt, self._environment)
+        except asyncio.CancelledError as error:
+            if attempt.interruption is None:
+                if _cancelling():
+                    raise
+                return _instead(attempt, describe(error, claim))
+            if _uncancel():
+                raise  # the daemon is falling, too
+            return _instead(attempt, attempt.interruption)
+        except InvalidPayload as error:
+            if attempt.began:
+                return _instead(attempt, describe(error, claim, handler.permanent))
+            return Undecodable(type(error).__name__, str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the one broad except around a handler
+            return _instead(attempt, _spoken(error, attempt, handler))
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return _finished(attempt, result)
+
+
+def _cancelling() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+def _uncancel() -> int:
+    """Take back the cancellation by which a handler was interrupted; return how many other ones there are."""
+    task = asyncio.current_task()
+    return task.uncancel() if task is not None and task.cancelling() else 0
+
+
+def _finished(attempt: Attempt, result: Any) -> Outcome:
+    if attempt.interruption is not None:
+        _uncancel()  # it was told to stop, and finished all the same
+    if attempt.committed:
+        return Committed()
+    if attempt.committing:
+        # What job.complete() wrote may have been committed or not: the database knows, and settle asks it.
+        return Failed(kind="NotCommitted", text="the transaction in which job.complete() was called was not committed")
+    return Succeeded(encode_result(result))
+
+
+def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+    match error:
+        case Snooze():
+            return Snoozed(error.after, error.at)
+        case Retry():
+            return Failed(kind="Retry", text="the handler asked to be called again", after=error.after, at=error.at)
+        case Cancel():
+            return Cancelled(error.reason)
+    if attempt.interruption is not None:
+        return attempt.interruption
+    if isinstance(error, ChildFailed):
+        return Failed(kind=error.kind, text=str(error), permanent=error.permanent)
+    return describe(error, attempt.claim, handler.permanent)
+
+
+def _instead(attempt: Attempt, outcome: Outcome) -> Outcome:
+    """A job that has been committed is done, whatever its handler did afterwards."""
+    return Committed() if attempt.committed else outcome

@@ -1,0 +1,163 @@
+"""Step 4 of a job's life: extend the leases of what runs here, and tell of those that were lost.
+
+The heartbeat turns on a thread of its own, with its own loop and connection, so that a handler which blocks the main loop loses
+neither its own lease nor its neighbours'. `Trust` turns on the main loop and ends what can't be trusted to be ours any more.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota.attempt import margin
+from rota.clock import boottime
+from rota.db import queries
+from rota.db.pool import TRANSIENT, ConnectionLost, cut
+from rota.domain.outcome import Cancelled, LeaseLost
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+
+    from rota.attempt import Attempt
+    from rota.domain.job import FenceToken, NodeId
+    from rota.lifecycle.running import Running
+    from rota.telemetry import Telemetry
+
+TICK = timedelta(milliseconds=250)
+
+
+class Heartbeat:
+    """Service, on its own thread: one statement for all that runs here, when the first of it needs it."""
+
+    name = "heartbeat"
+    interval: timedelta | None = TICK
+
+    def __init__(
+        self,
+        running: Running,
+        telemetry: Telemetry,
+        *,
+        node: NodeId,
+        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        main: asyncio.AbstractEventLoop,
+        beat: float | None,
+        grace: float,
+        wedged_after: float,
+    ) -> None:
+        self._running = running
+        self._telemetry = telemetry
+        self._node = node
+        self._connect = connect
+        self._main = main
+        self._beat = beat
+        self._grace = grace
+        self._wedged_after = wedged_after
+        self._conn: asyncpg.Connection | None = None
+        self._asked_to_look = False
+        self.main_turned = boottime()
+
+    def look_now(self) -> None:
+        """Extend at the next tick, because somebody may have asked to cancel."""
+        self._asked_to_look = True
+
+    async def run_once(self) -> None:
+        """Extend what is due for it; does nothing, and asks nothing, when nothing is."""
+        now = boottime()
+        if now - self.main_turned > self._wedged_after:
+            return
+        held = [
+            a
+            for a in self._running.snapshot()
+            if not a.committed and not a.ended_at and not self._past_its_stop(a, now)
+        ]
+        looked, self._asked_to_look = self._asked_to_look, False
+        if not held or not (looked or any(now >= self._due(a, 1.0) for a in held)):
+            return
+        # All that will be due soon goes along, so that beats fall together.
+        chosen = held if looked else [a for a in held if now >= self._due(a, 0.5)]
+        shortest = min(a.lease for a in chosen)
+        found = await self._extend(chosen, patience=max(0.5, shortest / 3))
+        self._main.call_soon_threadsafe(self._renewed, chosen, found, now)
+
+    async def close(self) -> None:
+        """Give the connection back when the thread ends."""
+        if self._conn is not None:
+            self._conn.terminate()
+
+    def _due(self, attempt: Attempt, share: float) -> float:
+        beat = self._beat or attempt.lease / 3
+        renewed = attempt.trusted_until - attempt.lease + margin(attempt.lease)
+        return renewed + min(beat, attempt.lease / 3) * share
+
+    def _past_its_stop(self, attempt: Attempt, now: float) -> bool:
+        return attempt.stop_by is not None and now > attempt.stop_by
+
+    async def _extend(self, chosen: list[Attempt], patience: float) -> dict[FenceToken, tuple[bool, bool]]:
+        conn = self._conn
+        try:
+            if conn is None or conn.is_closed():
+                conn = self._conn = await self._connect()
+            held = [(a.claim.job_id, a.claim.fence_token) for a in chosen]
+            return await queries.extend_leases(
+                conn, node=self._node, held=held, grace=timedelta(seconds=self._grace), patience=patience
+            )
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            if conn is not None and cut(conn):
+                self._conn = None
+                raise ConnectionLost(str(error)) from error
+            raise
+        except TRANSIENT:
+            if self._conn is not None:
+                self._conn.terminate()
+                self._conn = None
+            raise
+
+    def _renewed(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], asked: float) -> None:
+        """On the main loop: move what we may trust, interrupt what was lost or is to be cancelled."""
+        extended = 0
+        for attempt in chosen:
+            claim = attempt.claim
+            if (answer := found.get(claim.fence_token)) is None:
+                # Its settlement may have come in between, so this alone is no news. That it was lost is told when it ends.
+                self._telemetry.lease_missed(job_id=claim.job_id)
+                attempt.interrupt(LeaseLost(), grace=self._grace)
+                continue
+            was_extended, cancel_requested = answer
+            if was_extended:
+                extended += 1
+                attempt.trusted_until = asked + attempt.lease - margin(attempt.lease)
+            if cancel_requested:
+                attempt.interrupt(Cancelled("cancelled on request"), grace=self._grace)
+        self._telemetry.leases_extended(held=len(chosen), extended=extended)
+
+
+class Trust:
+    """Service, on the main loop: interrupt what another node might have been given by now, and tell of handlers that don't stop."""
+
+    name = "trust"
+    interval: timedelta | None = TICK
+
+    def __init__(self, running: Running, telemetry: Telemetry, heartbeat: Heartbeat, *, grace: float) -> None:
+        self._running = running
+        self._telemetry = telemetry
+        self._heartbeat = heartbeat
+        self._grace = grace
+        self._turned = boottime()
+
+    async def run_once(self) -> None:
+        """Look at every attempt that runs here, by this node's own clock."""
+        now = boottime()
+        self._telemetry.loop_lagged(max(0.0, now - self._turned - TICK.total_seconds() * 1.1))
+        self._turned = self._heartbeat.main_turned = now
+        for attempt in self._running.snapshot():
+            if attempt.ended_at:
+                continue
+            claim = attempt.claim
+            if now > attempt.trusted_until and attempt.interruption is None and not attempt.committing:
+                attempt.interrupt(LeaseLost(), grace=self._grace)
+            if attempt.stop_by is not None and now > attempt.stop_by and not attempt.stuck:
+                attempt.stuck = True
+                self._telemetry.handler_stuck(job_id=claim.job_id, handler=claim.handler, why=attempt.stop_reason or "")

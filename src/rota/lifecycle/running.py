@@ -1,0 +1,83 @@
+"""What runs on this node: the attempts under way, and the slots they take.
+
+One owner, the main loop. The heartbeat's thread takes a `snapshot` and answers through `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rota.domain.outcome import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rota.attempt import Attempt
+    from rota.domain.job import FenceToken
+    from rota.lifecycle.wake import Wake
+
+
+class Running:
+    """The attempts under way, by fence token, and the free slots of each queue."""
+
+    def __init__(self, slots: Mapping[str, int], wake: Wake, *, grace: float) -> None:
+        self._slots = dict(slots)
+        self._free = dict(slots)
+        self._wake = wake
+        self._grace = grace
+        self._attempts: dict[FenceToken, Attempt] = {}
+        self._left = asyncio.Event()
+        self.suspect: Attempt | None = None
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def attempts(self) -> Iterable[Attempt]:
+        """All attempts under way."""
+        return self._attempts.values()
+
+    def snapshot(self) -> tuple[Attempt, ...]:
+        """Return the attempts under way, for another thread to read: copying a dict's values is atomic."""
+        return tuple(self._attempts.values())
+
+    def lane(self, queue: str) -> str:
+        """Return whose slots a job of this queue takes: its own, or those that all other queues share."""
+        return queue if queue in self._slots else "*"
+
+    def rooms(self) -> dict[str, int]:
+        """Return queue -> free slots, of those that have any."""
+        return {queue: free for queue, free in self._free.items() if free > 0}
+
+    def slots(self) -> dict[str, tuple[int, int]]:
+        """Return queue -> (taken, free)."""
+        return {queue: (size - self._free[queue], self._free[queue]) for queue, size in self._slots.items()}
+
+    def add(self, attempt: Attempt) -> None:
+        """Take a slot for it, now and not when its task first runs."""
+        self._attempts[attempt.claim.fence_token] = attempt
+        self._free[self.lane(attempt.claim.queue)] -= 1
+        if attempt.suspect:
+            self.suspect = attempt
+
+    def remove(self, attempt: Attempt) -> None:
+        """Free its slot, and have the dispatcher look."""
+        if self._attempts.pop(attempt.claim.fence_token, None) is None:
+            return
+        self._free[self.lane(attempt.claim.queue)] += 1
+        if attempt.suspect:
+            self.suspect = None
+        self._left.set()
+        self._wake.set()
+
+    async def wait_until_empty(self) -> None:
+        """Return once every attempt has ended and is settled."""
+        while self._attempts:
+            self._left.clear()
+            await self._left.wait()
+
+    def interrupt_all(self) -> None:
+        """Cut whatever still runs, because the daemon has to go."""
+        for attempt in list(self._attempts.values()):
+            attempt.interrupt(Interrupted(began=attempt.began), grace=self._grace)

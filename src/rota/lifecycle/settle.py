@@ -1,0 +1,301 @@
+"""Step 6 of a job's life: outcomes -> fenced statements. Whatever gathers while one is in flight goes out with the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never
+
+import asyncpg
+
+from rota.db import queries
+from rota.db.pool import TRANSIENT, Connection, Pool, connection
+from rota.domain.outcome import (
+    Cancelled,
+    Committed,
+    Failed,
+    HolderLost,
+    Interrupted,
+    LeaseLost,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+    Undecodable,
+)
+from rota.domain.settlement import Abandon, Bury, Cancel, Release, Retry, Settlement, Succeed
+from rota.lifecycle.retry_planner import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Sequence
+    from datetime import timedelta
+
+    from rota.attempt import Attempt
+    from rota.db.queries import Verdict
+    from rota.domain.job import FenceToken, NodeId, Terms
+    from rota.lifecycle.running import Running
+    from rota.telemetry import Telemetry
+
+LARGEST = 1000
+"""Most settlements in one statement: enough to spend little on each, few enough to hold no lock for long."""
+
+LOCKED_PAUSE = 0.1
+"""Seconds until a job whose row somebody holds locked is tried again."""
+
+Ended = tuple["Attempt", Outcome]
+
+Write = Callable[[Connection, "dict[FenceToken, Ended]", "Sequence[Ended]"], "Awaitable[None]"]
+
+SAID = {"retry": "retried", "release": "released", "bury": "dead", "cancel": "cancelled"}
+"""What the statement calls a settlement -> what logs and metrics call it."""
+
+
+class Settler:
+    """Service: one statement carries every success that gathered during the last one, another one all the rest."""
+
+    name = "settle"
+    interval: timedelta | None = None
+
+    def __init__(
+        self,
+        pool: Pool,
+        running: Running,
+        telemetry: Telemetry,
+        *,
+        node: NodeId,
+        random: Callable[[], float],
+        alert: str | None,
+    ) -> None:
+        self._pool = pool
+        self._running = running
+        self._telemetry = telemetry
+        self._node = node
+        self._random = random
+        self._alert = alert
+        self._gathered: list[Ended] = []
+        self._some = asyncio.Event()
+
+    def add(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Take an outcome; its slot is freed once it stands in the database, or is known to be somebody else's."""
+        self._gathered.append((attempt, outcome))
+        self._some.set()
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Free the slot of an attempt that is not to be settled."""
+        self._running.remove(attempt)
+
+    async def run_once(self) -> None:
+        """Wait for outcomes, and write what has gathered."""
+        await self._some.wait()
+        self._some.clear()
+        batch, self._gathered = self._gathered[:LARGEST], self._gathered[LARGEST:]
+        if self._gathered:
+            self._some.set()
+        left = {attempt.claim.fence_token: (attempt, outcome) for attempt, outcome in batch}
+        try:
+            await self._write(left)
+        except TRANSIENT:
+            # A lost reply, too: what was written is found to be settled by this very token.
+            self._come_again(left.values())
+            raise
+
+    async def _write(self, left: dict[FenceToken, Ended]) -> None:
+        """Write all of `left`, taking out of it what is done."""
+        successes, others = [], []
+        for token, (attempt, outcome) in list(left.items()):
+            match outcome:
+                case Succeeded():
+                    successes.append((attempt, outcome))
+                case Committed():
+                    self._telemetry.jobs_succeeded([_told(attempt)])
+                    self._done(left, attempt)
+                case LeaseLost():
+                    self._telemetry.lease_lost(job_id=attempt.claim.job_id, handler=attempt.claim.handler)
+                    self._done(left, attempt)
+                case _:
+                    others.append(left[token])
+        async with connection(self._pool) as db:
+            if successes:
+                await self._one_by_one_if_refused(db, left, successes, self._write_successes)
+            if others:
+                await self._one_by_one_if_refused(db, left, others, self._write_others)
+
+    async def _one_by_one_if_refused(
+        self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended], write: Write
+    ) -> None:
+        """Without this, one job's bad data would be its neighbours' fault."""
+        try:
+            await write(db, left, batch)
+        except TRANSIENT:
+            raise
+        except asyncpg.PostgresError as error:
+            if len(batch) > 1:
+                for ended in batch:
+                    await self._one_by_one_if_refused(db, left, [ended], write)
+                return
+            ((attempt, outcome),) = batch
+            kind = type(error).__name__
+            self._telemetry.settlement_rejected(job_id=attempt.claim.job_id, kind=kind)
+            poorer = _without_what_was_refused(outcome, kind)
+            if poorer is None:
+                # Nothing more can be said: the lease settles it.
+                self._done(left, attempt)
+            else:
+                left[attempt.claim.fence_token] = (attempt, poorer)
+                self._come_again([(attempt, poorer)])
+                del left[attempt.claim.fence_token]
+
+    async def _write_successes(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
+        attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt, _ in batch]
+        results = [
+            (attempt.claim.job_id, outcome.result)
+            for attempt, outcome in batch
+            if isinstance(outcome, Succeeded) and outcome.result is not None
+        ]
+        written = await queries.settle_succeeded(db, node=self._node, attempts=attempts, results=results)
+        if len(written) == len(batch):
+            settled = batch
+        else:
+            stand = set(written)
+            settled = [ended for ended in batch if ended[0].claim.job_id in stand]
+            await self._examine(db, left, [ended for ended in batch if ended[0].claim.job_id not in stand])
+        self._telemetry.jobs_succeeded(_told(attempt) for attempt, _ in settled)
+        for attempt, _ in settled:
+            self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
+            self._done(left, attempt)
+
+    async def _write_others(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
+        terms = {
+            found.fence_token: found
+            for found in await queries.load_terms(
+                db,
+                node=self._node,
+                attempts=[(attempt.claim.job_id, attempt.claim.fence_token) for attempt, _ in batch],
+            )
+        }
+        decided: dict[FenceToken, tuple[Attempt, Outcome, Terms, Settlement]] = {}
+        verdicts = []
+        for attempt, outcome in batch:
+            token = attempt.claim.fence_token
+            if (found := terms.get(token)) is None:
+                continue
+            settlement = decide(found, outcome, self._random)
+            if (verdict := as_verdict(found, outcome, settlement)) is not None:
+                decided[token] = (attempt, outcome, found, settlement)
+                verdicts.append(verdict)
+        written = (
+            await queries.settle_unfinished(db, verdicts, expired_only=False, alert=self._alert) if verdicts else {}
+        )
+        for token, settlement_name in written.items():
+            attempt, outcome, found, settlement = decided[token]
+            report(
+                self._telemetry, found, outcome, settlement, settlement_name, seconds=attempt.ended_at - attempt.started
+            )
+            self._done(left, attempt)
+        if missing := [ended for ended in batch if ended[0].claim.fence_token not in written]:
+            await self._examine(db, left, missing)
+
+    async def _examine(self, db: Connection, left: dict[FenceToken, Ended], missing: Sequence[Ended]) -> None:
+        """Find out why settlements touched no row."""
+        attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt, _ in missing]
+        findings = await queries.examine_unsettled(db, node=self._node, attempts=attempts)
+        for attempt, outcome in missing:
+            claim = attempt.claim
+            match findings.get(claim.fence_token):
+                case "settled":
+                    self._telemetry.jobs_succeeded([_told(attempt)])
+                    self._done(left, attempt)
+                case "free" | "held":
+                    del left[claim.fence_token]
+                    asyncio.get_running_loop().call_later(LOCKED_PAUSE, self.add, attempt, outcome)
+                case _:
+                    self._telemetry.write_refused(job_id=claim.job_id, handler=claim.handler, what="settlement")
+                    self._done(left, attempt)
+
+    def _done(self, left: dict[FenceToken, Ended], attempt: Attempt) -> None:
+        left.pop(attempt.claim.fence_token, None)
+        self._running.remove(attempt)
+
+    def _come_again(self, ended: Iterable[Ended]) -> None:
+        self._gathered[:0] = ended
+        self._some.set()
+
+
+def _told(attempt: Attempt) -> tuple[str, str, float]:
+    return attempt.claim.queue, attempt.claim.handler, attempt.ended_at - attempt.started
+
+
+def _without_what_was_refused(outcome: Outcome, kind: str) -> Outcome | None:
+    match outcome:
+        case Succeeded(result) if result is not None:
+            return Succeeded(None)
+        case Failed(kind=was) if was != "SettlementRejected":
+            return Failed(kind="SettlementRejected", text=f"what the handler said could not be stored: {kind}")
+        case _:
+            return None
+
+
+def as_verdict(terms: Terms, outcome: Outcome, settlement: Settlement) -> Verdict | None:
+    """Return the row of `settle_unfinished` that writes this settlement, or None where there is nothing to write."""
+    what, kind, text = say(outcome)
+    who = (terms.job_id, terms.fence_token, terms.leased_by)
+    match settlement:
+        case Retry(delay, at):
+            return (*who, "retry", delay, at, what, None, kind, text)
+        case Release(delay, at):
+            return (*who, "release", delay, at, what, None, kind, text)
+        case Bury(reason):
+            return (*who, "bury", None, None, what, reason, kind, text)
+        case Cancel(reason):
+            return (*who, "cancel", None, None, what, reason, kind, text)
+        case Succeed() | Abandon():
+            return None
+        case _:
+            assert_never(settlement)
+
+
+def say(outcome: Outcome) -> tuple[str, str | None, str | None]:
+    """Return what stands in `rota.attempts`: outcome, error kind, error."""
+    match outcome:
+        case Failed(kind=kind, text=text):
+            return "failed", kind, text
+        case Undecodable(kind, text):
+            return "undecodable", kind, text
+        case TimedOut(timeout):
+            return "timed_out", "Timeout", f"ran longer than its timeout of {timeout}"
+        case Snoozed():
+            return "snoozed", None, None
+        case Cancelled(reason):
+            return "cancelled", None, reason
+        case Interrupted():
+            return "interrupted", None, "the daemon was stopped"
+        case HolderLost():
+            return "lost", "LeaseExpired", "its lease expired: the daemon that ran it died, hung, or was cut off"
+        case LeaseLost():
+            return "lost", None, None
+        case Succeeded() | Committed():
+            return "succeeded", None, None
+        case _:
+            assert_never(outcome)
+
+
+def report(
+    telemetry: Telemetry, terms: Terms, outcome: Outcome, settlement: Settlement, written: str, *, seconds: float | None
+) -> None:
+    """Tell what was written for an attempt that did not succeed."""
+    what, kind, _ = say(outcome)
+    delay = settlement.delay if written != "cancel" and isinstance(settlement, Retry | Release) else None
+    telemetry.job_settled(
+        job_id=terms.job_id,
+        handler=terms.handler,
+        queue=terms.queue,
+        settlement=SAID[written],
+        outcome=what,
+        attempt=terms.attempt,
+        seconds=seconds,
+        max_attempts=terms.max_attempts,
+        releases=terms.releases or None,
+        kind=kind,
+        reason=settlement.reason if isinstance(settlement, Bury) and written == "bury" else None,
+        due_in_s=None if delay is None else round(delay.total_seconds(), 3),
+    )

@@ -1,0 +1,109 @@
+"""The only loop: run a service again and again, survive a database that is away, and let every bug through."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+
+from rota.clock import boottime
+from rota.db.pool import TRANSIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from datetime import timedelta
+
+    from rota.telemetry import Telemetry
+
+LONGEST_PAUSE = 15.0
+"""Most seconds between two tries while the database is away."""
+
+DUTY = 10
+"""A service that took long rests this many times longer, so that it never takes more than a tenth of the time."""
+
+
+class Service(Protocol):
+    """Something to do once, and again after `interval` (None: at once, it waits by itself)."""
+
+    name: str
+    interval: timedelta | None
+
+    async def run_once(self) -> None:
+        """Do it once."""
+        ...
+
+
+class Pulse:
+    """When each service last did its turn: what /healthz tells."""
+
+    def __init__(self) -> None:
+        self.succeeded: dict[str, float] = {}
+        self.failures: dict[str, int] = {}
+
+
+def backoff_pause(failures: int) -> float:
+    """Return seconds until the next try after so many failures in a row, jittered so that daemons don't come back in step."""
+    longest: float = min(LONGEST_PAUSE, 0.1 * 2.0 ** min(failures, 10))
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
+
+
+async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
+    """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon."""
+    pulse.succeeded[service.name] = boottime()
+    pulse.failures[service.name] = 0
+    while True:
+        began = boottime()
+        try:
+            await service.run_once()
+        except TRANSIENT as error:
+            pulse.failures[service.name] += 1
+            pause = backoff_pause(pulse.failures[service.name])
+            telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)
+        else:
+            pulse.failures[service.name] = 0
+            pulse.succeeded[service.name] = boottime()
+            telemetry.service_ran(service.name)
+            pause = 0.0
+            if service.interval is not None:
+                usual = service.interval.total_seconds() * random.uniform(0.9, 1.0)  # noqa: S311  no secret
+                pause = max(usual, (boottime() - began) * DUTY)
+        if pause:
+            await asyncio.sleep(pause)
+
+
+class LoopThread:
+    """A thread with an event loop of its own. Leaving the block stops the loop and joins the thread."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        """Run it over there; a bug surfaces here, and cancelling here ends it there."""
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(task)
+        self._loop.close()
+
+
+async def on_own_thread(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
+    """Run `run_forever` on a loop of another thread."""
+    with LoopThread(service.name) as thread:
+        await thread.run(run_forever(service, telemetry, pulse))
+    raise AssertionError("run_forever came to an end")

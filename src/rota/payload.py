@@ -1,0 +1,108 @@
+"""JSON on its way into the database and out of it: what can't be stored is refused with the path to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from rota.errors import InvalidPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMITS = {"payload": 1 << 20, "checkpoint": 1 << 16, "meta": 1 << 16, "result": 1 << 13}
+"""Most bytes of each kind of value, as text."""
+
+DEPTH = 100
+
+
+def encode(value: Any, *, what: str = "payload") -> str:
+    """Return `value` as JSON text. Raises InvalidPayload, naming the path, for what PostgreSQL or other languages can't take."""
+    for path, fault in _faults(value, "$", 0):
+        raise InvalidPayload(f"{what} {path}: {fault}")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"{what}: {error}") from error
+    if (size := len(text.encode())) > LIMITS[what]:
+        raise InvalidPayload(
+            f"{what} has {size} bytes as JSON, at most {LIMITS[what]} fit: store it elsewhere and send a reference"
+        )
+    return text
+
+
+def encode_result(value: Any) -> str | None:
+    """Return a handler's result as JSON that can surely be stored, or None when it is nothing, no JSON, or too large.
+
+    The work is done when a result is looked at: an odd one must not make the job fail. So NUL and lone surrogates are escaped.
+    """
+    if value is None:
+        return None
+    try:
+        text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if len(text.encode()) <= LIMITS["result"] else None
+
+
+def plain(text: str, limit: int) -> str:
+    """Return text that PostgreSQL can store: no NUL, no surrogates, and at most `limit` bytes, of which the end counts most."""
+    raw = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
+    if len(raw) > limit:
+        raw = b"... " + raw[-(limit - 4) :]
+    return raw.decode("utf-8", "ignore")
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_escaped(str(key)): _escaped(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_escaped(item) for item in value]
+        case _:
+            return value
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is not JSON: turn it into text, a number, a list or an object")
+
+
+def _faults(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:  # noqa: PLR0912
+    if depth > DEPTH:
+        yield path[:200], f"nests more than {DEPTH} deep"
+        return
+    match value:
+        case str():
+            if (fault := _text_fault(value)) is not None:
+                yield path, fault
+        case float():
+            if not math.isfinite(value):
+                yield path, f"{value} is not JSON: use null or text"
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    yield path, f"the key {key!r} is not text"
+                elif (fault := _text_fault(key)) is not None:
+                    yield path, f"a key: {fault}"
+                else:
+                    yield from _faults(item, f"{path}.{key}", depth + 1)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from _faults(item, f"{path}[{index}]", depth + 1)
+        case _:
+            return
+
+
+def _text_fault(text: str) -> str | None:
+    if text.isascii():
+        return "a NUL character can't be stored: encode binary data as base64" if "\x00" in text else None
+    if "\x00" in text:
+        return "a NUL character can't be stored: encode binary data as base64"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "a lone surrogate is no character: decode the text properly before sending it"
+    return None

@@ -1,0 +1,94 @@
+"""Keep this node's row: who is alive, for people and for gauges. Leases decide about jobs, never this row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rota.clock import boottime
+from rota.db import queries
+from rota.db.pool import Pool, connection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rota.domain.job import NodeId
+    from rota.handlers import Handler
+
+HANDLERS_AGAIN = 60.0
+"""Seconds between two times that the handlers' rows are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What a daemon says of itself."""
+
+    node_id: NodeId
+    host: str
+    pid: int
+    rota_version: str
+    release: str | None
+    app: str
+    handlers: Mapping[str, Handler]
+    queues: Mapping[str, int]
+    tzdata: str | None
+
+    @property
+    def handler_rows(self) -> list[queries.HandlerRow]:
+        """The handlers and their defaults, as `rota.handlers` shows them."""
+        return [
+            (h.name, h.queue, h.max_attempts, h.backoff_base, h.backoff_cap, h.timeout, h.delivery)
+            for h in self.handlers.values()
+        ]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The handlers' names."""
+        return sorted(self.handlers)
+
+
+class Presence:
+    """Service: say that this node lives, and what it can do."""
+
+    name = "presence"
+    interval: timedelta | None = timedelta(seconds=5)
+
+    def __init__(self, pool: Pool, node: Node) -> None:
+        self._pool = pool
+        self._node = node
+        self._registered = -HANDLERS_AGAIN
+        self.state = "running"
+        self.alive = 1
+        self.reached = 0.0
+        """When the database last answered, on this node's clock."""
+
+    async def run_once(self) -> None:
+        """Write the node's row, and the handlers' rows now and then."""
+        async with connection(self._pool) as db:
+            if boottime() - self._registered >= HANDLERS_AGAIN:
+                await queries.register_handlers(
+                    db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
+                )
+                self._registered = boottime()
+            self.alive = await queries.register_node(
+                db,
+                node=self._node.node_id,
+                host=self._node.host,
+                pid=self._node.pid,
+                rota_version=self._node.rota_version,
+                release=self._node.release,
+                app=self._node.app,
+                handlers=self._node.names,
+                queues=list(self._node.queues),
+                slots=json.dumps(dict(self._node.queues)),
+                tzdata=self._node.tzdata,
+                state=self.state,
+            )
+        self.reached = boottime()
+
+    async def leave(self) -> None:
+        """Take the node from the list of the living."""
+        async with connection(self._pool) as db:
+            await queries.remove_node(db, node=self._node.node_id)

@@ -1,0 +1,41 @@
+"""Let history go: ledger partitions by the day, the rest in small batches, each by an index."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rota.db import queries
+from rota.db.pool import Pool, connection
+
+if TYPE_CHECKING:
+    from rota.config import Retention
+    from rota.telemetry import Telemetry
+
+BATCH = 1000
+
+FOR_EVER = timedelta(0)
+
+
+class Pruner:
+    """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next."""
+
+    name = "pruner"
+    interval: timedelta | None = timedelta(seconds=30)
+
+    def __init__(self, pool: Pool, telemetry: Telemetry, retention: Retention) -> None:
+        self._pool = pool
+        self._telemetry = telemetry
+        self._retention = retention
+
+    async def run_once(self) -> None:
+        """Prune once."""
+        keep = self._retention
+        kinds = {"attempts": keep.attempts, "dead_letters": keep.dead_letters, "guards": keep.guards}
+        async with connection(self._pool) as db:
+            _, dropped = await queries.rotate_ledger(db, keep=keep.job_runs or FOR_EVER)
+            self._telemetry.pruned("job_runs", dropped)
+            for what, age in kinds.items():
+                if age is not None:
+                    self._telemetry.pruned(what, await queries.prune(db, what=what, keep=age, limit=BATCH))
+            self._telemetry.pruned("nodes", await queries.prune_nodes(db))

@@ -1,0 +1,88 @@
+"""Take back leases that have provably expired, and end what should have begun or was to be cancelled meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rota.clock import boottime
+from rota.db import queries
+from rota.db.pool import Connection, Pool, connection
+from rota.domain.outcome import HolderLost
+from rota.lifecycle.retry_planner import decide
+from rota.lifecycle.settle import as_verdict, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime, timedelta
+
+    from rota.telemetry import Telemetry
+
+BATCH = 500
+
+JUMP = 2.0
+"""Seconds by which the database's clock may run ahead of ours between two sweeps before expired leases prove nothing."""
+
+
+class Reaper:
+    """Service, in every daemon, redundantly: the statement that writes re-checks token, owner and expiry."""
+
+    name = "reaper"
+
+    def __init__(
+        self,
+        pool: Pool,
+        telemetry: Telemetry,
+        *,
+        interval: timedelta,
+        lease: timedelta,
+        random: Callable[[], float],
+        alert: str | None,
+    ) -> None:
+        self._pool = pool
+        self._telemetry = telemetry
+        self.interval: timedelta | None = interval
+        self._lease = lease.total_seconds()
+        self._random = random
+        self._alert = alert
+        self._clocks: tuple[datetime, float] | None = None
+        self._wait_until = 0.0
+
+    async def run_once(self) -> None:
+        """Sweep once."""
+        async with connection(self._pool) as db:
+            if self._clock_is_steady(await queries.read_clock(db)):
+                full = True
+                while full:
+                    full = await self._reap(db)
+            self._telemetry.jobs_ended("expired", len(await queries.expire_unstarted_jobs(db, limit=BATCH)))
+            self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
+
+    async def _reap(self, db: Connection) -> bool:
+        """Settle one batch as lost; return whether there may be more."""
+        expired = {terms.fence_token: terms for terms in await queries.find_expired_leases(db, limit=BATCH)}
+        outcome = HolderLost()
+        decided = {token: decide(terms, outcome, self._random) for token, terms in expired.items()}
+        verdicts = [
+            verdict
+            for token, terms in expired.items()
+            if (verdict := as_verdict(terms, outcome, decided[token])) is not None
+        ]
+        if not verdicts:
+            return False
+        written = await queries.settle_unfinished(db, verdicts, expired_only=True, alert=self._alert)
+        for token, settlement in written.items():
+            terms = expired[token]
+            report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
+            self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
+        return len(written) == BATCH
+
+    def _clock_is_steady(self, now: datetime) -> bool:
+        """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""
+        mine = boottime()
+        if self._clocks is not None:
+            jumped_by = (now - self._clocks[0]).total_seconds() - (mine - self._clocks[1])
+            if jumped_by > JUMP:
+                self._wait_until = mine + self._lease
+                self._telemetry.reaper_waits(jumped_by=jumped_by)
+        self._clocks = (now, mine)
+        return mine >= self._wait_until

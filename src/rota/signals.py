@@ -1,0 +1,53 @@
+"""What a handler raises to say what shall become of its job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+
+class Permanent(Exception):
+    """It will never work: a dead letter at once, whatever attempts are left."""
+
+
+class _Again(Exception):
+    def __init__(self, *, after: timedelta | None = None, at: datetime | None = None) -> None:
+        if (after is None) == (at is None):
+            raise TypeError(f"{type(self).__name__} takes either after= (a timedelta) or at= (a datetime)")
+        if at is not None and at.tzinfo is None:
+            raise ValueError(f"{type(self).__name__}(at=…) needs a datetime with a zone, not a naive one")
+        if at is not None and not datetime(1970, 1, 1, tzinfo=UTC) <= at < datetime(2200, 1, 1, tzinfo=UTC):
+            raise ValueError(f"{type(self).__name__}(at=…) must lie between the years 1970 and 2200")
+        if after is not None and not timedelta(0) <= after <= timedelta(days=366):
+            raise ValueError(f"{type(self).__name__}(after=…) must lie between 0 and 366 days")
+        super().__init__(after, at)
+        self.after = after
+        self.at = at
+
+    def as_answer(self) -> dict[str, Any]:
+        return {
+            "after": None if self.after is None else self.after.total_seconds(),
+            "at": None if self.at is None else self.at.isoformat(),
+        }
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> Self:
+        if answer["after"] is not None:
+            return cls(after=timedelta(seconds=answer["after"]))
+        return cls(at=datetime.fromisoformat(answer["at"]))
+
+
+class Retry(_Again):
+    """It failed, and shall be tried again `after` that long or `at` that instant. The attempt counts."""
+
+
+class Snooze(_Again):
+    """It isn't time yet: call again `after` that long or `at` that instant. The attempt does not count."""
+
+
+class Cancel(Exception):
+    """It has become moot: the job ends quietly, as cancelled, with this reason in the ledger."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,353 @@
+"""Everything rota tells the outside: one method per event, which writes the log line and moves the metrics.
+
+Nobody else formats a log line or knows a metric's name. No line carries a payload, a result, a DSN or a header.
+Label values come from what is configured or registered; what somebody merely inserted is `other`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from bisect import bisect_left
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from datetime import timedelta
+
+    from rota.domain.job import Claim
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+
+
+def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
+    """Return a logger of rota's own on standard error: JSON, or lines to read at a terminal. The root logger is left alone."""
+    readable = format == "console" or (format == "auto" and sys.stderr.isatty())
+    render: Any = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            render,
+        ],
+        cache_logger_on_first_use=True,
+    ).bind(**bound)
+    return logger
+
+
+class _Histogram(Collector):
+    """A histogram that takes many observations at once: the client library's own costs more than running a small job."""
+
+    def __init__(self, name: str, documentation: str, label: str | None = None) -> None:
+        self._family = (name, documentation, [label] if label else [])
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(_DELAYS) + 1))
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        if not label:
+            self._counts[""] = [0] * (len(_DELAYS) + 1)
+
+    def observe(self, seconds: Iterable[float], label: str = "") -> None:
+        counts = self._counts[label]
+        total = 0.0
+        for value in seconds:
+            counts[bisect_left(_DELAYS, value)] += 1
+            total += value
+        self._sums[label] += total
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        name, documentation, labels = self._family
+        family = HistogramMetricFamily(name, documentation, labels=labels)
+        for label, counts in list(self._counts.items()):
+            running, buckets = 0, []
+            for bound, count in zip([*map(str, _DELAYS), "+Inf"], counts, strict=True):
+                running += count
+                buckets.append((bound, running))
+            family.add_metric([label] if labels else [], buckets, self._sums[label])
+        yield family
+
+
+class Telemetry:
+    """The events of one daemon. `watch` is told of each by name and fields, whatever the log level: tests wait on it."""
+
+    def __init__(
+        self,
+        log: structlog.typing.FilteringBoundLogger,
+        *,
+        handlers: Collection[str] = (),
+        queues: Collection[str] = (),
+        watch: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._watch = watch
+        self._handlers = frozenset(handlers)
+        self._queues = frozenset(queues)
+        self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
+        self.registry = r = CollectorRegistry()
+        self._claimed = Counter("rota_claimed", "Jobs claimed by this daemon.", ["queue"], registry=r)
+        self._settled = Counter("rota_settled", "Attempts settled.", ["queue", "handler", "settlement"], registry=r)
+        self._failed = Counter(
+            "rota_attempts_failed", "Attempts that did not succeed.", ["handler", "kind"], registry=r
+        )
+        self._lost = Counter("rota_leases_lost", "Leases that this daemon lost while it ran the job.", registry=r)
+        self._stale = Counter("rota_stale_writes", "Writes refused because their fence token was stale.", registry=r)
+        self._reaped = Counter("rota_reaped", "Expired leases taken back from whoever held them.", registry=r)
+        self._start_delay = _Histogram("rota_start_delay_seconds", "From the instant a job was due to its start.")
+        self._run_seconds = _Histogram("rota_run_seconds", "How long attempts ran.", "handler")
+        for histogram in (self._start_delay, self._run_seconds):
+            r.register(histogram)
+        self._slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
+        self._loop_lag = Gauge("rota_loop_lag_seconds", "How late the main loop last turned.", registry=r)
+        self._listener_up = Gauge("rota_listener_up", "1 while notifications can arrive.", registry=r)
+        self._service_age = Gauge(
+            "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
+        )
+        cluster = "Of the whole installation: aggregate with max, not sum."
+        self._oldest_due = Gauge(
+            "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
+        )
+        self._jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
+        self._dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
+        self._oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
+        self._expired = Gauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
+        self._unclaimable = Gauge(
+            "rota_jobs_unclaimable", f"Due jobs whose handler no living node has. {cluster}", registry=r
+        )
+        self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
+        self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
+
+    def _event(self, level: int, event: str, **fields: Any) -> None:
+        self._log.log(level, event, **fields)
+        if self._watch is not None:
+            self._watch(event, fields)
+
+    def _queue(self, queue: str) -> str:
+        return queue if queue in self._queues else "other"
+
+    # The node.
+
+    def node_started(self, *, version: str, release: str | None, tzdata: str | None, **fields: Any) -> None:
+        """Say that this daemon is up, and how it is configured."""
+        self._build.labels(version, release or "", tzdata or "").set(1)
+        self._event(logging.INFO, "node.started", version=version, release=release, **fields)
+
+    def node_advised(self, advice: str) -> None:
+        """Say at start what an operator would want to change."""
+        self._event(logging.WARNING, "node.advised", advice=advice)
+
+    def node_stopping(self, *, running: int, how: str) -> None:
+        """Say that a signal came: `drain` lets jobs finish, `interrupt` cuts them."""
+        self._event(logging.INFO, "node.stopping", running=running, how=how)
+
+    def node_stopped(self) -> None:
+        """Say goodbye."""
+        self._event(logging.INFO, "node.stopped")
+
+    def loop_lagged(self, lag: float) -> None:
+        """Tell how late the main loop turned; a second and more is a handler that blocks it."""
+        self._loop_lag.set(lag)
+        if lag >= 1:
+            self._event(
+                logging.WARNING,
+                "loop.blocked",
+                seconds=round(lag, 3),
+                do="use a plain def handler: it runs in a thread",
+            )
+
+    # Services.
+
+    def service_ran(self, service: str) -> None:
+        """Tell that a service has done its turn."""
+        if self._watch is not None:
+            self._watch("service.ran", {"service": service})
+
+    def service_failed(self, service: str, error: BaseException, *, failures: int, again_in: float) -> None:
+        """Tell that the database was away, for this service and this time."""
+        level = logging.WARNING if failures in (1, 10, 100) else logging.DEBUG
+        self._event(
+            level,
+            "service.failed",
+            service=service,
+            kind=type(error).__name__,
+            failures=failures,
+            again_in_s=round(again_in, 2),
+        )
+
+    def service_aged(self, service: str, age: timedelta) -> None:
+        """Tell how long ago a service last succeeded."""
+        self._service_age.labels(service).set(age.total_seconds())
+
+    def listener_changed(self, *, up: bool, why: str = "") -> None:
+        """Tell whether notifications can arrive; without them, polling finds the jobs."""
+        self._listener_up.set(up)
+        self._event(logging.INFO if up else logging.WARNING, "listener.up" if up else "listener.down", why=why)
+
+    def fence_tokens_raised(self) -> None:
+        """Tell that the sequence of tokens had fallen behind the clock: a fail-over, a restore, or a new database."""
+        self._event(logging.DEBUG, "fence_tokens.raised")
+
+    # A job's path.
+
+    def jobs_claimed(self, claims: list[Claim]) -> None:
+        """Count a batch of claims, and how late each started."""
+        queues: defaultdict[str, int] = defaultdict(int)
+        delays = []
+        for claim in claims:
+            queues[claim.queue] += 1
+            due = claim.run_at if claim.extras is None else max(claim.run_at, claim.extras.created_at)
+            delays.append((claim.started_at - due).total_seconds())
+        self._start_delay.observe(delays)
+        for queue, count in queues.items():
+            self._claimed.labels(self._queue(queue)).inc(count)
+        if self._debug:
+            self._event(logging.DEBUG, "jobs.claimed", count=len(claims), job_ids=[claim.job_id for claim in claims])
+
+    def jobs_succeeded(self, done: Iterable[tuple[str, str, float]]) -> None:
+        """Count a settled batch of successes: (queue, handler, seconds) each."""
+        ran: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for queue, handler, seconds in done:
+            ran[queue, handler].append(seconds)
+        for (queue, handler), seconds_each in ran.items():
+            self._settled.labels(self._queue(queue), handler, "succeeded").inc(len(seconds_each))
+            self._run_seconds.observe(seconds_each, handler)
+
+    def job_succeeded(self, job_id: int, **fields: Any) -> None:
+        """Tell of one success, at debug."""
+        if self._debug:
+            self._event(logging.DEBUG, "job.settled", job_id=job_id, settlement="succeeded", **fields)
+
+    def job_settled(
+        self,
+        *,
+        job_id: int,
+        handler: str,
+        queue: str,
+        settlement: str,
+        outcome: str,
+        attempt: int,
+        seconds: float | None,
+        **fields: Any,
+    ) -> None:
+        """Tell what became of an attempt that did not succeed."""
+        known = handler if handler in self._handlers else "other"
+        self._settled.labels(self._queue(queue), known, settlement).inc()
+        if seconds is not None:
+            self._run_seconds.observe([seconds], known)
+        if outcome not in {"snoozed", "interrupted", "cancelled"}:
+            self._failed.labels(known, outcome).inc()
+        level = {"dead": logging.ERROR, "retried": logging.WARNING}.get(settlement, logging.INFO)
+        if outcome == "snoozed" and fields.get("releases", 0) < 10:
+            level = logging.DEBUG
+        self._event(
+            level,
+            "job.settled",
+            job_id=job_id,
+            handler=handler,
+            queue=queue,
+            settlement=settlement,
+            outcome=outcome,
+            attempt=attempt,
+            **{key: value for key, value in fields.items() if value is not None},
+        )
+
+    def write_refused(self, *, job_id: int, handler: str, what: str) -> None:
+        """Tell that a write showed a stale token and touched nothing."""
+        self._stale.inc()
+        self._event(logging.WARNING, "write.refused", job_id=job_id, handler=handler, what=what)
+
+    def lease_lost(self, *, job_id: int, handler: str) -> None:
+        """Tell that this daemon lost the lease of a job that it ran, interrupted it, and wrote nothing."""
+        self._lost.inc()
+        self._event(logging.WARNING, "lease.lost", job_id=job_id, handler=handler)
+
+    def lease_missed(self, *, job_id: int) -> None:
+        """Tell of a token that did not come back, of a job that has just ended or not yet missed twice: a harmless race."""
+        self._event(logging.DEBUG, "lease.missed", job_id=job_id)
+
+    def leases_extended(self, *, held: int, extended: int) -> None:
+        """Tell of a heartbeat."""
+        self._event(logging.DEBUG, "leases.extended", held=held, extended=extended)
+
+    def handler_stuck(self, *, job_id: int, handler: str, why: str) -> None:
+        """Tell of a handler that goes on after it was told to stop: its slot stays taken, its lease runs out."""
+        self._event(
+            logging.ERROR,
+            "handler.stuck",
+            job_id=job_id,
+            handler=handler,
+            why=why,
+            do="look at job.stop_requested, or use runs_in='process'",
+        )
+
+    def orphans_released(self, count: int) -> None:
+        """Tell that claims came back whose answer was lost with the connection."""
+        self._event(logging.INFO, "claims.orphaned", count=count)
+
+    def settlement_rejected(self, *, job_id: int, kind: str) -> None:
+        """Tell that one job's settlement was refused by the database for a reason of its own."""
+        self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
+
+    # Housekeeping.
+
+    def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:
+        """Tell that an expired lease was taken back."""
+        self._reaped.inc()
+        self._event(logging.WARNING, "lease.reaped", job_id=job_id, handler=handler, settlement=settlement)
+
+    def reaper_waits(self, *, jumped_by: float) -> None:
+        """Tell that the database's clock jumped ahead, so that expired leases prove nothing for now."""
+        self._event(logging.WARNING, "reaper.waits", clock_jumped_by_s=round(jumped_by, 3))
+
+    def jobs_ended(self, what: str, count: int) -> None:
+        """Tell of jobs that ended without an attempt: expired, cancelled."""
+        if count:
+            self._event(logging.INFO, f"jobs.{what}", count=count)
+
+    def pruned(self, what: str, count: int) -> None:
+        """Tell of history that was let go."""
+        if count:
+            self._event(logging.INFO, "history.pruned", what=what, count=count)
+
+    # Sampled gauges.
+
+    def slots_sampled(self, slots: Mapping[str, tuple[int, int]]) -> None:
+        """Show taken and free slots: queue -> (taken, free)."""
+        for queue, (taken, free) in slots.items():
+            self._slots.labels(queue, "taken").set(taken)
+            self._slots.labels(queue, "free").set(free)
+
+    def backlog_sampled(
+        self,
+        *,
+        jobs: Mapping[tuple[str, str], int],
+        oldest_due: Mapping[tuple[str, str], float],
+        dead: Mapping[str, int],
+        oldest_dead: float,
+        expired: int,
+        unclaimable: int,
+    ) -> None:
+        """Show what the last look at the whole installation found."""
+        for gauge, values in ((self._jobs, jobs), (self._oldest_due, oldest_due)):
+            gauge.clear()
+            for (queue, other), value in values.items():
+                gauge.labels(self._queue(queue), other).set(value)
+        self._dead.clear()
+        for queue, count in dead.items():
+            self._dead.labels(self._queue(queue)).inc(count)
+        self._oldest_dead.set(oldest_dead)
+        self._expired.set(expired)
+        self._unclaimable.set(unclaimable)
+
+    def sample_aged(self, age: timedelta) -> None:
+        """Show how old the sampled gauges are."""
+        self._sample_age.set(age.total_seconds())

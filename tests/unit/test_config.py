@@ -1,0 +1,427 @@
+"""The configuration: where values come from, what is refused, and what must never be shown."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asyncpg import connect_utils
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.config import Config, format_duration, load, mask_dsn, parse_duration
+from rota.errors import ConfigError, NoDatabase
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CANARY = "S3CRET-canary"
+URL = f"postgresql://shop:{CANARY}@db.example:5432/shop?sslmode=require&sslpassword={CANARY}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test runs in an empty folder, so that no rota.toml of the machine's is read."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> Config:
+    return load(written(toml) if toml else None, overrides, environ)
+
+
+def written(toml: str) -> Path:
+    from pathlib import Path
+
+    path = Path("given.toml")
+    path.write_text(toml, encoding="utf-8")
+    return path
+
+
+def refusal(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(toml, overrides, **environ)
+    return str(caught.value).splitlines()
+
+
+# Where values come from
+
+
+def test_nothing_need_be_said() -> None:
+    """The defaults are the promise of the README: 30 s leases, history kept for days, loopback only."""
+    config = read()
+    assert config.queues == {"default": 100, "*": 10}
+    assert (config.lease.duration, config.lease.heartbeat) == (timedelta(seconds=30), None)
+    assert (config.lease.reap_interval, config.poll_interval) == (timedelta(seconds=5), timedelta(seconds=1))
+    assert (config.retention.job_runs, config.retention.dead_letters) == (timedelta(days=7), timedelta(days=90))
+    assert config.http.host == "127.0.0.1"
+    assert config.warnings == ()
+
+
+def test_command_line_beats_environment_beats_file_beats_default() -> None:
+    """Who is nearer to this very start of the program wins, and each value can say who that was."""
+    config = read(
+        "poll_interval = '2s'\n[lease]\nduration = '40s'\nreap_interval = '7s'\n[drain]\ntimeout = '40s'",
+        {"lease.duration": "60s", "drain.grace": None},
+        ROTA_LEASE="50s",
+        ROTA_LEASE_REAP_INTERVAL="8s",
+    )
+    assert config.lease.duration == timedelta(seconds=60)
+    assert config.lease.reap_interval == timedelta(seconds=8)
+    assert config.drain.timeout == timedelta(seconds=40)
+    assert [config.source(f"lease.{name}") for name in ("duration", "reap_interval", "heartbeat")] == [
+        "the command line",
+        "ROTA_LEASE_REAP_INTERVAL",
+        "default",
+    ]
+    assert config.source("poll_interval") == "given.toml"
+
+
+def test_the_file_is_found_in_the_current_folder_or_where_it_is_named(folder: Path) -> None:
+    """--config beats ROTA_CONFIG beats ./rota.toml."""
+    for name in ("rota", "environment", "flag"):
+        (folder / f"{name}.toml").write_text(f"app = '{name}:app'")
+    assert load(environ={}).app == "rota:app"
+    assert load(environ={"ROTA_CONFIG": "environment.toml"}).app == "environment:app"
+    assert load(folder / "flag.toml", environ={"ROTA_CONFIG": "environment.toml"}).app == "flag:app"
+
+
+def test_a_file_that_was_named_must_be_readable() -> None:
+    """A daemon that starts on defaults because of a slip in a path would serve the wrong queues."""
+    assert refusal(ROTA_CONFIG="nowhere.toml") == [
+        "nowhere.toml (from ROTA_CONFIG): can't be read (No such file or directory); name a file that can"
+    ]
+    (line,) = refusal("[lease\n")
+    assert line.startswith("given.toml: is no TOML: ")
+    assert "line 1" in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [
+        ("ROTA_APP", "app"),
+        ("ROTA_POLL_INTERVAL", "poll_interval"),
+        ("ROTA_QUEUES", "queues"),
+        ("ROTA_LEASE", "lease.duration"),
+        ("ROTA_LEASE_DURATION", "lease.duration"),
+        ("ROTA_DRAIN_TIMEOUT", "drain.timeout"),
+        ("ROTA_HTTP_HOST", "http.host"),
+        ("ROTA_HTTP_PORT", "http.port"),
+        ("ROTA_LOG_LEVEL", "log.level"),
+        ("ROTA_LOG_FORMAT", "log.format"),
+        ("ROTA_DATABASE_URL", "database.url"),
+        ("DATABASE_URL", "database.url"),
+        ("ROTA_DIRECT_URL", "database.direct_url"),
+        ("ROTA_DATABASE_DIRECT_URL", "database.direct_url"),
+        ("ROTA_DATABASE_POOL_SIZE", "database.pool_size"),
+        ("ROTA_RETENTION_JOB_RUNS", "retention.job_runs"),
+        ("ROTA_DEAD_LETTERS_HANDLER", "dead_letters.handler"),
+    ],
+)
+def test_scripts_rely_on_these_variables(variable: str, path: str) -> None:
+    """They are public names: deployments break if one of them stops being read."""
+    values = {"queues": "mail:3", "log.level": "DEBUG", "log.format": "json", "http.port": "0", "app": "shop:app"}
+    values |= {"database.url": URL, "database.direct_url": URL, "http.host": "::1", "dead_letters.handler": "alert"}
+    config = read(**{variable: values.get(path, "10" if "pool" in path else "1h" if "retention" in path else "20s")})
+    assert config.source(path) == variable
+
+
+def test_an_empty_variable_is_unset() -> None:
+    """Compose files pass variables on as empty when the host has none."""
+    assert read(ROTA_LEASE="", ROTA_QUEUES=" ", ROTA_CONFIG="", DATABASE_URL="") == read()
+
+
+def test_rotas_own_url_beats_the_applications() -> None:
+    """Platforms set DATABASE_URL for the application, whose database need not be ours."""
+    assert read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL="postgresql://b/b").require_database() == (
+        "postgresql://b/b"
+    )
+
+
+def test_a_setting_named_twice_in_the_environment_is_said() -> None:
+    """A variable that changes nothing costs an evening."""
+    config = read(ROTA_LEASE="20s", ROTA_LEASE_DURATION="40s")
+    assert config.lease.duration == timedelta(seconds=20)
+    assert config.warnings == ("ROTA_LEASE_DURATION is ignored: ROTA_LEASE is set",)
+
+
+def test_a_list_of_queues_is_taken_whole() -> None:
+    """A node given to one queue must not go on serving the others, whoever listed them."""
+    toml = '[queues]\ndefault = 5\n"*" = 1'
+    assert read(toml).queues == {"default": 5, "*": 1}
+    assert read(toml, ROTA_QUEUES="mail:10, a:b:0").queues == {"mail": 10, "a:b": 0}
+    assert read(toml, {"queues": {"slow": 2}}, ROTA_QUEUES="mail:10").queues == {"slow": 2}
+
+
+def test_the_value_is_frozen() -> None:
+    """What `rota config` prints is what is in force, for as long as the process lives."""
+    config = read()
+    with pytest.raises(ValueError, match="frozen"):
+        config.lease.duration = timedelta(seconds=1)
+    with pytest.raises(TypeError):
+        config.queues["mail"] = 1  # type: ignore[index]
+
+
+# What is refused
+
+
+def test_every_error_is_told_at_once_with_value_source_and_remedy() -> None:
+    """An operator mends a file in one go, not one start per mistake."""
+    assert refusal(
+        "[databse]\nurl = 'x'\n[drain]\ntimeout = true\n[http]\nprot = 1\n[log]\nlevel = 'loud'",
+        {"app": "", "retention.fires": "5"},
+        ROTA_LEASE="2s",
+        ROTA_QUEUES="mail",
+        DATABASE_URL="mysql://db/shop",
+    ) == [
+        "app = '' (from the command line): String should have at least 1 character",
+        (
+            "database.url = *** (from DATABASE_URL): write postgresql://user:password@host:5432/database?name=value, "
+            "with @ : / ? # in a password as %40 and so on"
+        ),
+        "databse (from given.toml): no such setting; did you mean database?",
+        "drain.timeout = True (from given.toml): write a duration such as 500ms, 30s, 5m, 1h or 7d",
+        "http.prot (from given.toml): no such setting; did you mean http.port?",
+        "lease.duration = '2s' (from ROTA_LEASE): choose 3s to 1d",
+        "log.level = 'loud' (from given.toml): choose 'debug', 'info', 'warning' or 'error'",
+        (
+            "queues = 'mail' (from ROTA_QUEUES): write name:slots,name:slots (in the file, name = slots) "
+            "with 0 to 10000 slots each"
+        ),
+        "retention.fires = '5' (from the command line): choose 1h to 36500d, or 0 for ever",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ("lease.duration", ["3s", "1d"], ["2.999s", "25h", "nan", "inf", "-5", "", "soon", "30 parsecs"]),
+        ("lease.heartbeat", ["10s", 1], ["10.1s", "0"]),
+        ("lease.wedged_after", ["10m"], ["1s"]),
+        ("drain.timeout", [0, "1d"], ["-1s", "2d", [], float("nan"), float("inf"), 10**400]),
+        ("poll_interval", ["50ms", "1m"], ["49ms", "61s"]),
+        ("retention.job_runs", ["0", "1h", 604800], ["59m", "7"]),
+        ("database.pool_size", [2, "100"], [1, "101", True, 5.0, "5.0", "", "٣"]),
+        ("http.port", [0, 65535], [-1, 65536, "http", "tcp://10.0.0.1:80"]),
+        ("queues", ["default:0", {"default": 10_000}], ["mail:", ":5", "mail:-1", "mail:10001", "a:1,a:2", {"": 1}, 5]),
+        ("queues", [{"mail": 1}], [{"mail": True}, {"mail": 1.5}, {"mail": None}, ["mail"]]),
+    ],
+)
+def test_bounds(path: str, good: list[object], bad: list[object]) -> None:
+    """Outside of them a lease can't be extended in time, a pool starves, or the history is gone by a slip of unit."""
+    for value in good:
+        assert read("", {path: value}).source(path) == "the command line"
+    for value in bad:
+        (line,) = refusal("", {path: value})
+        assert line.startswith(f"{path} = ")
+        assert len(line) < 300
+
+
+def test_a_heartbeat_must_beat_thrice_in_the_lease_in_force() -> None:
+    """A file's heartbeat may be fine for the file's lease and fatal for the one set in the environment."""
+    toml = "[lease]\nduration = '30s'\nheartbeat = '10s'"
+    assert read(toml).lease.heartbeat == timedelta(seconds=10)
+    assert refusal(toml, ROTA_LEASE="15s") == [
+        "lease.heartbeat = '10s' (from given.toml): choose at most a third of lease.duration, which is 15s"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("toml", "remedy"),
+    [
+        ("lease = 30", "is a section; write [lease] and its settings below"),
+        ("pool_size = 30", "no such setting; did you mean database.pool_size?"),
+        ("[database]\nduration = 1", "no such setting; did you mean lease.duration?"),
+        ("[drain]\nwombat = 1", "no such setting; there are timeout, grace"),
+    ],
+)
+def test_an_unknown_key_in_the_file_is_an_error_with_a_way_out(toml: str, remedy: str) -> None:
+    """A misspelt setting that is silently ignored is found during the incident it was meant to prevent."""
+    (line,) = refusal(toml)
+    assert line.endswith(f"(from given.toml): {remedy}")
+
+
+def test_a_misspelt_variable_is_an_error() -> None:
+    """All but a setting's name is a slip."""
+    assert refusal(ROTA_QUEUE="mail:1") == [
+        "ROTA_QUEUE (from the environment): no such setting; did you mean ROTA_QUEUES?"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["ROTA_PORT", "ROTA_SERVICE_HOST", "ROTA_PORT_9843_TCP_ADDR", "ROTA_HTTP_SERVICE_PORT"]
+)
+def test_somebody_elses_variable_only_warns(name: str) -> None:
+    """Kubernetes sets these for a Service called rota: a daemon that refused them would never start there."""
+    assert read(**{name: "tcp://10.0.0.1:9843"}).warnings == (f"{name} is ignored: rota has no such setting",)
+
+
+# The database
+
+
+def test_no_database_is_an_error_only_for_who_needs_one() -> None:
+    """`rota config`, `rota cron` and `rota dev` work without; the others say what to set and name the way to try it."""
+    config = read()
+    with pytest.raises(NoDatabase) as caught:
+        config.require_database()
+    assert caught.value.exit_code == 2
+    for name in ("DATABASE_URL", "ROTA_DATABASE_URL", "--dsn", "rota.toml", "PGHOST", "rota dev"):
+        assert name in str(caught.value)
+
+
+def test_listening_goes_around_the_pooler_if_told() -> None:
+    """LISTEN through PgBouncer delivers nothing, silently."""
+    pooled, direct = "postgresql://pooler/shop", "postgresql://db/shop"
+    assert read(DATABASE_URL=pooled).require_direct_database() == pooled
+    assert read(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_direct_database() == direct
+    assert read(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_database() == pooled
+
+
+@pytest.mark.parametrize("variable", ["PGHOST", "PGDATABASE", "PGSERVICE"])
+def test_libpqs_variables_name_a_database(variable: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where psql works without arguments, rota does too: what the driver makes of our URL is what libpq would."""
+    (folder / "services").write_text("[shop]\nhost=shop\ndbname=shop\n")
+    libpq = {"PGUSER": "u", "PGSERVICEFILE": str(folder / "services"), "PGDATABASE": "shop", "PGHOST": "shop"}
+    if variable == "PGSERVICE":
+        libpq |= {"PGSERVICE": "shop", "PGHOST": "elsewhere", "PGDATABASE": "elsewhere"}
+    for name in ("PGHOST", "PGDATABASE", "PGSERVICE", "PGPORT", "PGPASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in libpq.items():
+        monkeypatch.setenv(name, value)
+    dsn = read(**{variable: libpq[variable]}).require_database()
+    parse = connect_utils._parse_connect_dsn_and_args  # type: ignore[attr-defined]
+    unsaid = dict.fromkeys(inspect.signature(parse).parameters)
+    addresses, parameters, *_ = parse(**unsaid | {"dsn": dsn})
+    assert addresses == [("shop", 5432)]
+    assert parameters.database == "shop"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://",
+        "postgres:///shop",
+        "postgresql://db",
+        "postgresql://shop:p%40ss@db:5432,standby:5433/shop?target_session_attrs=read-write",
+        "postgresql://[::1]:5432/shop",
+        "postgresql://shop@%2Frun%2Fpostgresql/shop",
+        "postgresql:///shop?host=/run/postgresql&port=5433",
+    ],
+)
+def test_every_form_of_url_that_the_driver_takes_is_taken(dsn: str) -> None:
+    """What works in psql must not be refused by us."""
+    assert read(DATABASE_URL=dsn).require_database() == dsn
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"host=db password={CANARY}",
+        f"mysql://shop:{CANARY}@db/shop",
+        f"postgresql+asyncpg://shop:{CANARY}@db/shop",
+        f"postgresql://shop:{CANARY}@{CANARY}@db/shop",
+        f"postgresql://shop:{CANARY}/x@db/shop",
+        f"postgresql://shop:{CANARY}#x@db/shop",
+        f"postgresql://shop:{CANARY}/shop",
+        f"postgresql://shop:x@db/shop?{CANARY}",
+        f"postgresql://shop:x@db/shop?sslpassword={CANARY}&oops",
+    ],
+)
+def test_a_refused_url_does_not_show_its_password(dsn: str) -> None:
+    """B103: just the URL that is broken by an unescaped password ends in a log, where its password is read."""
+    for variable in ("DATABASE_URL", "ROTA_DIRECT_URL", "ROTA_HTTP_PORT", "ROTA_QUEUES", "ROTA_LEASE"):
+        with pytest.raises(ConfigError) as caught:
+            read(**{variable: dsn})
+        assert variable in str(caught.value)
+        if variable in {"DATABASE_URL", "ROTA_DIRECT_URL"} or "://" in dsn:
+            assert CANARY not in str(caught.value)
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+def test_a_password_is_in_no_form_of_the_configuration() -> None:
+    """B103: whatever is printed, logged or put into a traceback shows where the URL leads and nothing more."""
+    config = read(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)
+    for shown in (repr(config), str(config), str(config.masked()), config.rendered(), config.model_dump_json()):
+        assert CANARY not in shown
+    masked = "postgresql://shop:***@db.example:5432/shop?sslmode=require&sslpassword=***"
+    assert config.masked()["database"] == {
+        "url": masked,
+        "direct_url": masked,
+        "pool_size": 5,
+        "handler_pool_size": 10,
+    }
+    assert config.require_database() == URL
+
+
+def test_masking_leaves_a_url_without_secrets_as_it_is() -> None:
+    """An operator compares what is printed with what was meant."""
+    dsn = "postgresql://shop@a:1,[::1]:2/shop?sslmode=require"
+    assert mask_dsn(dsn) == dsn
+
+
+# What is printed
+
+
+def test_what_is_printed_says_where_each_value_came_from_and_can_be_read_again() -> None:
+    """`rota config > rota.toml` is how a configuration is begun."""
+    config = read('[queues]\n"a \\"b" = 3\n[retention]\nfires = 0\n[lease]\nduration = 90', ROTA_POLL_INTERVAL="250ms")
+    rendered = config.rendered()
+    again = read(rendered)
+    assert {line.split("#")[-1].strip() for line in rendered.splitlines() if "=" in line} == {
+        "default",
+        "given.toml",
+        "ROTA_POLL_INTERVAL",
+    }
+    assert again.masked() == config.masked()
+    assert tomllib.loads(rendered)["lease"]["duration"] == "90s"
+    assert json.loads(json.dumps(config.masked()))["retention"]["fires"] == 0
+
+
+def test_kept_for_ever_is_none() -> None:
+    """A pruner that read 0 as an age would delete all history; compared with NULL, nothing is old."""
+    assert read(ROTA_RETENTION_ATTEMPTS="0").retention.attempts is None
+
+
+@pytest.mark.parametrize(
+    ("told", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
+)
+def test_a_drain_longer_than_a_known_stop_timeout_warns(told: str, *, warns: bool) -> None:
+    """B77: a supervisor that kills in the middle of the drain turns every deployment into lost leases."""
+    warnings = read(ROTA_STOP_TIMEOUT=told).warnings
+    assert len(warnings) == warns
+    if warns:
+        assert "drain.timeout (30s)" in warnings[0]
+        assert f"ROTA_STOP_TIMEOUT ({told})" in warnings[0]
+        assert "35s" in warnings[0]
+
+
+# Durations
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("30s", timedelta(seconds=30)),
+        (" 1.5 h ", timedelta(minutes=90)),
+        ("1h30m", timedelta(minutes=90)),
+        ("7d", timedelta(days=7)),
+        ("30", timedelta(seconds=30)),
+        (30, timedelta(seconds=30)),
+        (0.25, timedelta(milliseconds=250)),
+    ],
+)
+def test_durations_carry_their_unit_or_are_seconds(text: object, duration: timedelta) -> None:
+    """ROTA_LEASE=30 and ROTA_LEASE=30s are the same lease."""
+    assert parse_duration(text) == duration
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_a_printed_duration_reads_back_as_itself(milliseconds: int) -> None:
+    """What `rota config` prints is what is in force, exactly."""
+    duration = timedelta(milliseconds=milliseconds)
+    assert parse_duration(format_duration(duration)) == duration

@@ -1,0 +1,168 @@
+"""The pages for machines, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import ClientSession
+from prometheus_client import CollectorRegistry, Counter
+
+from rota.errors import ConfigError
+from rota.health import RECENT, Readiness, ServiceHealth, serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+REAPER = ServiceHealth(
+    name="reaper", age=timedelta(seconds=4), allowed=timedelta(seconds=30), failures=0, database_away=False
+)
+READY = Readiness(database_age=timedelta(seconds=1), schema_problem=None, draining=False)
+
+
+@dataclass
+class Known:
+    """A probe that knows what it is told."""
+
+    reaper: ServiceHealth = REAPER
+    ready: Readiness = READY
+    asked: list[str] = field(default_factory=list)
+
+    def services(self) -> list[ServiceHealth]:
+        self.asked.append("services")
+        return [self.reaper]
+
+    def readiness(self) -> Readiness:
+        self.asked.append("readiness")
+        return self.ready
+
+
+@asynccontextmanager
+async def pages(probe: Known, registry: CollectorRegistry | None = None) -> AsyncIterator[ClientSession]:
+    async with (
+        serve(host="127.0.0.1", port=0, registry=registry or CollectorRegistry(), probe=probe) as (host, port),
+        ClientSession(f"http://{host}:{port}") as client,
+    ):
+        yield client
+
+
+async def read(client: ClientSession, path: str) -> tuple[int, str]:
+    async with client.get(path) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_metrics_are_those_of_the_given_registry_in_prometheus_text() -> None:
+    """Prometheus refuses a wrong content type; a registry shared between daemons of one process would mix them."""
+    registry = CollectorRegistry()
+    Counter("rota_reaped", "Attempts taken back", registry=registry).inc(3)
+    async with pages(Known(), registry) as client, client.get("/metrics") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        assert "rota_reaped_total 3.0" in await answer.text()
+
+
+async def test_a_scrape_asks_nobody_anything() -> None:
+    """B101: ten nodes scraped every 5 s must cost the database nothing; gauges are sampled elsewhere."""
+    probe = Known()
+    async with pages(probe) as client:
+        assert (await read(client, "/metrics"))[0] == 200
+    assert probe.asked == []
+
+
+async def test_liveness_tells_each_services_age_and_failures() -> None:
+    """A person who looks at a red node wants to know which service, since when."""
+    async with pages(Known(reaper=replace(REAPER, failures=2))) as client:
+        status, body = await read(client, "/healthz")
+    assert status == 200
+    assert json.loads(body) == {
+        "services": {"reaper": {"well": True, "age_s": 4.0, "failures": 2, "database_away": False}}
+    }
+
+
+async def test_a_service_that_stopped_succeeding_turns_liveness_red() -> None:
+    """A service that decays in silence is mended by a restart, so somebody must be told to restart."""
+    async with pages(Known(reaper=replace(REAPER, age=timedelta(seconds=31), failures=6))) as client:
+        assert (await read(client, "/healthz"))[0] == 503
+
+
+async def test_with_the_database_away_liveness_stays_green_and_readiness_turns_red() -> None:
+    """B81: restarting a fleet because its database restarts makes one outage into two."""
+    away = Known(
+        reaper=replace(REAPER, age=timedelta(minutes=5), failures=40, database_away=True),
+        ready=replace(READY, database_age=timedelta(minutes=5)),
+    )
+    async with pages(away) as client:
+        assert (await read(client, "/healthz"))[0] == 200
+        status, body = await read(client, "/readyz")
+    assert status == 503
+    assert json.loads(body) == {"ready": False, "reasons": ["the database was last reached 300 s ago"]}
+
+
+async def test_a_working_node_is_ready() -> None:
+    """A database reached as long ago as the bound allows is still a database reached."""
+    async with pages(Known(ready=replace(READY, database_age=RECENT))) as client:
+        assert await read(client, "/readyz") == (200, '{"ready": true, "reasons": []}')
+
+
+@pytest.mark.parametrize(
+    ("ready", "reason"),
+    [
+        (replace(READY, database_age=None), "the database has not been reached yet"),
+        (replace(READY, schema_problem="the schema is older than this rota"), "the schema is older than this rota"),
+        (replace(READY, draining=True), "this node is draining"),
+    ],
+)
+async def test_readiness_is_red_with_the_reason(ready: Readiness, reason: str) -> None:
+    """A roll-out that waits for readiness must wait, and its log must say for what."""
+    async with pages(Known(ready=ready)) as client:
+        status, body = await read(client, "/readyz")
+    assert status == 503
+    assert json.loads(body)["reasons"] == [reason]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/jobs"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+async def test_nothing_over_http_changes_anything(method: str, path: str) -> None:
+    """B105: what has no authentication may only be read, on any path."""
+    probe = Known()
+    async with pages(probe) as client, client.request(method, path) as answer:
+        assert answer.status == 405
+        assert set(answer.headers["Allow"].split(",")) == {"GET", "HEAD"}
+    assert probe.asked == []
+
+
+async def test_head_is_answered_like_get_without_a_body() -> None:
+    """Load balancers probe with HEAD."""
+    async with pages(Known()) as client:
+        for path in ("/metrics", "/healthz", "/readyz"):
+            async with client.head(path) as answer:
+                assert (answer.status, await answer.text()) == (200, "")
+
+
+async def test_other_pages_do_not_exist() -> None:
+    """There is no dashboard to find."""
+    async with pages(Known()) as client:
+        assert (await read(client, "/"))[0] == 404
+
+
+async def test_a_taken_port_says_what_to_set() -> None:
+    """Two daemons on one machine are the first thing that people try."""
+    registry, probe = CollectorRegistry(), Known()
+    async with serve(host="127.0.0.1", port=0, registry=registry, probe=probe) as (host, port):
+        with pytest.raises(ConfigError, match=rf"{host}:{port} .*http\.port \(ROTA_HTTP_PORT\) to a free port, 0"):
+            async with serve(host=host, port=port, registry=registry, probe=probe):
+                pass
+
+
+async def test_the_port_is_free_again_once_left() -> None:
+    """A daemon restarted at once must find its port, even if a scraper still holds its connection."""
+    registry, probe = CollectorRegistry(), Known()
+    async with ClientSession() as client:
+        async with serve(host="127.0.0.1", port=0, registry=registry, probe=probe) as (host, port):
+            await read(client, f"http://{host}:{port}/healthz")
+        async with serve(host=host, port=port, registry=registry, probe=probe) as again:
+            assert again == (host, port)
