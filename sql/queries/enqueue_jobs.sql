@@ -22,4 +22,4 @@ with created as (
     on conflict (handler, unique_key) where unique_key is not null do nothing
     returning job_id
 )
-select count(*) from created
+select count(*) as created from created

@@ -17,7 +17,7 @@ from rota.declared import HandlerFunction
 from rota.errors import AppNotFound, ConfigError
 from rota.handlers import LONGEST_DELAY, Delivery, Handler
 from rota.handlers.codec import codec_of
-from rota.handlers.python import in_process, in_thread, on_loop
+from rota.handlers.python import in_process, in_thread, is_async, on_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -105,7 +105,7 @@ class App:
             if len(inspect.signature(function).parameters) != 1:
                 raise ConfigError(f"handler {name!r} must take exactly one argument, the job")
             codec = codec_of(function)
-            kind = in_process if runs_in == "process" else on_loop if _is_async(function) else in_thread
+            kind = in_process if runs_in == "process" else on_loop if is_async(function) else in_thread
             self._handlers[name] = Handler(
                 name=name,
                 function=function,
@@ -130,7 +130,7 @@ class App:
         The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
         raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
         """
-        if not _is_async(function) or len(inspect.signature(function).parameters) != 2:
+        if not is_async(function) or len(inspect.signature(function).parameters) != 2:
             raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
         self._middleware.append(function)
         return function
@@ -159,10 +159,6 @@ class App:
         for app in self._included_by:
             yield app
             yield from app._all_included_by()  # noqa: SLF001
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _checked_backoff(

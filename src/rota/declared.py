@@ -24,6 +24,7 @@ class HandlerFunction(Generic[P, J, R]):
     """A handler as its module sees it. Calling it calls the function, and nothing else."""
 
     __wrapped__: Callable[[J], R]
+    __name__: str
 
     def __init__(self, name: str, function: Callable[[J], R], codec: Codec) -> None:
         update_wrapper(self, function)

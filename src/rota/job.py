@@ -57,7 +57,12 @@ class _Keep:
     """Stands for: no checkpoint given."""
 
 
-_KEEP = _Keep()
+KEEP: Any = _Keep()
+
+
+def completes_with(checkpoint: Any) -> bool:
+    """Return whether a transaction with that checkpoint completes its job: with none, it does."""
+    return isinstance(checkpoint, _Keep)
 
 
 class JobFacts(Generic[P]):
@@ -172,14 +177,14 @@ class Job(JobFacts[P]):
     __slots__ = ()
 
     @asynccontextmanager
-    async def transaction(self, *, checkpoint: Any = _KEEP) -> AsyncIterator[Connection]:
+    async def transaction(self, *, checkpoint: Any = KEEP) -> AsyncIterator[Connection]:
         """Run a transaction in which the effect and this job's completion commit together, or neither does.
 
         Yields an asyncpg connection at READ COMMITTED. Once per attempt, unless a `checkpoint` (JSON, at most 64 KiB) is given:
         then the effect and the checkpoint commit together, and the job goes on.
         Raises StaleToken, with nothing committed, when the lease was lost. The job's row is touched in the last statement only.
         """
-        completes = isinstance(checkpoint, _Keep)
+        completes = completes_with(checkpoint)
         self._first_transaction(completes=completes)
         async with self._environment.handler_pool.acquire() as conn:
             transaction = conn.transaction(isolation="read_committed")
@@ -278,12 +283,12 @@ class SyncJob(JobFacts[P]):
         self._loop = loop
 
     @contextmanager
-    def transaction(self, *, checkpoint: Any = _KEEP) -> Iterator[psycopg.Connection[Any]]:
+    def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[psycopg.Connection[Any]]:
         """Run a transaction in which the effect and this job's completion commit together, or neither does.
 
         Yields a psycopg connection at READ COMMITTED; needs `pip install 'rota[psycopg]'`. All else is as with `Job.transaction`.
         """
-        completes = isinstance(checkpoint, _Keep)
+        completes = completes_with(checkpoint)
         self._first_transaction(completes=completes)
         if self._environment.blocking is None:
             raise RuntimeError("job.transaction() needs the daemon's database, and this job runs without a daemon")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import inspect
 import json
 import os
 import queue
@@ -27,6 +26,7 @@ from rota.app import find_app
 from rota.db import blocking, drivers
 from rota.errors import Refused, StaleToken
 from rota.failure import describe
+from rota.handlers.python import is_async
 from rota.payload import encode, encode_result
 from rota.signals import Cancel, Retry, Snooze
 
@@ -227,7 +227,7 @@ def main() -> None:
     login = None if order["database"] is None else blocking.Login(**order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
     try:
-        if inspect.iscoroutinefunction(function):
+        if is_async(function):
             result = asyncio.run(function(ChildJob(facts, payload, line, login)))
         else:
             result = function(ChildSyncJob(facts, payload, line, login))

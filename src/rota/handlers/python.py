@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from rota.signals import Cancel, Retry, Snooze
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
+    from collections.abc import Callable
 
     from rota.handlers import Handler, Step
 
@@ -33,6 +35,11 @@ class ChildFailed(Exception):
         super().__init__(text)
         self.kind = kind
         self.permanent = permanent
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether calling it gives something to await: an `async def`, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def on_loop(handler: Handler) -> Step:
