@@ -104,7 +104,8 @@ class App:
                 function = function.__wrapped__
             if len(inspect.signature(function).parameters) != 1:
                 raise ConfigError(f"handler {name!r} must take exactly one argument, the job")
-            codec = codec_of(function)
+            frame = inspect.currentframe()
+            codec = codec_of(function, frame.f_back.f_locals if frame is not None and frame.f_back is not None else {})
             kind = in_process if runs_in == "process" else on_loop if is_async(function) else in_thread
             self._handlers[name] = Handler(
                 name=name,

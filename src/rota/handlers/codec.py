@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +18,7 @@ from rota.errors import ConfigError, InvalidPayload
 from rota.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +29,12 @@ class Codec:
     encode: Callable[[Any], Encoded]
 
 
-def codec_of(function: Callable[..., Any]) -> Codec:
-    """Return the codec for the type T of a handler's `job: Job[T]`; without one, for plain JSON values."""
-    try:
-        hints = get_type_hints(inspect.unwrap(function) if inspect.isfunction(function) else function)
-    except NameError as error:
-        raise ConfigError(
-            f"the annotations of handler {function.__qualname__} can't be resolved ({error}): "
-            "import the payload's type at run time, not under TYPE_CHECKING"
-        ) from error
-    except TypeError:
-        hints = {}  # a callable object
-    parameters = list(inspect.signature(function).parameters)
-    hint = hints.get(parameters[0]) if parameters else None
+def codec_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> Codec:
+    """Return the codec for the type T of a handler's `job: Job[T]`; without one, for plain JSON values.
+
+    `names` are those known where the function is declared, beside its module's: a type may be local to a test.
+    """
+    hint = _hint(function, names or {})
     if get_origin(hint) is None or not get_args(hint):
         return PLAIN
     payload: Any = get_args(hint)[0]
@@ -50,10 +45,28 @@ def codec_of(function: Callable[..., Any]) -> Codec:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(payload)
     except PydanticUserError as error:
-        raise ConfigError(
-            f"the payload type of handler {function.__qualname__} can't be used: {error.message}"
-        ) from error
+        raise ConfigError(f"the payload type of handler {_title(function)} can't be used: {error.message}") from error
     return _typed(adapter, getattr(payload, "__name__", str(payload)))
+
+
+def _hint(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return None
+    # This one annotation: the others may well name what is imported for type checkers only.
+    carrier = SimpleNamespace(__annotations__={"job": parameters[0].annotation})
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    try:
+        return get_type_hints(carrier, known, dict(names))["job"]
+    except NameError as error:
+        raise ConfigError(
+            f"the annotation of handler {_title(function)} can't be resolved ({error}): "
+            "import the payload's type at run time, not under TYPE_CHECKING"
+        ) from error
+
+
+def _title(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
@@ -67,6 +80,9 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
 
     def encode_typed(value: Any) -> Encoded:
         try:
+            for path in _not_finite(adapter.dump_python(value, by_alias=True, warnings="error"), "$"):
+                # pydantic writes null for these, which is another value
+                raise InvalidPayload(f"payload {path}: neither NaN nor an infinity is JSON: use null or text")
             plain = adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
         except (PydanticSerializationError, ValueError, AttributeError, TypeError) as error:
             raise InvalidPayload(
@@ -77,6 +93,18 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
         return text
 
     return Codec(decode, encode_typed)
+
+
+def _not_finite(value: Any, path: str) -> Iterator[str]:
+    match value:
+        case float() if not math.isfinite(value):
+            yield path
+        case dict():
+            for key, item in value.items():
+                yield from _not_finite(item, f"{path}.{key}")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from _not_finite(item, f"{path}[{index}]")
 
 
 def _faults(error: ValidationError) -> str:
