@@ -169,10 +169,10 @@ def with_django(dsn: str) -> Iterator[Any]:
 
 
 SYNC: dict[str, Callable[[str], Any]] = {
-    "asyncpg": with_asyncpg,
-    "asyncpg-pool": with_asyncpg_pool,
-    "psycopg": with_psycopg,
-    "sqlalchemy": with_sqlalchemy,
-    "sqlalchemy-psycopg": with_sqlalchemy_psycopg,
-    "sqlalchemy-session": with_sqlalchemy_session,
+    "psycopg": with_psycopg_sync,
+    "sqlalchemy": with_sqlalchemy_sync,
+    "sqlalchemy-psycopg2": with_sqlalchemy_psycopg2,
+    "sqlalchemy-session": with_sqlalchemy_session_sync,
+    "sqlalchemy-scoped": with_scoped_session,
+    "django": with_django,
 }

@@ -131,7 +131,7 @@ class Encoded(str):
 def encode_payload(payload: Any) -> str:
     """Return a payload as JSON text: what is JSON as it is, dataclasses and pydantic models by their fields."""
     if isinstance(payload, Encoded):
-        return payload
+        return str(payload)  # not a type of ours: drivers go by the type
     if isinstance(payload, BaseModel) or (dataclasses.is_dataclass(payload) and not isinstance(payload, type)):
         payload = to_jsonable_python(payload, by_alias=True)
     return json_text.encode(payload)
