@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
-from rota.declared import HandlerFunction
+from rota.declared import declare
 from rota.errors import AppNotFound, ConfigError
 from rota.handlers import LONGEST_DELAY, Delivery, Handler
 from rota.handlers.codec import codec_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from rota.declared import HandlerFunction
     from rota.handlers import Middleware
     from rota.job import Job, SyncJob
 
@@ -89,7 +90,7 @@ class App:
         double and are jittered, `backoff` gives the delays after the first, the second … failure (the last one holds on), or a
         function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
         attempt whose daemon died nobody can ask a function.
-        The function stays what it is: call it in tests. What comes back has `.name` and `.enqueue(conn, payload)`, too.
+        The function stays what it is: call it in tests. It gains `.name`, and `.enqueue(conn, payload)` with its kin.
         Raises ConfigError for a name that is taken.
         """
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
@@ -100,8 +101,6 @@ class App:
                     raise ConfigError(
                         f"handler {name!r} is declared twice in app {app.name!r}: give one of them another name"
                     )
-            if isinstance(function, HandlerFunction):
-                function = function.__wrapped__
             if len(inspect.signature(function).parameters) != 1:
                 raise ConfigError(f"handler {name!r} must take exactly one argument, the job")
             frame = inspect.currentframe()
@@ -121,7 +120,7 @@ class App:
                 delivery=delivery,
                 permanent=permanent,
             )
-            return HandlerFunction(name, function, codec)
+            return declare(name, function, codec)
 
         return register
 

@@ -103,7 +103,7 @@ class InlineJob(Job[P], Noted):
     async def save_checkpoint(self, value: Any, conn: AsyncConn | None = None) -> None:
         """Keep it in this job."""
         del conn
-        self._saved = encode(value, what="checkpoint")
+        self._attempt.checkpoint = encode(value, what="checkpoint")
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Note it."""
@@ -153,7 +153,7 @@ class InlineSyncJob(SyncJob[P], Noted):
     def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
         """Keep it in this job."""
         del conn
-        self._saved = encode(value, what="checkpoint")
+        self._attempt.checkpoint = encode(value, what="checkpoint")
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Note it."""

@@ -68,12 +68,11 @@ def completes_with(checkpoint: Any) -> bool:
 class JobFacts(Generic[P]):
     """What `Job` and `SyncJob` have in common: the facts of this attempt."""
 
-    __slots__ = ("_attempt", "_environment", "_saved", "_transaction_used", "payload")
+    __slots__ = ("_attempt", "_environment", "_transaction_used", "payload")
 
     def __init__(self, attempt: Attempt, environment: Environment, payload: P) -> None:
         self._attempt = attempt
         self._environment = environment
-        self._saved: str | None = None
         self._transaction_used = False
         self.payload = payload
 
@@ -128,8 +127,7 @@ class JobFacts(Generic[P]):
     @property
     def checkpoint(self) -> Any:
         """What an earlier attempt, or this one, last saved; None at first."""
-        extras = self._attempt.claim.extras
-        text = self._saved if self._saved is not None else None if extras is None else extras.checkpoint
+        text = self._attempt.checkpoint
         return None if text is None else json.loads(text)
 
     @property
@@ -242,7 +240,7 @@ class Job(JobFacts[P]):
                 await self._save(own, text)
         else:
             await self._save(conn, text)
-        self._saved = text
+        self._attempt.checkpoint = text
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come, from 0 to 1, with a note of at most 500 characters. Raises StaleToken if the lease is lost."""
@@ -338,7 +336,6 @@ class SyncJob(JobFacts[P]):
         """
         if conn is None:
             self._wait(self._as_job().save_checkpoint(value))
-            self._saved = encode(value, what="checkpoint")
             return
         text, claim = encode(value, what="checkpoint"), self._attempt.claim
         saved = drivers.fetch_sync(
@@ -352,7 +349,7 @@ class SyncJob(JobFacts[P]):
         )
         if saved is None:
             raise self._stale("checkpoint")
-        self._saved = text
+        self._attempt.checkpoint = text
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come, from 0 to 1. Raises StaleToken when the lease was lost."""

@@ -200,10 +200,10 @@ def test_a_name_is_declared_once() -> None:
 
     app.include(other)
     with pytest.raises(ConfigError, match="'theirs' is declared twice in app 'a'"):
-        app.handler("theirs")(theirs.__wrapped__)
-    app.handler("mine")(theirs.__wrapped__)
+        app.handler("theirs")(theirs)
+    app.handler("mine")(theirs)
     with pytest.raises(ConfigError, match="'mine' is declared twice in app 'a'"):
-        other.handler("mine")(theirs.__wrapped__)
+        other.handler("mine")(theirs)
     with pytest.raises(ConfigError, match="both declare"):
         app.include(other)
     with pytest.raises(ConfigError, match="lifespan"):

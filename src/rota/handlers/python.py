@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rota.handlers import Handler, Step
+    from rota.job import SyncJob
 
 TERM_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
@@ -60,10 +61,22 @@ def in_thread(handler: Handler) -> Step:
         # Without it, the task would be cancelled at an interruption, and a next attempt could begin while the thread still runs.
         attempt.on_interrupt = _leave_alone
         try:
-            call = partial(copy_context().run, function, environment.sync_job(attempt, environment, job.payload, loop))
-            return await loop.run_in_executor(environment.threads(attempt.claim.queue), call)
+            call = partial(
+                copy_context().run, outcome_of, environment.sync_job(attempt, environment, job.payload, loop)
+            )
+            result, error = await loop.run_in_executor(environment.threads(attempt.claim.queue), call)
         finally:
             attempt.on_interrupt = None
+        if error is not None:
+            raise error
+        return result
+
+    def outcome_of(job: SyncJob[Any]) -> tuple[Any, BaseException | None]:
+        # As values: a future can't carry StopIteration, so that a handler with a bare next() would never come to its end.
+        try:
+            return function(job), None
+        except BaseException as error:  # noqa: BLE001  raised again on the loop
+            return None, error
 
     return step
 
