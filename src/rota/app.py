@@ -155,6 +155,18 @@ class App:
         self._included.append(other)
         other._included_by.append(self)
 
+    def joined_by(self, other: App) -> App:
+        """Return an app with the handlers of both, this one's name and lifespan; neither is changed by it."""
+        if not other.handlers:
+            return self
+        both = App(self.name, release=self.release, lifespan=self.lifespan)
+        if taken := sorted(self.handlers.keys() & other.handlers.keys()):
+            raise ConfigError(
+                f"app {self.name!r} declares {', '.join(taken)}, which the configuration turns on: rename one of them"
+            )
+        both._included = [self, other]
+        return both
+
     def _all_included_by(self) -> Iterator[App]:
         for app in self._included_by:
             yield app

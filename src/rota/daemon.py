@@ -42,6 +42,7 @@ from rota.db.pool import (
 from rota.domain.job import NodeId
 from rota.domain.outcome import Interrupted
 from rota.errors import DatabaseUnusable
+from rota.handlers.configured import configured
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.executor import Executor
@@ -130,7 +131,7 @@ class Daemon:
         self.stops = Stops()
         self.address: tuple[str, int] | None = None
         self._config = config
-        self._app = app
+        self._app = app = app.joined_by(configured(config.handlers))
         self._app_reference = app_reference
         self._until_idle = until_idle
         self._slots = _slots(config, app)
