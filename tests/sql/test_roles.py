@@ -245,6 +245,36 @@ async def test_a_client_sees_where_jobs_stand_and_not_what_broke_them(
         await denied(app, f"select from rota.{table}")
 
 
+async def test_a_client_keeps_schedules_and_forges_no_fire(
+    app: Connection[Record], op: Connection[Record], root: Connection[Record]
+) -> None:
+    """All of a schedule that people write, nothing of what daemons do; pausing and running by name are an operator's."""
+    if not await root.fetchval("select to_regclass('rota.schedules') is not null"):
+        pytest.skip("this schema has no schedules yet")
+    made = await app.fetchval("insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') returning schedule_id")
+    assert await app.fetchval("select rota.put_schedule('n', 'h', every => interval '1 h', description => 'd')") == made
+    await app.execute("update rota.schedules set paused = true, resume_at = now() + interval '1 h' where name = 'n'")
+    await app.execute("insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') on conflict do nothing")
+    assert await app.fetchval("select paused from rota.schedules where name = 'n'")
+    assert await app.fetchval("select rota.ran('n', now())") is False
+    for column in (
+        "schedule_id", "created_at", "created_by", "edited_at", "paused_at", "declared_by", "declared", "next_fire_at",
+        "last_fire_at", "last_success_at", "consecutive_failures", "invalid_reason", "version",
+    ):  # fmt: skip
+        with pytest.raises((DENIED, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.GeneratedAlwaysError)):
+            await app.execute(f"update rota.schedules set {column} = {column}")
+    for table in ("schedule_definitions", "schedule_clocks", "fires"):
+        await denied(app, f"select from rota.{table}")
+        await denied(op, f"delete from rota.{table}")
+    await denied(app, "insert into rota.fires (scheduled_for, schedule_id, disposition, name) values (now(), 1, 'enqueued', 'n')")
+    for call in ("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')", "remove_schedule('n')"):
+        await denied(app, f"select rota.{call}")
+        assert await op.fetch(f"select rota.{call}")
+    assert await root.fetchval("select count(*) from rota.audit") >= 3
+    await app.execute("insert into rota.schedules (name, cron, handler) values ('m', '0 3 * * *', 'h')")
+    assert await app.execute("delete from rota.schedules where name = 'm'") == "DELETE 1"
+
+
 # ----------------------------------------------------------------------------------------------- what everybody may not
 
 
