@@ -71,11 +71,11 @@ def lasting_world(server: Server, name: str) -> Iterator[World]:
     """Make one for a whole module, outside of any test's loop."""
     life = world(server, name)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        made = runner.run(life.__aenter__())  # type: ignore[arg-type]  # a coroutine, though typed as less
+        made = runner.run(life.__aenter__())
         try:
             yield made
         finally:
-            runner.run(life.__aexit__(None, None, None))  # type: ignore[arg-type]
+            runner.run(life.__aexit__(None, None, None))
 
 
 async def _make(made: World, *, migrate: bool) -> None:

@@ -150,7 +150,10 @@ async def test_a_client_inserts_with_each_public_column_and_is_told_the_number(a
     assert await app.fetchval(f"{insert} on conflict do nothing returning job_id") is None
     named = "on conflict (handler, unique_key) where unique_key is not null do nothing"
     assert await app.fetchval(f"{insert} {named} returning job_id") is None
-    assert await app.fetchval(f"select count(*) from (select job_id, state, scheduled_for, {columns} from rota.jobs) as j") == 1
+    assert (
+        await app.fetchval(f"select count(*) from (select job_id, state, scheduled_for, {columns} from rota.jobs) as j")
+        == 1
+    )
     for column in PUBLIC_COLUMNS - {"handler"}:
         assert await app.fetchval(f"insert into rota.jobs (handler, {column}) values ('h', null) returning job_id")
 
@@ -164,13 +167,15 @@ async def test_the_row_trigger_reads_the_handlers_queue_for_a_client(
     await denied(app, "select app from rota.handlers")
 
 
-async def test_no_daemons_column_can_be_written_or_read_by_a_client(app: Connection[Record], root: Connection[Record]) -> None:
+async def test_no_daemons_column_can_be_written_or_read_by_a_client(
+    app: Connection[Record], root: Connection[Record]
+) -> None:
     """Nobody forges a state, a token, a fire's identity or created_by: also not in a column that is yet to come."""
     columns = await root.fetch(
         "select attname, atttypid::regtype::text as type from pg_attribute "
         "where attrelid = 'rota.jobs'::regclass and attnum > 0 and not attisdropped"
     )
-    assert PUBLIC_COLUMNS < {row["attname"] for row in columns}
+    assert {row["attname"] for row in columns} > PUBLIC_COLUMNS
     for name, kind in columns:
         await denied(app, f"update rota.jobs set {name} = default")
         if name in PUBLIC_COLUMNS:
@@ -187,12 +192,15 @@ async def test_no_daemons_column_can_be_written_or_read_by_a_client(app: Connect
 
 async def test_created_by_is_who_logged_in(app: Connection[Record], root: Connection[Record], place: World) -> None:
     """It decides who may cancel. A role that the login may take on is a name of its own; another's can't be taken."""
-    job_id = (await app.fetchrow("select * from rota.enqueue('h')"))["job_id"]
+    job_id = await app.fetchval("select job_id from rota.enqueue('h')")
     await app.execute(f"set role {place.prefix}_client")
     shared = await app.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
     await app.execute("reset role")
-    made = dict(await root.fetch("select job_id, created_by from rota.jobs"))
-    assert made == {job_id: f"{place.prefix}_app", shared: f"{place.prefix}_client"}
+    made = await root.fetch("select job_id, created_by from rota.jobs")
+    assert {row["job_id"]: row["created_by"] for row in made} == {
+        job_id: f"{place.prefix}_app",
+        shared: f"{place.prefix}_client",
+    }
     for role in ("other", "op", "owner", "daemon", "operator", "mig"):
         await denied(app, f"set role {place.prefix}_{role}")
         await denied(app, f"set session authorization {place.prefix}_{role}")
@@ -211,11 +219,15 @@ async def test_a_client_cancels_its_own_jobs_and_nobody_elses(
         with pytest.raises(DENIED, match="not yours"):
             await other.fetchval("select rota.cancel($1, force => true)", mine)
         with pytest.raises(DENIED, match="not yours"):
-            await other.fetchrow("select * from rota.enqueue('h', '{}', unique_key => 'mine', on_conflict => 'replace')")
-        kept = await other.fetchrow("select * from rota.enqueue('h', '{\"n\": 2}', unique_key => 'mine')")
-        assert tuple(kept) == (mine, False)
-    replaced = await app.fetchrow("select * from rota.enqueue('h', '{\"n\": 3}', unique_key => 'mine', on_conflict => 'replace')")
-    assert tuple(replaced) == (mine, False)
+            await other.fetchrow(
+                "select * from rota.enqueue('h', '{}', unique_key => 'mine', on_conflict => 'replace')"
+            )
+        kept = await other.fetch("select * from rota.enqueue('h', '{\"n\": 2}', unique_key => 'mine')")
+        assert [tuple(row) for row in kept] == [(mine, False)]
+    replaced = await app.fetch(
+        "select * from rota.enqueue('h', '{\"n\": 3}', unique_key => 'mine', on_conflict => 'replace')"
+    )
+    assert [tuple(row) for row in replaced] == [(mine, False)]
     assert await root.fetchval("select payload->>'n' from rota.jobs") == "3"
     assert await app.fetchval("select rota.cancel($1)", mine) == "cancelled"
     assert await state_of(root, mine) == "cancelled"
@@ -241,7 +253,17 @@ async def test_a_client_sees_where_jobs_stand_and_not_what_broke_them(
     await make_dead_letter(root)
     assert await app.fetchval("select state from rota.job_status") == "dead"
     assert await app.fetchval("select count(*) from rota.meta") == 1
-    for table in ("dead_letters", "job_runs", "attempts", "audit", "nodes", "queues", "guards", "cancel_requests", "migrations"):
+    for table in (
+        "dead_letters",
+        "job_runs",
+        "attempts",
+        "audit",
+        "nodes",
+        "queues",
+        "guards",
+        "cancel_requests",
+        "migrations",
+    ):
         await denied(app, f"select from rota.{table}")
 
 
@@ -251,22 +273,28 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     """All of a schedule that people write, nothing of what daemons do; pausing and running by name are an operator's."""
     if not await root.fetchval("select to_regclass('rota.schedules') is not null"):
         pytest.skip("this schema has no schedules yet")
-    made = await app.fetchval("insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') returning schedule_id")
+    made = await app.fetchval(
+        "insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') returning schedule_id"
+    )
     assert await app.fetchval("select rota.put_schedule('n', 'h', every => interval '1 h', description => 'd')") == made
     await app.execute("update rota.schedules set paused = true, resume_at = now() + interval '1 h' where name = 'n'")
-    await app.execute("insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') on conflict do nothing")
+    await app.execute(
+        "insert into rota.schedules (name, cron, handler) values ('n', '0 3 * * *', 'h') on conflict do nothing"
+    )
     assert await app.fetchval("select paused from rota.schedules where name = 'n'")
     assert await app.fetchval("select rota.ran('n', now())") is False
     for column in (
         "schedule_id", "created_at", "created_by", "edited_at", "paused_at", "declared_by", "declared", "next_fire_at",
         "last_fire_at", "last_success_at", "consecutive_failures", "invalid_reason", "version",
     ):  # fmt: skip
-        with pytest.raises((DENIED, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.GeneratedAlwaysError)):
+        with pytest.raises((DENIED, asyncpg.FeatureNotSupportedError, asyncpg.GeneratedAlwaysError)):
             await app.execute(f"update rota.schedules set {column} = {column}")
     for table in ("schedule_definitions", "schedule_clocks", "fires"):
         await denied(app, f"select from rota.{table}")
         await denied(op, f"delete from rota.{table}")
-    await denied(app, "insert into rota.fires (scheduled_for, schedule_id, disposition, name) values (now(), 1, 'enqueued', 'n')")
+    await denied(
+        app, "insert into rota.fires (scheduled_for, schedule_id, disposition, name) values (now(), 1, 'enqueued', 'n')"
+    )
     for call in ("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')", "remove_schedule('n')"):
         await denied(app, f"select rota.{call}")
         assert await op.fetch(f"select rota.{call}")
@@ -279,9 +307,7 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
 
 
 @pytest.mark.parametrize("login", ["app", "op"])
-async def test_rows_are_changed_by_functions_alone(
-    login: str, place: World, root: Connection[Record]
-) -> None:
+async def test_rows_are_changed_by_functions_alone(login: str, place: World, root: Connection[Record]) -> None:
     """What a function doesn't do, nobody does: there is no way around the audit, the fence or the ledger."""
     tables = await root.fetch(
         "select oid::regclass::text as name, relkind from pg_class "
@@ -318,7 +344,9 @@ async def test_each_role_calls_its_functions_and_no_others(root: Connection[Reco
         has = {
             row["proname"]
             for row in functions
-            if await root.fetchval("select has_function_privilege($1, $2::oid, 'EXECUTE')", f"{place.prefix}_{role}", row["oid"])
+            if await root.fetchval(
+                "select has_function_privilege($1, $2::oid, 'EXECUTE')", f"{place.prefix}_{role}", row["oid"]
+            )
         }
         assert has == may & {row["proname"] for row in functions}
 
@@ -327,7 +355,11 @@ async def test_the_public_has_nothing(root: Connection[Record], place: World) ->
     """A login without a role can't even learn that there is a schema."""
     await root.execute(f"create role {place.prefix}_nobody login password 'secret'")
     async with place.connect("nobody") as nobody:
-        for statement in ("select from rota.job_status", "insert into rota.jobs (handler) values ('h')", "select rota.caller()"):
+        for statement in (
+            "select from rota.job_status",
+            "insert into rota.jobs (handler) values ('h')",
+            "select rota.caller()",
+        ):
             await denied(nobody, statement)
     assert await granted_to_all(root) == []
 
@@ -354,23 +386,32 @@ async def test_functions_with_the_owners_rights_look_nowhere_else(
         "and not coalesce(proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"
     )
     assert loose == []
-    assert await root.fetchval("select count(*) from pg_proc where pronamespace = 'rota'::regnamespace and prosecdef") > 5
+    assert (
+        await root.fetchval("select count(*) from pg_proc where pronamespace = 'rota'::regnamespace and prosecdef") > 5
+    )
 
     await root.execute(f"create schema trap authorization {place.prefix}_app")
     await app.execute(
         """
-        create function trap.now() returns timestamptz language plpgsql as $$ begin raise exception 'trapped by %', current_user; end $$;
-        create function trap.pg_notify(text, text) returns void language plpgsql as $$ begin raise exception 'trapped by %', current_user; end $$;
-        create function trap.clock_timestamp() returns timestamptz language plpgsql as $$ begin raise exception 'trapped by %', current_user; end $$;
+        create function trap.now() returns timestamptz language plpgsql
+            as $$ begin raise exception 'trapped by %', current_user; end $$;
+        create function trap.pg_notify(text, text) returns void language plpgsql
+            as $$ begin raise exception 'trapped by %', current_user; end $$;
+        create function trap.clock_timestamp() returns timestamptz language plpgsql
+            as $$ begin raise exception 'trapped by %', current_user; end $$;
         create temp table jobs (job_id bigint, created_by text, state text);
         set search_path = trap, pg_temp, pg_catalog, rota;
         """
     )
-    job_id = await root.fetchval("insert into rota.jobs (handler, created_by) values ('h', $1) returning job_id", f"{place.prefix}_app")
+    job_id = await root.fetchval(
+        "insert into rota.jobs (handler, created_by) values ('h', $1) returning job_id", f"{place.prefix}_app"
+    )
     assert await app.fetchval("select rota.cancel($1)", job_id) == "cancelled"
 
 
-async def test_a_notification_from_anybody_is_a_hint_and_no_order(app: Connection[Record], root: Connection[Record]) -> None:
+async def test_a_notification_from_anybody_is_a_hint_and_no_order(
+    app: Connection[Record], root: Connection[Record]
+) -> None:
     """Channels have no owners: a client can say that job 1 is cancelled, and nothing in the database believes it."""
     running = await make_running_job(root)
     await app.execute("select pg_notify('rota_cancel', $1)", str(running.job_id))
@@ -430,9 +471,7 @@ def called_in(module: str) -> list[str]:
 @pytest.mark.parametrize(
     ("login", "module"), [("op", "operations.py"), ("op", "reports.py"), ("node", "queries.py"), ("node", "listen.py")]
 )
-async def test_each_statement_that_a_role_sends_is_within_its_rights(
-    login: str, module: str, place: World, root: Connection[Record]
-) -> None:
+async def test_each_statement_that_a_role_sends_is_within_its_rights(login: str, module: str, place: World) -> None:
     """A missing right would show itself in a fleet's night, in the one branch that no test had taken."""
     names = called_in(module) if module != "listen.py" else ["await_inserts", "ignore_inserts"]
     async with place.connect(login) as conn:
@@ -440,7 +479,9 @@ async def test_each_statement_that_a_role_sends_is_within_its_rights(
         for number, name in enumerate(names):
             # Who starts a statement is asked for its rights, also where it is only explained.
             await conn.execute(f"prepare q{number} as {SQL[name]}")
-            count = await conn.fetchval("select cardinality(parameter_types) from pg_prepared_statements where name = $1", f"q{number}")
+            count = await conn.fetchval(
+                "select cardinality(parameter_types) from pg_prepared_statements where name = $1", f"q{number}"
+            )
             nulls = f"({', '.join(['null'] * count)})" if count else ""
             try:
                 await conn.execute(f"explain execute q{number}{nulls}")
@@ -480,17 +521,25 @@ async def test_everything_belongs_to_the_owner_who_has_no_login(root: Connection
     )
     assert [row[0] for row in owners] == [f"{place.prefix}_owner"]
     for role in ROLES:
-        assert not await root.fetchval("select rolcanlogin or rolsuper or rolcreaterole from pg_roles where rolname = $1", f"{place.prefix}_{role}")
+        assert not await root.fetchval(
+            "select rolcanlogin or rolsuper or rolcreaterole from pg_roles where rolname = $1", f"{place.prefix}_{role}"
+        )
 
 
 async def test_roles_can_be_given_their_rights_again(root: Connection[Record], place: World) -> None:
     """After each migration, and whenever somebody has meddled: what was granted by hand on the tables is taken back."""
-    await root.execute(f"grant update (state) on rota.jobs to {place.prefix}_client; grant execute on function rota.caller() to public")
+    await root.execute(
+        f"grant update (state) on rota.jobs to {place.prefix}_client; grant execute on function rota.caller() to public"
+    )
     again = await migrate(place.dsn("mig"), role_prefix=place.prefix)
     assert list(again.roles) == [f"{place.prefix}_{role}" for role in ROLES]
     assert list(again.notices) == []
-    assert not await root.fetchval("select has_column_privilege($1, 'rota.jobs', 'state', 'UPDATE')", f"{place.prefix}_client")
-    assert await root.fetchval("select has_column_privilege($1, 'rota.jobs', 'payload', 'INSERT')", f"{place.prefix}_client")
+    assert not await root.fetchval(
+        "select has_column_privilege($1, 'rota.jobs', 'state', 'UPDATE')", f"{place.prefix}_client"
+    )
+    assert await root.fetchval(
+        "select has_column_privilege($1, 'rota.jobs', 'payload', 'INSERT')", f"{place.prefix}_client"
+    )
     assert await granted_to_all(root) == []
 
 
@@ -499,42 +548,57 @@ async def test_a_later_migration_brings_its_rights_along(
 ) -> None:
     """Who forgets --roles at an upgrade must not find daemons at a standstill: the roles that are there are seen to."""
     from rota.db import migrate as module
+    from rota.db import sql
 
-    later = {**module.MIGRATIONS, "9999_later": "create table rota.later (n int); create function rota.ran(n int) returns int language sql return 1"}
+    later = {
+        **sql.MIGRATIONS,
+        "9999_later": "create table rota.later (n int); create function rota.ran(n int) returns int language sql return 1",
+    }
     monkeypatch.setattr(module, "MIGRATIONS", later)
     monkeypatch.setattr(module, "VERSION", len(later))
     done = await migrate(place.dsn("mig"))
     assert list(done.applied) == ["9999_later"]
     assert f"{place.prefix}_client" in done.roles
-    assert await root.fetchval("select has_function_privilege($1, 'rota.ran(int)', 'EXECUTE')", f"{place.prefix}_client")
+    assert await root.fetchval(
+        "select has_function_privilege($1, 'rota.ran(int)', 'EXECUTE')", f"{place.prefix}_client"
+    )
     assert not await root.fetchval("select has_table_privilege($1, 'rota.later', 'SELECT')", f"{place.prefix}_client")
-    assert await root.fetchval("select relowner::regrole::text from pg_class where oid = 'rota.later'::regclass") == f"{place.prefix}_owner"
-    await root.execute("drop table rota.later; drop function rota.ran(int); delete from rota.migrations where name = '9999_later'")
+    assert (
+        await root.fetchval("select relowner::regrole::text from pg_class where oid = 'rota.later'::regclass")
+        == f"{place.prefix}_owner"
+    )
+    await root.execute(
+        "drop table rota.later; drop function rota.ran(int); delete from rota.migrations where name = '9999_later'"
+    )
     monkeypatch.undo()
     await root.execute("update rota.meta set schema_version = $1", module.VERSION)
 
 
 async def test_who_may_not_create_roles_is_told_what_to_ask_for(server: Server) -> None:
     """An administrator has to act: the error holds the line to type, and nothing was half done."""
-    async with world(server, "poor", migrate=False) as made:
-        async with made.connect() as root:
-            await root.execute(f"alter role {made.migrator} nocreaterole")
-            with pytest.raises(DatabaseUnusable) as refused:
-                await migrate(made.dsn("mig"), role_prefix=made.prefix)
-            assert f"{made.migrator} may not create roles" in str(refused.value)
-            assert f"alter role {made.migrator} createrole" in str(refused.value)
-            assert await root.fetchval("select count(*) from rota.jobs") == 0  # the schema itself is there
+    async with world(server, "poor", migrate=False) as made, made.connect() as root:
+        await root.execute(f"alter role {made.migrator} nocreaterole")
+        with pytest.raises(DatabaseUnusable) as refused:
+            await migrate(made.dsn("mig"), role_prefix=made.prefix)
+        assert f"{made.migrator} may not create roles" in str(refused.value)
+        assert f"alter role {made.migrator} createrole" in str(refused.value)
+        assert await root.fetchval("select count(*) from rota.jobs") == 0  # the schema itself is there
 
-            # The other way out: somebody else makes them.
-            for role in ROLES:
-                await root.execute(f"create role {made.prefix}_{role} nologin")
-            told = await migrate(made.dsn("mig"), role_prefix=made.prefix)
-            assert any("everything still belongs to" in said and "grant" in said for said in told.notices)
-            assert await root.fetchval("select has_column_privilege($1, 'rota.jobs', 'handler', 'INSERT')", f"{made.prefix}_client")
-            await root.execute(f"grant {made.prefix}_owner to {made.migrator}")
-            told = await migrate(made.dsn("mig"), role_prefix=made.prefix)
-            assert list(told.notices) == []
-            assert await root.fetchval("select nspowner::regrole::text from pg_namespace where nspname = 'rota'") == f"{made.prefix}_owner"
+        # The other way out: somebody else makes them.
+        for role in ROLES:
+            await root.execute(f"create role {made.prefix}_{role} nologin")
+        told = await migrate(made.dsn("mig"), role_prefix=made.prefix)
+        assert any("everything still belongs to" in said and "grant" in said for said in told.notices)
+        assert await root.fetchval(
+            "select has_column_privilege($1, 'rota.jobs', 'handler', 'INSERT')", f"{made.prefix}_client"
+        )
+        await root.execute(f"grant {made.prefix}_owner to {made.migrator}")
+        told = await migrate(made.dsn("mig"), role_prefix=made.prefix)
+        assert list(told.notices) == []
+        assert (
+            await root.fetchval("select nspowner::regrole::text from pg_namespace where nspname = 'rota'")
+            == f"{made.prefix}_owner"
+        )
 
 
 async def test_the_schema_of_somebody_else_is_left_alone_with_his_name(server: Server) -> None:
@@ -548,10 +612,16 @@ async def test_the_schema_of_somebody_else_is_left_alone_with_his_name(server: S
                 with pytest.raises(DENIED, match="may not act") as refused:
                     await migrator.execute(roles_script(made.prefix))
                 assert "Run this as" in str(refused.value.hint)
-            assert await root.fetchval("select count(*) from pg_roles where starts_with(rolname, $1)", f"{made.prefix}_") == 1
+            assert (
+                await root.fetchval("select count(*) from pg_roles where starts_with(rolname, $1)", f"{made.prefix}_")
+                == 1
+            )
             # What is printed for other tools does the same, and a superuser may.
             await root.execute(roles_script(made.prefix))
-            assert await root.fetchval("select nspowner::regrole::text from pg_namespace where nspname = 'rota'") == f"{made.prefix}_owner"
+            assert (
+                await root.fetchval("select nspowner::regrole::text from pg_namespace where nspname = 'rota'")
+                == f"{made.prefix}_owner"
+            )
 
 
 async def test_who_may_not_make_a_schema_is_told_so(server: Server) -> None:

@@ -21,12 +21,15 @@ def migrate_database(config: "Config") -> None:
 
 def migrate(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if something is missing.")] = False,
-    roles: Annotated[bool, typer.Option("--roles", help="Make the four roles, too, and give them their rights.")] = False,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Make the four roles, too, and give them their rights.")
+    ] = False,
     role_prefix: Annotated[
         str | None, typer.Option("--role-prefix", metavar="NAME", help="Of their names.", show_default="rota")
     ] = None,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print all migrations (with --roles: the roles) as SQL, for a tool of your own.")
+        bool,
+        typer.Option("--sql", help="Print all migrations (with --roles: the roles) as SQL, for a tool of your own."),
     ] = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
@@ -75,7 +78,9 @@ def _checked_prefix(roles: bool, role_prefix: str | None) -> str | None:
 
     if role_prefix is not None and not roles:
         raise typer.BadParameter("goes with --roles", param_hint="--role-prefix")
-    if role_prefix is not None and (not re.fullmatch(r"[a-z_][a-z0-9_]{0,49}", role_prefix) or role_prefix.startswith("pg_")):
+    if role_prefix is not None and (
+        not re.fullmatch(r"[a-z_][a-z0-9_]{0,49}", role_prefix) or role_prefix.startswith("pg_")
+    ):
         raise typer.BadParameter(
             f"{role_prefix!r} must be up to 50 small letters, digits and underscores, and not begin with pg_",
             param_hint="--role-prefix",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -95,15 +96,20 @@ async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied
         await conn.execute("select pg_advisory_lock($1, 3)", LOCK)
         known = await _known(conn)
         _agree(known, await _oldest_compatible(conn, known))
+        if role_prefix is not None and len(known) > VERSION:
+            raise SchemaMismatch(
+                f"the schema is at version {len(known)}, newer than this rota knows ({VERSION}): "
+                "it would take away the rights on what it doesn't know; give rights with the newer rota"
+            )
         fresh = list(MIGRATIONS.items())[len(known) :]
         for number, (name, text) in enumerate(fresh, len(known) + 1):
-            await _patiently(lambda n=number, m=name, t=text: _apply(conn, n, m, t), what=f"migration {name}")
+            await _patiently(partial(_apply, conn, number, name, text), what=f"migration {name}")
         await conn.execute("select made from rota.rotate_ledger()")
         prefixes = [role_prefix] if role_prefix is not None else []
         if fresh:
             prefixes += [row[0] for row in await conn.fetch(SQL["find_role_prefixes"]) if row[0] != role_prefix]
         for prefix in prefixes:
-            await _patiently(lambda p=prefix: _grant(conn, p), what="giving the roles their rights")
+            await _patiently(partial(_grant, conn, prefix), what="giving the roles their rights")
         return Applied(
             applied=[name for name, _ in fresh],
             version=max(len(known), VERSION),
@@ -153,9 +159,8 @@ async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
                 break
         await asyncio.sleep(PAUSE)
     raise DatabaseUnusable(
-        f"{what} needs a lock on a table that somebody has held for a minute; nothing of it was changed. "
-        "Whose transaction is old: select pid, usename, xact_start, query from pg_stat_activity order by xact_start; "
-        "then run this again"
+        f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it was changed. "
+        "pg_stat_activity shows the oldest transactions, by xact_start: end the one that holds it, and run this again"
     )
 
 

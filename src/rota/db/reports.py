@@ -134,7 +134,7 @@ class LetterLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterGroup:
-    """Dead letters of one handler and queue, of one reason and kind of error."""
+    """Dead letters of one handler and queue, of one reason and kind of error; `sample` is the job_id of the latest job."""
 
     handler: str
     queue: str
@@ -144,6 +144,7 @@ class LetterGroup:
     at_most_once: int
     oldest: datetime
     newest: datetime
+    sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,25 @@ class LivingNode:
     def claims_from(self, queue: str) -> bool:
         """Whether this daemon takes jobs from that queue."""
         return self.state == "running" and (queue in self.queues or "*" in self.queues)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownHandler:
+    """A handler that daemons have registered, or that was paused; `nodes`: how many living daemons have it."""
+
+    handler: str
+    app: str | None
+    release: str | None
+    queue: str | None
+    max_attempts: int | None
+    timeout: timedelta | None
+    delivery: str | None
+    seen_at: datetime | None
+    nodes: int
+    paused: bool
+    pause_reason: str | None
+    paused_by: str | None
+    paused_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +285,20 @@ async def list_paused(db: Connection) -> list[Paused]:
 async def list_handler_names(db: Connection) -> list[str]:
     """Return every handler that a daemon has ever registered."""
     return [row[0] for row in await db.fetch(SQL["list_handler_names"])]
+
+
+async def list_handlers(db: Connection) -> list[KnownHandler]:
+    """Return the handlers that daemons have registered or people have paused."""
+    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"])]
+
+
+async def count_live_jobs(
+    db: Connection, *, handler: str | None, queue: str | None, before: datetime | None
+) -> tuple[int, int]:
+    """Return how many wait and how many run."""
+    row = await db.fetchrow(SQL["count_live_jobs"], handler, queue, before)
+    assert row is not None  # noqa: S101  a SELECT of counts
+    return row[0], row[1]
 
 
 async def examine_server(db: Connection) -> ServerLook:
