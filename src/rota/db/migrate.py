@@ -151,13 +151,11 @@ async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
     """Do it in spite of others' locks, without making everybody wait behind it: in short tries, with pauses between them."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while True:
+    while loop.time() < deadline:
         try:
             return await work()
         except asyncpg.LockNotAvailableError:
-            if loop.time() > deadline:
-                break
-        await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE)
     raise DatabaseUnusable(
         f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it was changed. "
         "pg_stat_activity shows the oldest transactions, by xact_start: end the one that holds it, and run this again"
