@@ -239,11 +239,11 @@ async def register_node(
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
-    """Return what `Telemetry.backlog_sampled` shows."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "dead": {}}
+    """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "unclaimed": {}, "dead": {}}
     for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
         match kind:
-            case "jobs" | "oldest_due":
+            case "jobs" | "oldest_due" | "unclaimed":
                 sample[kind][queue, label] = value
             case "dead":
                 sample[kind][queue] = value
