@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -187,3 +188,31 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
     assert (await rota("call", "shop.writes", json.dumps({"n": 7}))).code == 0
     assert await conn.fetchval("select n from effects") == 7
     assert await conn.fetchval("select count(*) from rota.job_status") == 0
+
+
+async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) -> None:
+    """The command and what it prints for other tools do the same; a prefix that can't be one is refused before anything."""
+    prefix = f"rt{os.getpid()}_cli"
+    try:
+        said = await rota("migrate", "--roles", "--role-prefix", prefix, "--json")
+        assert said.json["roles"] == [f"{prefix}_{role}" for role in ("owner", "daemon", "operator", "client")]
+        may = "select has_column_privilege($1, 'rota.jobs', 'payload', 'INSERT')"
+        assert await conn.fetchval(may, f"{prefix}_client")
+        await conn.execute(f"revoke all on rota.jobs from {prefix}_client")
+        printed = await rota("migrate", "--roles", "--role-prefix", prefix, "--sql", DATABASE_URL="")
+        await conn.execute(printed.out)
+        assert await conn.fetchval(may, f"{prefix}_client")
+        assert f"rights given to {prefix}_owner" in (await rota("migrate", "--roles", "--role-prefix", prefix)).out
+    finally:
+        names = await conn.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{prefix}_")
+        await conn.execute(f"reassign owned by {prefix}_owner to current_user")
+        for row in names:
+            await conn.execute(f"drop owned by {row[0]}; drop role {row[0]}")
+    for wrong in (
+        ["--role-prefix", "shop"],
+        ["--roles", "--role-prefix", "Shop"],
+        ["--roles", "--role-prefix", "pg_x"],
+        ["--roles", "--role-prefix", "a'; drop table x; --"],
+        ["--roles", "--check"],
+    ):
+        assert (await rota("migrate", *wrong)).code == 2

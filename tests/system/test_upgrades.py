@@ -51,7 +51,8 @@ async def test_an_older_daemon_works_beside_a_newer_schema_that_is_fit_for_it(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     """While a fleet is being upgraded both are there, and the old ones are restarted too: by crashes, by `rota migrate`
-    in the same script as ever."""
+    in the same script as ever.
+    """
     await _newer(conn, oldest_compatible=module.VERSION)
     job_id = await conn.fetchval("insert into rota.jobs (handler) values ('shop.works') returning job_id")
 
@@ -111,7 +112,8 @@ async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
     rota: Shell, database: Database, conn: Connection[Record]
 ) -> None:
     """Behind a statement that waits for an exclusive lock every claim waits, too. A report that runs for an hour must not
-    turn a migration into an outage of an hour: it tries for half a second at a time, and jobs run in between."""
+    turn a migration into an outage of an hour: it tries for half a second at a time, and jobs run in between.
+    """
     with started(rota, "run", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=30, what="the daemon")
         async with database.connect() as report:
@@ -131,7 +133,9 @@ async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
 
                 for _ in range(3):
                     await eventually(waits, what="the migration's try")
-                    job_id = await conn.fetchval("insert into rota.jobs (handler) values ('shop.works') returning job_id")
+                    job_id = await conn.fetchval(
+                        "insert into rota.jobs (handler) values ('shop.works') returning job_id"
+                    )
 
                     async def ended(job_id: int = job_id) -> bool:
                         return bool(
