@@ -81,7 +81,9 @@ class Node:
 
 
 @asynccontextmanager
-async def node(dsn: str, app: App, *, falls: bool = False, reference: str | None = None, **settings: Any) -> AsyncIterator[Node]:
+async def node(
+    dsn: str, app: App, *, falls: bool = False, reference: str | None = None, **settings: Any
+) -> AsyncIterator[Node]:
     """Run a daemon until the block is left, and stop it then. `falls`: that run() raises is what the test is about.
 
     Settings are written with underscores for dots: `lease_duration="3s"`.
@@ -126,7 +128,11 @@ async def node(dsn: str, app: App, *, falls: bool = False, reference: str | None
 async def insert(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:
     """Insert a job as a client does; a column's value is SQL where it is a str. Return its job_id."""
     names = ["handler", "payload", *columns]
-    values = ["$1", "$2::text::jsonb", *(value if isinstance(value, str) else repr(value) for value in columns.values())]
+    values = [
+        "$1",
+        "$2::text::jsonb",
+        *(value if isinstance(value, str) else repr(value) for value in columns.values()),
+    ]
     return int(
         await conn.fetchval(
             f"insert into rota.jobs ({', '.join(names)}) values ({', '.join(values)}) returning job_id",

@@ -81,7 +81,11 @@ async def extend_leases(
 
 
 async def settle_succeeded(
-    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]], results: Sequence[tuple[FenceToken, str]]
+    db: Connection,
+    *,
+    node: NodeId,
+    attempts: Sequence[tuple[int, FenceToken]],
+    results: Sequence[tuple[FenceToken, str]],
 ) -> list[FenceToken]:
     """Return the tokens of what was written into the ledger. By token, for two attempts of one job may end together."""
     job_ids, tokens = zip(*attempts, strict=True)
