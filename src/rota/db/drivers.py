@@ -60,7 +60,15 @@ if TYPE_CHECKING:
     )
 
 
-Query = Literal["enqueue_job", "enqueue_jobs", "find_enqueued", "complete_job", "guard_resource", "save_checkpoint"]
+Query = Literal[
+    "enqueue_job",
+    "enqueue_jobs",
+    "enqueue_keyed_jobs",
+    "find_enqueued",
+    "complete_job",
+    "guard_resource",
+    "save_checkpoint",
+]
 """What runs on connections of others."""
 
 STALE = "RT001"
