@@ -86,7 +86,7 @@ def test_what_is_json_comes_back_exactly(value: Any) -> None:
 
 def test_a_tuple_is_a_list_and_a_limit_is_in_bytes() -> None:
     """What counts is how the text is stored, in UTF-8."""
-    assert encode((1, (2,))) == "[1,[2]]"
+    assert encode((1, (2,))) == "[1, [2]]"
     assert encode("x" * 65_534, what="checkpoint")
     with pytest.raises(InvalidPayload, match=r"checkpoint has 98304 bytes|at most 65536"):
         encode("€" * 32_767, what="checkpoint")
