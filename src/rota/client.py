@@ -23,7 +23,7 @@ from rota.db import drivers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from rota.db.drivers import AsyncConn, SyncConn
+    from rota.db.drivers import AsyncConn, Query, SyncConn
 
     Encode = Callable[[Any], str]
 
@@ -104,9 +104,9 @@ async def enqueue_many(
     """
     drivers.check_async(conn, "rota.enqueue_many")
     created = 0
-    for options, jobs in _batches(payloads, columns, encode or encode_payload):
-        row = await drivers.fetch(conn, "enqueue_jobs", handler, options, jobs, caller="rota.enqueue_many")
-        created += row[0] if row else 0
+    for query, options, jobs, sent in _batches(payloads, columns, encode or encode_payload):
+        row = await drivers.fetch(conn, query, handler, options, jobs, caller="rota.enqueue_many")
+        created += sent if row is None or query == "enqueue_jobs" else row[0]
     return created
 
 
@@ -116,9 +116,9 @@ def enqueue_many_sync(
     """Insert a job for each payload on a blocking connection; all else is as with `enqueue_many`."""
     drivers.check_sync(conn, "rota.enqueue_many_sync")
     created = 0
-    for options, jobs in _batches(payloads, columns, encode or encode_payload):
-        row = drivers.fetch_sync(conn, "enqueue_jobs", handler, options, jobs, caller="rota.enqueue_many_sync")
-        created += row[0] if row else 0
+    for query, options, jobs, sent in _batches(payloads, columns, encode or encode_payload):
+        row = drivers.fetch_sync(conn, query, handler, options, jobs, caller="rota.enqueue_many_sync")
+        created += sent if row is None or query == "enqueue_jobs" else row[0]
     return created
 
 
@@ -146,7 +146,9 @@ def _job(payload: Any, columns: Mapping[str, Any]) -> tuple[str | None, str]:
     return text, json.dumps({name: _option(name, value) for name, value in columns.items() if value is not None})
 
 
-def _batches(payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode) -> Iterator[tuple[str, str]]:
+def _batches(
+    payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode
+) -> Iterator[tuple[Query, str, str, int]]:
     if columns.get("on_conflict") not in {None, "keep"}:
         raise TypeError("enqueue_many keeps live jobs with the same unique_key: on_conflict can only be 'keep'")
     shared, own = {}, {}
@@ -162,28 +164,28 @@ def _batches(payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode
         else:
             shared[name] = _option(name, value)
     options = json.dumps(shared)
+    query: Query = "enqueue_keyed_jobs" if own else "enqueue_jobs"
     left = iter(payloads)
     jobs: list[str] = []
     size = 0
     while chunk := list(islice(left, BATCH)):
         for payload in chunk:
-            text = _one_of_many(payload, own, encode)
+            text = "null" if payload is None else encode(payload)
+            if own:
+                text = _with_own(text, payload, own)
             jobs.append(text)
             size += len(text)
             if size > BATCH_BYTES:
-                yield options, f"[{','.join(jobs)}]"
+                yield query, options, f"[{','.join(jobs)}]", len(jobs)
                 jobs, size = [], 0
         if jobs:
-            yield options, f"[{','.join(jobs)}]"
+            yield query, options, f"[{','.join(jobs)}]", len(jobs)
             jobs, size = [], 0
 
 
-def _one_of_many(payload: Any, own: Mapping[str, Callable[[Any], Any]], encode: Encode) -> str:
-    text = "null" if payload is None else encode(payload)
+def _with_own(text: str, payload: Any, own: Mapping[str, Callable[[Any], Any]]) -> str:
     columns = {name: _option(name, value) for name, of in own.items() if (value := of(payload)) is not None}
-    if not columns:
-        return f'{{"payload":{text}}}'
-    return f'{{"payload":{text},{json.dumps(columns)[1:]}'
+    return f'{{"payload":{text}' + (f",{json.dumps(columns)[1:]}" if columns else "}")
 
 
 def _option(name: str, value: Any) -> Any:

@@ -291,6 +291,8 @@ class SyncJob(JobFacts[P]):
         if self._environment.blocking is None:
             raise RuntimeError("job.transaction() needs the daemon's database, and this job runs without a daemon")
         with self._environment.blocking.connection() as conn:
+            from psycopg import OperationalError  # noqa: PLC0415  optional, and here we have it
+
             conn.execute("begin isolation level read committed")
             try:
                 yield conn
@@ -306,11 +308,14 @@ class SyncJob(JobFacts[P]):
             self._attempt.committing = completes
             try:
                 conn.execute("commit")
-            except BaseException:
+            except OperationalError:
                 # Still marked while we ask: until then, a row that has gone says nothing about a loss.
-                if not completes or not (conn.closed and self._wait(_was_committed(self._attempt, self._environment))):
+                if not (completes and conn.closed and self._wait(_was_committed(self._attempt, self._environment))):
                     self._attempt.committing = False
                     raise
+            except BaseException:
+                self._attempt.committing = False
+                raise
             self._attempt.committed = completes
 
     def complete(self, conn: SyncConn, result: Any = None) -> None:

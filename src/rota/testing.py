@@ -217,20 +217,18 @@ class _Drain:
             ],
         )
         await queries.raise_fence_tokens(self._conn)
-        while True:
-            if at_once:
-                await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
-            claims = await self._claim()
-            if not claims:
-                return self._ran
+        while claims := await self._claim(at_once=at_once):
             if len(self._ran) >= limit:
                 raise AssertionError(
                     f"{limit} attempts, and jobs are still due: the last was of {self._ran[-1].handler!r}"
                 )
             for claim in claims:
                 await self._take(Attempt(claim, lease=LEASE.total_seconds(), asked=0.0, suspect=False))
+        return self._ran
 
-    async def _claim(self) -> list[Any]:
+    async def _claim(self, *, at_once: bool) -> list[Any]:
+        if at_once:
+            await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
         queues = await queries.list_queues(self._conn, limit=MOST_QUEUES)
         lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
         for suspects in (False, True):

@@ -146,7 +146,9 @@ async def test_a_private_address_gets_no_connection_whatever_it_is_called(
             job_id = await insert(
                 conn, "http", json.dumps({"url": f"http://{host}:{port}/", "method": "GET"}), max_attempts=1
             )
-            assert (await ended(conn, job_id)).startswith("dead: ")
+            assert await ended(conn, job_id) == "dead: permanent"
+            error = (await letter(conn, job_id))["error"]
+            assert "not public" in error or "can't be used" in error
     assert not receiver.seen
 
 
@@ -258,8 +260,12 @@ async def test_a_command_is_ended_with_all_its_children(
         await conn.execute("select rota.cancel($1)", job_id)
         assert await ended(conn, job_id) == "cancelled"
         for pid in map(int, pids.read_text(encoding="ascii").split()):
-            await eventually(lambda pid=pid: not _alive(pid), what="the end of the command")  # type: ignore[misc]
+            await _gone(pid)
         assert not one.seen("handler.stuck")
+
+
+async def _gone(pid: int) -> None:
+    await eventually(lambda: not _alive(pid), what="the end of the command")
 
 
 def _alive(pid: int) -> bool:
@@ -364,4 +370,4 @@ async def test_a_killed_daemons_command_does_not_outlive_it() -> None:
     await eventually(sleeps, what="the command")
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
-    await eventually(lambda: not _alive(pid), what="the command's end")
+    await _gone(pid)

@@ -72,12 +72,11 @@ class BlockingPool:
 
     def _whole(self) -> psycopg.Connection[Any] | None:
         """Return an idle connection that answers: the server may have been restarted since it last did."""
-        while True:
-            try:
+        while self._idle:
+            with suppress(IndexError):  # another thread took the last one
                 conn = self._idle.pop()
-            except IndexError:
-                return None
-            with suppress(Exception):
-                conn.execute("")
-                return conn
-            conn.close()
+                with suppress(Exception):
+                    conn.execute("")
+                    return conn
+                conn.close()
+        return None

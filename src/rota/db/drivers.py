@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
 from rota.db.sql import SQL
@@ -60,11 +60,22 @@ if TYPE_CHECKING:
     )
 
 
+Query = Literal[
+    "enqueue_job",
+    "enqueue_jobs",
+    "enqueue_keyed_jobs",
+    "find_enqueued",
+    "complete_job",
+    "guard_resource",
+    "save_checkpoint",
+]
+"""What runs on connections of others."""
+
 STALE = "RT001"
 """The SQLSTATE of a fence token that is no longer the current one."""
 
 
-async def fetch(conn: AsyncConn, query: str, *arguments: Any, caller: str) -> Sequence[Any] | None:
+async def fetch(conn: AsyncConn, query: Query, *arguments: Any, caller: str) -> Sequence[Any] | None:
     """Run sql/queries/<query>.sql in whatever transaction is open on an asynchronous connection; return its first row.
 
     Raises TypeError for what is no such connection, naming what `caller` takes; Refused for what the database says no to.
@@ -79,7 +90,7 @@ async def fetch(conn: AsyncConn, query: str, *arguments: Any, caller: str) -> Se
     return row
 
 
-def fetch_sync(conn: SyncConn, query: str, *arguments: Any, caller: str) -> Sequence[Any] | None:
+def fetch_sync(conn: SyncConn, query: Query, *arguments: Any, caller: str) -> Sequence[Any] | None:
     """Do the same on a blocking connection."""
     run = _way(type(conn), _SYNC, caller)
     try:
@@ -101,11 +112,11 @@ def check_sync(conn: object, caller: str) -> None:
     _way(type(conn), _SYNC, caller)
 
 
-async def _asyncpg(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+async def _asyncpg(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     return await conn.fetchrow(SQL[query], *arguments)
 
 
-async def _psycopg_async(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+async def _psycopg_async(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     from psycopg import AsyncRawCursor  # noqa: PLC0415  whoever holds a connection has it
     from psycopg.rows import tuple_row  # noqa: PLC0415
 
@@ -114,7 +125,7 @@ async def _psycopg_async(conn: Any, query: str, arguments: Sequence[Any]) -> Any
         return await cursor.fetchone()
 
 
-def _psycopg(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+def _psycopg(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     from psycopg import RawCursor  # noqa: PLC0415
     from psycopg.rows import tuple_row  # noqa: PLC0415
 
@@ -123,16 +134,16 @@ def _psycopg(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
         return cursor.fetchone()
 
 
-async def _sqlalchemy_async(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+async def _sqlalchemy_async(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     result = await conn.execute(_clause(query, tuple(map(type, arguments))), _named(arguments))
     return result.first()
 
 
-def _sqlalchemy(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+def _sqlalchemy(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     return conn.execute(_clause(query, tuple(map(type, arguments))), _named(arguments)).first()
 
 
-def _django(conn: Any, query: str, arguments: Sequence[Any]) -> Any:
+def _django(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     with conn.cursor() as cursor:
         raw = getattr(cursor.cursor, "connection", None)
         if (type(raw).__module__, type(raw).__name__) != ("psycopg", "Connection"):
@@ -152,18 +163,18 @@ def _named(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 @cache
-def _statement(query: str) -> str:
+def _statement(query: Query) -> str:
     """The statement without its comments, whose signs could be taken for parameters."""
     return "\n".join(line for line in SQL[query].splitlines() if not line.lstrip().startswith("--"))
 
 
 @cache
-def _pyformat(query: str) -> str:
+def _pyformat(query: Query) -> str:
     return _PARAMETER.sub(r"%(p\1)s", _statement(query).replace("%", "%%"))
 
 
 @cache
-def _clause(query: str, types: tuple[type, ...]) -> sqlalchemy.TextClause:
+def _clause(query: Query, types: tuple[type, ...]) -> sqlalchemy.TextClause:
     from sqlalchemy import BigInteger, Float, Text, Uuid, bindparam, text  # noqa: PLC0415
 
     # Without a type, SQLAlchemy casts a number to INTEGER, which a fence token doesn't fit into.
@@ -175,7 +186,7 @@ def _clause(query: str, types: tuple[type, ...]) -> sqlalchemy.TextClause:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     name: str
-    run: Callable[[Any, str, Sequence[Any]], Any]
+    run: Callable[[Any, Query, Sequence[Any]], Any]
 
 
 _ASYNC = {
@@ -209,7 +220,7 @@ _TWINS = {"rota.enqueue": "rota.enqueue_sync", "rota.enqueue_many": "rota.enqueu
 _TWINS |= {twin: name for name, twin in _TWINS.items()}
 
 
-def _way(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> Callable[[Any, str, Sequence[Any]], Any]:
+def _way(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> Callable[[Any, Query, Sequence[Any]], Any]:
     for base in cls.__mro__:
         if (kind := wanted.get(_origin(base))) is not None:
             return kind.run

@@ -82,17 +82,23 @@ async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int
     assert process.stdin is not None  # noqa: S101  asked for above
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
+    output, errors = bytearray(), bytearray()
     async with asyncio.TaskGroup() as group:
-        feeding = group.create_task(_feed(process.stdin, payload))
-        reading = [group.create_task(_tail(process.stdout)), group.create_task(_tail(process.stderr))]
+        tasks = [
+            group.create_task(_feed(process.stdin, payload)),
+            group.create_task(_tail(process.stdout, output)),
+            group.create_task(_tail(process.stderr, errors)),
+        ]
         code = await process.wait()
         # What it left behind in its group ends with it; what has left the group may hold the pipes open, and isn't waited for.
         _signal(process, signal.SIGKILL)
-        await asyncio.wait(reading, timeout=PIPES_GRACE)
-        for task in (feeding, *reading):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PIPES_GRACE):
+                for task in tasks:
+                    await task
+        for task in tasks:
             task.cancel()
-    output, errors = (task.result() if task.done() and not task.cancelled() else b"" for task in reading)
-    return output, errors, code
+    return bytes(output), bytes(errors), code
 
 
 async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
@@ -103,12 +109,11 @@ async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
         await stdin.wait_closed()
 
 
-async def _tail(stream: asyncio.StreamReader) -> bytes:
+async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
     """Read all, and keep the end."""
-    kept = b""
     while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-KEPT:]
-    return kept
+        kept += chunk
+        del kept[:-KEPT]
 
 
 def _argv(argv: list[str]) -> list[str]:

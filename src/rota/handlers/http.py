@@ -135,6 +135,21 @@ async def _send(
 ) -> dict[str, Any]:
     connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket, force_close=True)
     headers = {"Content-Type": "application/json"} | headers if body is not None else headers
+    try:
+        return await _exchange(connector, method, url, body=body, headers=headers, permanent=permanent)
+    except aiohttp.InvalidURL:
+        raise Permanent("the URL can't be used") from None
+
+
+async def _exchange(
+    connector: aiohttp.TCPConnector,
+    method: str,
+    url: str,
+    *,
+    body: bytes | None,
+    headers: dict[str, str],
+    permanent: frozenset[int],
+) -> dict[str, Any]:
     async with (
         # The job's timeout is the limit.
         aiohttp.ClientSession(
