@@ -49,6 +49,7 @@ async def bad(job):
 async def good(job): ...
 """
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """The place, the operator's shell, the daemons, and two connections: a client's and one that only looks."""
