@@ -278,7 +278,7 @@ class Daemon:
         await self.stops.claiming.wait()
         wake.set()
         presence.state = "draining"
-        systemd.notify("STOPPING=1")
+        systemd.notify(f"STOPPING=1\nSTATUS=draining, {len(running)} jobs at the start")
         self.telemetry.node_stopping(running=len(running), how="drain")
         with suppress(*TRANSIENT):
             await presence.run_once()
@@ -417,7 +417,7 @@ class Daemon:
             slots=dict(self._slots),
             http=f"http://{self.address[0]}:{self.address[1]}",
         )
-        systemd.notify("READY=1")
+        systemd.notify(f"READY=1\nSTATUS=up: {sum(self._slots.values())} slots for {len(self._app.handlers)} handlers")
 
     def services(self) -> list[health.ServiceHealth]:
         """Return the state of every service, for /healthz."""
