@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rota.config import load, parse_duration
+from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     from scenes import Scene
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+README = DEPLOY.parent / "README.md"
+PROMETHEUS = DEPLOY / "prometheus"
 UNIT = DEPLOY / "systemd" / "rota@.service"
 
 
@@ -28,9 +31,9 @@ def tool(name: str) -> str:
     pytest.skip(f"{name} is not installed here")
 
 
-def said_by(*command: str | Path) -> str:
+def said_by(*command: str | Path, stdin: str = "") -> str:
     """Run a command that must succeed, and return all it says."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -93,3 +96,64 @@ async def test_a_daemon_tells_systemd_how_it_is(scene: Scene, tmp_path: Path) ->
         while "STOPPING" not in (heard or [""])[-1]:
             heard.append(systemd.recv(1000).decode())
         assert heard[-1] == "STOPPING=1\nSTATUS=draining, 0 jobs at the start"
+
+
+# ------------------------------------------------------------------------------------------------------------- prometheus
+
+
+def metrics() -> dict[str, tuple[str, ...]]:
+    """Every metric of a daemon with its labels, by the name that a scrape shows."""
+    registry = Telemetry(make_logger(level="error", format="json")).registry
+    found = {}
+    for collector in registry._collector_to_names:
+        (family,) = collector.collect()
+        labels = getattr(collector, "_labelnames", None)
+        if labels is None:
+            labels = collector._family[2]  # type: ignore[attr-defined]  # our own histogram
+        found[family.name + ("_total" if family.type == "counter" else "")] = tuple(labels)
+    return found
+
+
+def named_in(text: str) -> set[str]:
+    """The metrics that a query or a file names; of a histogram's series, the histogram."""
+    series = set(re.findall(r"\brota_[a-z_]+\b", text))
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in series}
+
+
+def test_the_readme_lists_every_metric_with_its_labels() -> None:
+    """Dashboards are written from that table: a name that isn't there isn't found, one that is gone shows nothing."""
+    table = README.read_text().partition("### Metrics")[2].partition("###")[0]
+    listed = re.findall(r"`(rota_\w+)(?:\{([\w,]+)\})?`", table)
+    assert {name: tuple(filter(None, labels.split(","))) for name, labels in listed} == metrics()
+
+
+def test_alerts_watch_metrics_that_exist() -> None:
+    """An alert on a metric that nobody exports is silent for ever."""
+    rules = (PROMETHEUS / "alerts.yaml").read_text()
+    expressions = "\n".join(re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", rules, re.MULTILINE))
+    assert len(named_in(expressions)) > 10
+    assert named_in(rules) - metrics().keys() == set()
+    services = re.findall(r'service!~"([^"]+)"', rules)
+    assert services == ["settle|listener"]  # those that wait for something to do: see Daemon.services()
+
+
+def test_prometheus_takes_the_configuration_and_the_rules() -> None:
+    """A rule that doesn't parse takes all the others of its file with it."""
+    said_by(tool("promtool"), "check", "rules", PROMETHEUS / "alerts.yaml")
+    said_by(tool("promtool"), "check", "config", PROMETHEUS / "scrape.yaml")
+
+
+def test_each_alert_comes_when_it_should() -> None:
+    """An alert that has never been seen firing is a hope."""
+    said_by(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yaml")
+    alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
+    tried = re.findall(r'labels: \'ALERTS\{alertname="(\w+)"', (PROMETHEUS / "alerts_test.yaml").read_text())
+    assert set(tried) == alerts
+
+
+async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
+    """The linter knows the conventions, and the parser every slip of the exposition."""
+    promtool = tool("promtool")
+    daemon = scene.daemons.start()
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    assert said_by(promtool, "check", "metrics", stdin=daemon.get("metrics")[1]) == ""

@@ -39,6 +39,7 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
+            upkeep = await queries.sample_upkeep(db)
             unclaimed = sample.pop("unclaimed")
             if fresh := self._to_tell(set(unclaimed), began):
                 nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
@@ -47,6 +48,7 @@ class Gauges:
                         due = int(unclaimed[queue, handler])
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
         self._telemetry.backlog_sampled(**sample)
+        self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
