@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
 import subprocess
+import sys
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,7 @@ from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     from scenes import Scene
+    from servers import DurableServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 README = DEPLOY.parent / "README.md"
@@ -157,3 +161,95 @@ async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
     daemon = scene.daemons.start()
     await scene.comes_to(await scene.enqueue("noop"), "succeeded")
     assert said_by(promtool, "check", "metrics", stdin=daemon.get("metrics")[1]) == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- grafana
+
+
+def queries() -> dict[str, list[str]]:
+    """The queries of the dashboard's panels, by the panel's title."""
+    panels = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())["panels"]
+    return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in panels if panel["type"] != "row"}
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    """An empty panel looks like a quiet system."""
+    shown = named_in("\n".join(chain(*queries().values())))
+    assert len(shown) > 20
+    assert shown - metrics().keys() == set()
+
+
+def test_the_dashboard_groups_by_labels_that_exist() -> None:
+    """Grouped by a label that isn't there, all series fall into one, and nobody notices."""
+    everywhere = {"job", "instance", "le"}
+    for title, expressions in queries().items():
+        for expression in expressions:
+            labels = everywhere.union(*(metrics()[name] for name in named_in(expression)))
+            used = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
+            assert used <= labels, title
+
+
+def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """Grafana says of a query that doesn't parse that there is no data."""
+    promtool = tool("promtool")
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m").replace("$job", ".*")}
+        for number, expression in enumerate(chain(*queries().values()))
+    ]
+    file = tmp_path / "queries.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    said_by(promtool, "check", "rules", file)
+
+
+# ------------------------------------------------------------------------------------------------------------- containers
+
+COMPOSE = (DEPLOY / "docker" / "compose.yaml").read_text()
+DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def test_containers_get_the_time_that_a_drain_needs() -> None:
+    """Docker kills after ten seconds unless told otherwise."""
+    told = dict(re.findall(r"^    (ROTA_\w+): (\S+)$", COMPOSE, re.MULTILINE))
+    assert load(environ={**told, "ROTA_APP": ""}).warnings == ()
+    daemon = COMPOSE.partition("x-daemon:")[2].partition("services:")[0]
+    assert f"stop_grace_period: {told['ROTA_STOP_TIMEOUT']}\n" in daemon
+
+
+def test_the_image_runs_rota_as_nobody_in_particular_and_without_a_shell() -> None:
+    """B77: a shell as the first process swallows SIGTERM; as root, a handler's hole is the machine's."""
+    instructions = re.findall(r"^([A-Z]+) (.*(?:\\\n.*)*)", DOCKERFILE, re.MULTILINE)
+    last_stage = instructions[[name for name, _ in instructions].index("FROM", 1) :]
+    assert ("USER", "10001:10001") in last_stage
+    for name, value in instructions:
+        if name in {"RUN", "CMD", "ENTRYPOINT"}:
+            assert isinstance(json.loads(value), list)
+    assert dict(last_stage)["ENTRYPOINT"] == '["rota"]'
+
+
+def test_the_image_is_made_of_files_that_are_there() -> None:
+    """Its build is in nobody's tests; what it copies and pins is."""
+    root = DEPLOY.parent
+    kept = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
+    for sources in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for source in sources.split():
+            assert (root / source).exists()
+            assert f"!{source}" in kept
+    for place in re.findall(r"^      - (\.\S*?):", COMPOSE, re.MULTILINE):
+        assert (DEPLOY / "docker" / place).exists()
+    services = COMPOSE.partition("\nservices:")[2]
+    targets = re.findall(r'"(rota-\d+):9843"', (PROMETHEUS / "scrape.yaml").read_text())
+    assert targets == re.findall(r"^  (rota-\d+):", services, re.MULTILINE)
+
+
+async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
+    fragile_scene: Scene, own_server: DurableServer
+) -> None:
+    """What is granted by logins.sql and `rota migrate --roles` is all that a daemon has there."""
+    await fragile_scene.execute((DEPLOY / "docker" / "logins.sql").read_text())
+    said_by(sys.executable, "-m", "rota", "migrate", "--roles", "--dsn", own_server.dsn)
+    await fragile_scene.execute("grant insert on executions, effects to rota_daemon")
+    login = re.sub(r"//[^@/]*@?", "//daemon:daemon@", own_server.dsn, count=1)
+    daemon = fragile_scene.daemons.start(dsn=login)
+    await fragile_scene.comes_to(await fragile_scene.enqueue("noop"), "succeeded")
+    assert daemon.stop() == 0
+    assert daemon.events(level="error") == []
