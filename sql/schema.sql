@@ -1037,6 +1037,8 @@ CREATE TABLE rota.job_runs_default (
     CONSTRAINT "result must be at most 8 KiB as text" CHECK ((octet_length((result)::text) <= 8192))
 );
 
+ALTER TABLE ONLY rota.job_runs_default REPLICA IDENTITY FULL;
+
 CREATE TABLE rota.jobs (
     job_id bigint NOT NULL,
     run_at timestamp with time zone NOT NULL,

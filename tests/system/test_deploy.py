@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rota import config
 from rota.config import load, parse_duration
 from rota.telemetry import Telemetry, make_logger
 
@@ -253,3 +254,36 @@ async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
     await fragile_scene.comes_to(await fragile_scene.enqueue("noop"), "succeeded")
     assert daemon.stop() == 0
     assert daemon.events(level="error") == []
+
+
+# --------------------------------------------------------------------------------------------------------------- the guide
+
+GUIDE = (DEPLOY / "README.md").read_text()
+
+
+def test_the_guide_names_what_is_there() -> None:
+    """A guide is read in an outage: a setting, an alert or a metric by a wrong name costs minutes then."""
+    assert named_in(GUIDE) & {"rota_oldest_snapshot_seconds", "rota_dead_tuples"} <= metrics().keys()
+    alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
+    assert set(re.findall(r"\bRota[A-Z]\w+", GUIDE)) <= alerts
+    for path in re.findall(r"`((?:systemd|docker|prometheus|grafana)/[^`\s]*)`", GUIDE):
+        assert (DEPLOY / path).exists(), path
+    variables = set(re.findall(r"\bROTA_[A-Z_]+\b", GUIDE + UNIT.read_text() + COMPOSE + DOCKERFILE))
+    known = {name for path in config._SETTINGS for name in config._variables(path)} | config._NO_SETTINGS
+    assert variables - known == {"ROTA_DATABASE_URL_FILE", "ROTA_DIRECT_URL_FILE"}
+
+
+def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
+    """One heartbeat, one listener, and two pools; a server without a free connection stops all daemons."""
+    database = load(environ={}).database
+    assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in GUIDE
+
+
+async def test_a_publication_of_all_tables_stops_no_daemon(scene: Scene) -> None:
+    """A table without a key can't be deleted from once it is published: the pruner would end every daemon, the fleet over."""
+    await scene.execute("create publication everything for all tables")
+    daemon = scene.daemons.start()
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    await scene.execute("select rota.rotate_ledger(interval '1 hour')")
+    assert daemon.stop() == 0
+    assert daemon.noise() == []
