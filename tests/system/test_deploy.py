@@ -12,15 +12,18 @@ from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from rota import config
 from rota.config import load, parse_duration
 from rota.telemetry import Telemetry, make_logger
+from scenes import Scene
 
 if TYPE_CHECKING:
-    from scenes import Scene
+    from collections.abc import Callable
+
     from servers import DurableServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -279,11 +282,27 @@ def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
     assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in GUIDE
 
 
+async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
+    durable_server: Callable[..., DurableServer], tmp_path: Path
+) -> None:
+    """The guide's URL names all hosts: one that takes no writes, or is gone, must not be the end of the search."""
+    primary = durable_server()
+    standby = durable_server(default_transaction_read_only="on")
+    hosts = [dict(parse_qsl(urlsplit(server.dsn).query)) for server in (standby, primary)]
+    places = ",".join(each["host"] for each in hosts), ",".join(each.get("port", "5432") for each in hosts)
+    login = urlsplit(primary.dsn)
+    url = f"postgresql://{login.netloc}{login.path}?host={places[0]}&port={places[1]}&target_session_attrs=read-write"
+    async with Scene(primary.dsn, tmp_path) as scene:
+        scene.daemons.start(dsn=url)
+        await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+
+
 async def test_a_publication_of_all_tables_stops_no_daemon(scene: Scene) -> None:
     """A table without a key can't be deleted from once it is published: the pruner would end every daemon, the fleet over."""
     await scene.execute("create publication everything for all tables")
     daemon = scene.daemons.start()
     await scene.comes_to(await scene.enqueue("noop"), "succeeded")
     await scene.execute("select rota.rotate_ledger(interval '1 hour')")
+    await scene.execute("drop publication everything")
     assert daemon.stop() == 0
     assert daemon.noise() == []
