@@ -8,7 +8,6 @@ readings of the zone's clock.
 
 from __future__ import annotations
 
-import calendar
 import re
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
@@ -330,7 +329,11 @@ _NICKNAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS = calendar.month_name[1:]
+# Not calendar.month_name: that speaks the language of the process's locale.
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 
 
@@ -352,7 +355,7 @@ _SECOND = _Kind(name="second", low=0, high=59)
 _MINUTE = _Kind(name="minute", low=0, high=59)
 _HOUR = _Kind(name="hour", low=0, high=23)
 _MONTHDAY = _Kind(name="day of month", low=1, high=31)
-_MONTH = _Kind(name="month", low=1, high=12, words=tuple(_MONTHS))
+_MONTH = _Kind(name="month", low=1, high=12, words=_MONTHS)
 _WEEKDAY = _Kind(name="weekday", low=0, high=7, words=_WEEKDAYS)
 _KINDS = (_SECOND, _MINUTE, _HOUR, _MONTHDAY, _MONTH, _WEEKDAY)
 
@@ -563,8 +566,6 @@ def _day_rules(monthday: _Field, weekday: _Field) -> list[tuple[_Field, _Field]]
     weekdays = [part for part in (plain, numbered) if part.values or part.nth]
     if not _either_day(monthday, weekday):
         return [(monthday, part) for part in weekdays]
-    if monthday.full or plain.full:
-        return [(any_monthday, any_weekday)]
     return [(monthday, any_weekday), *((any_monthday, part) for part in weekdays)]
 
 
@@ -604,7 +605,7 @@ _WEEKS = ("last", "first", "second", "third", "fourth", "fifth")
 
 
 def _in_words(pattern: _Pattern) -> str:
-    times = list(product(*(sorted(field.values) for field in (pattern.hour, pattern.minute, pattern.second))))
+    times = list(islice(_times(pattern), _MOST_TIMES + 1))
     if len(times) <= _MOST_TIMES:
         shape = "{:02}:{:02}" if pattern.second.values == {0} else "{:02}:{:02}:{:02}"
         text = f"At {_listed([shape.format(*time) for time in times])} {_days_in_words(pattern) or 'every day'}"
@@ -613,6 +614,10 @@ def _in_words(pattern: _Pattern) -> str:
     if pattern.month.full:
         return text
     return f"{text} in {_listed(_runs(sorted(pattern.month.values), lambda month: _MONTHS[month - 1]))}"
+
+
+def _times(pattern: _Pattern) -> Iterator[tuple[int, ...]]:
+    return product(*(sorted(field.values) for field in (pattern.hour, pattern.minute, pattern.second)))
 
 
 def _units_of_time_in_words(pattern: _Pattern) -> str:
