@@ -81,7 +81,7 @@ begin
     end if;
     fields := regexp_split_to_array(expr, '[ \t]+');
     if cardinality(fields) = 5 then
-        fields := '0' || fields;
+        fields := array_prepend('0', fields);
     end if;
     if cardinality(fields) <> 6 then
         raise exception using errcode = 'check_violation',
@@ -116,7 +116,7 @@ begin
             elsif field = 4 and item = 'l' then
                 days := days || 0;
             elsif field = 6 and item ~ '^(l(\d+|[a-z]{3})|(\d+|[a-z]{3})l)$' then
-                perform rota.cron_value(field, btrim(regexp_replace(item, '^l(?=..?.?$)|l$', ''), ''));
+                perform rota.cron_value(field, coalesce(substring(item from '^l(.+)$'), substring(item from '^(.+)l$')));
                 weeks := weeks || 0;
             elsif field = 6 and item ~ '^(\d+|[a-z]{3})#0*[1-5]$' then
                 perform rota.cron_value(field, split_part(item, '#', 1));
@@ -128,9 +128,6 @@ begin
                     hint = 'L is the last day of the month; 5L or L5 the last Friday, 5#3 the third; ?, W, H and R are not supported.';
             end if;
         end loop;
-        if fields[field] = '' then
-            raise exception using errcode = 'check_violation', message = 'cron: there is an empty field';
-        end if;
     end loop;
 
     -- Where one day field starts with a star both must match, and some combinations never do: 0 0 30 2 *.
@@ -238,7 +235,8 @@ create table rota.schedule_definitions (
     paused_at       timestamptz,
 
     constraint "exactly one of cron and every must be given" check (num_nonnulls(cron, every) = 1),
-    constraint "end_at must lie after start_at" check (end_at > start_at)
+    constraint "end_at must lie after start_at" check (end_at > start_at),
+    constraint "resume_at needs paused" check (paused or resume_at is null)
 ) with (fillfactor = 90);
 comment on table rota.schedule_definitions is 'What people write of schedules, by way of the view rota.schedules.';
 comment on column rota.schedule_definitions.edited_at is 'The last edit that changed when it fires: what comes next lies strictly after it.';
@@ -348,7 +346,7 @@ begin
     elsif not new.paused and old.paused then
         -- Its time had come earlier, but nobody was up to see it: then it was paused until then, and what fell due since was missed.
         at := case when old.resume_at between old.edited_at and at then old.resume_at else at end;
-        new.resume_at := case when new.resume_at is distinct from old.resume_at then new.resume_at end;
+        new.resume_at := null;
         new.paused_at := null;
     end if;
     if new.edited_at is not distinct from old.edited_at and
@@ -396,7 +394,8 @@ create function rota.record_undecided(
 declare
     first timestamptz := record_undecided.next_fire_at;
     until timestamptz := clock_timestamp();
-    more bigint;
+    more bigint := 0;
+    note text := record_undecided.note;
 begin
     if first is null or first = '-infinity' or first > until or definition.paused then
         return;
@@ -404,18 +403,17 @@ begin
     if definition.every is not null then
         more := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first)
                       / extract(epoch from definition.every));
+    else
+        -- How many instants a cron expression has, only the daemons can tell.
+        note := concat_ws('; ', note, 'stands for every instant until ' || until);
     end if;
     insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
-    values (first + coalesce(more, 0) * definition.every, definition.schedule_id, definition.name,
-        record_undecided.disposition, first, case when more < 1000 then more + 1 end, until, record_undecided.note)
+    values (
+        -- Not more * every: days added to an instant are days of the session's timezone.
+        first + make_interval(secs => (more * extract(epoch from coalesce(definition.every, '0')))::double precision),
+        definition.schedule_id, definition.name, record_undecided.disposition, first,
+        case when definition.every is not null and more < 1000 then more + 1 end, until, note)
     on conflict do nothing;
-    if definition.cron is not null then
-        -- Only the daemons can tell how many instants a cron expression has.
-        update rota.fires
-        set scheduled_for = first,
-            note = concat_ws('; ', record_undecided.note, 'stands for every instant until ' || until)
-        where fires.schedule_id = definition.schedule_id and scheduled_for = first and fires.decided_at = until;
-    end if;
 end $$;
 
 -- An edit of when it fires: what was due and not decided is written down, decisions under way are made void by the version,
@@ -436,7 +434,8 @@ begin
     end if;
     update rota.schedule_clocks
     set version = version + 1,
-        next_fire_at = case when not new.paused then timestamptz '-infinity' else new.resume_at end,
+        next_fire_at = case when not new.paused then timestamptz '-infinity'
+            when new.resume_at is not null then greatest(new.resume_at, last_fire_at + interval '1 microsecond') end,
         paused_from = case when old.paused and not new.paused then old.paused_at else paused_from end,
         invalid_reason = null
     where schedule_id = new.schedule_id;
