@@ -73,6 +73,7 @@ class Terms:
     backoff_cap: timedelta | None
     retry_left: timedelta | None = field(default=None)
     """How long from now the job may still be retried; None: no such limit."""
+    schedule_id: int | None = None
 
 
 def idempotency_key(claim: Claim, installation_id: str) -> str:

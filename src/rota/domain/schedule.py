@@ -64,16 +64,12 @@ class Rule:
         if self.every is not None:
             found = self._beats_before(before, count)
         else:
-            assert self.cron is not None  # noqa: S101  exactly one of the two is given
             found = _last_before(self._cron(), _up_to_the_second(before), count)
         return tuple(each for each in found if self.start_at is None or each >= self.start_at)
 
     def count(self, first: datetime, last: datetime) -> int | None:
         """Return how many instants there are from `first` to `last`, or None where they are more than a thousand."""
-        if self.every is not None:
-            number = (last - first) // self.every + 1
-        else:
-            number = _count(self._cron(), first, last)
+        number = _count(self._cron(), first, last) if self.every is None else (last - first) // self.every + 1
         return number if number <= COUNTED else None
 
     def gaps(self, after: datetime, before: datetime) -> tuple[datetime, ...]:
@@ -105,10 +101,10 @@ class Rule:
             return None
         return self.anchor + max(0, (moment - self.anchor) // self.every + 1) * self.every
 
-    def _beats_before(self, before: datetime, count: int) -> list[datetime]:
+    def _beats_before(self, before: datetime, count: int) -> tuple[datetime, ...]:
         assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
         newest = -((self.anchor - before) // self.every) - 1
-        return [self.anchor + number * self.every for number in range(max(0, newest - count + 1), newest + 1)]
+        return tuple(self.anchor + number * self.every for number in range(max(0, newest - count + 1), newest + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,33 +155,32 @@ def plan(
         fires += (Fire(scheduled_for=each, plan="skipped_gap") for each in rule.gaps(base, first))
     following = rule.first_after(first)
     if following is None or following > now:
-        due, newest = (first,), first
+        due: tuple[datetime, ...] = (first,)
         missed = None
     else:
         due, missed = _newest_due(rule, first, now)
-        newest = due[-1]
-        following = rule.first_after(newest)
+        following = rule.first_after(due[-1])
     chosen = _chosen(rule, due, now)
     if passed := [each for each in due if each not in chosen]:
         missed = passed[-1]
     if missed is not None:
         fires.append(_missed(rule, first, missed, now))
     fires += _tries(rule, chosen, now)
-    return Plan(next_fire_at=following, decided_up_to=newest, fires=tuple(fires))
+    return Plan(next_fire_at=following, decided_up_to=due[-1], fires=tuple(fires))
 
 
 def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datetime, ...], datetime | None]:
     """Return as many of the newest due instants as may have to run, and the last of those before them, if there are any."""
-    wanted = 2
+    wanted = 2 if rule.misfire != "all" else rule.catch_up_limit + 1
     while True:
         # `first` is due even where zone data that came meanwhile no longer knows it.
         found = tuple(each for each in rule.last_until(now, wanted) if each > first)
-        late = rule.misfire != "all" and bool(found) and found[0] <= now - rule.on_time_within
+        late = bool(found) and found[0] <= now - rule.on_time_within
         if len(found) < wanted:
             return (first, *found), None
-        if late or wanted > rule.catch_up_limit:
+        if wanted > rule.catch_up_limit or late:
             return found[1:], found[0]
-        wanted = min(max(wanted * 2, wanted + 1), rule.catch_up_limit + 1)
+        wanted = min(wanted * 2, rule.catch_up_limit + 1)
 
 
 def _chosen(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
@@ -218,15 +213,17 @@ def _tries(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire
     if rule.overlap == "allow":
         return [Fire(scheduled_for=each, plan="run") for each in chosen]
     late = bool(chosen) and chosen[0] <= now - rule.on_time_within
-    plans: list[Attempted | Recorded]
-    if rule.misfire == "all" and (late or len(chosen) > 1):
-        plans = ["queue", *["line"] * (len(chosen) - 1)]
+    more = len(chosen) - 1
+    plans: list[Attempted | Recorded] = ["run"]
+    if rule.misfire == "all" and (late or more > 0):
+        plans = ["queue"]
+        plans += ["line"] * more
     elif rule.overlap == "replace":
-        plans = [*["replaced"] * (len(chosen) - 1), "run"]
+        plans[:0] = ["replaced"] * more
     elif rule.overlap == "queue_one":
-        plans = ["run", "follow", *["skipped_overlap"] * (len(chosen) - 2)]
+        plans += ["follow", *["skipped_overlap"] * more]
     else:
-        plans = ["run", *["skipped_overlap"] * (len(chosen) - 1)]
+        plans += ["skipped_overlap"] * more
     return [Fire(scheduled_for=each, plan=what) for each, what in zip(chosen, plans, strict=False)]
 
 

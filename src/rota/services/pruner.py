@@ -31,7 +31,12 @@ class Pruner:
     async def run_once(self) -> None:
         """Prune once."""
         keep = self._retention
-        kinds = {"attempts": keep.attempts, "dead_letters": keep.dead_letters, "guards": keep.guards}
+        kinds = {
+            "attempts": keep.attempts,
+            "fires": keep.fires,
+            "dead_letters": keep.dead_letters,
+            "guards": keep.guards,
+        }
         async with connection(self._pool) as db:
             _, dropped = await queries.rotate_ledger(db, keep=keep.job_runs or FOR_EVER)
             self._telemetry.pruned("job_runs", dropped)

@@ -9,7 +9,7 @@ from rota.db import queries
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import as_verdict, report
+from rota.lifecycle.settle import ENDS, as_verdict, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ class Reaper:
         lease: timedelta,
         random: Callable[[], float],
         alert: str | None,
+        on_end: Callable[[int, bool | None], None],
     ) -> None:
         self._pool = pool
         self._telemetry = telemetry
@@ -44,6 +45,7 @@ class Reaper:
         self._lease = lease.total_seconds()
         self._random = random
         self._alert = alert
+        self._on_end = on_end
         self._clocks: tuple[datetime, float] | None = None
         self._wait_until = 0.0
 
@@ -54,7 +56,10 @@ class Reaper:
                 full = True
                 while full:
                     full = await self._reap(db)
-            self._telemetry.jobs_ended("expired", len(await queries.expire_unstarted_jobs(db, limit=BATCH)))
+            expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
+            self._telemetry.jobs_ended("expired", len(expired))
+            for job in expired:
+                self._ended(job["schedule_id"], "bury")
             self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
 
     async def _reap(self, db: Connection) -> bool:
@@ -74,7 +79,12 @@ class Reaper:
             terms = expired[token]
             report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
             self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
+            self._ended(terms.schedule_id, settlement)
         return len(written) == BATCH
+
+    def _ended(self, schedule_id: int | None, settlement: str) -> None:
+        if schedule_id is not None and settlement in ENDS:
+            self._on_end(schedule_id, ENDS[settlement])
 
     def _clock_is_steady(self, now: datetime) -> bool:
         """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""
