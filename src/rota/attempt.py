@@ -23,6 +23,7 @@ class Attempt:
         "claim",
         "committed",
         "committing",
+        "completing",
         "ended_at",
         "interruption",
         "lease",
@@ -47,7 +48,7 @@ class Attempt:
         self.interruption: Outcome | None = None
         self.stop_by: float | None = None
         self.stop_flag: threading.Event | None = None
-        self.began = self.committed = self.committing = self.stuck = False
+        self.began = self.committed = self.committing = self.completing = self.stuck = False
         self.ended_at = 0.0
 
     def interrupt(self, outcome: Outcome, *, grace: float) -> None:

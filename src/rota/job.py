@@ -169,11 +169,14 @@ class Job(JobFacts[P]):
             try:
                 await transaction.commit()
             except LOST:
+                # Still marked while we ask: until then, a row that has gone says nothing about a loss.
                 if not completes or not await self._committed():
                     self._attempt.committing = False
                     raise
-            if completes:
-                self._attempt.committed = True
+            except BaseException:
+                self._attempt.committing = False
+                raise
+            self._attempt.committed = completes
 
     async def complete(self, conn: Connection, result: Any = None) -> None:
         """Settle this job as succeeded inside *your* open transaction: it counts when, and only when, that commits.
@@ -181,7 +184,7 @@ class Job(JobFacts[P]):
         Raises StaleToken when the lease was lost; roll back then.
         """
         await self._complete(conn, None if result is None else encode(result, what="result"))
-        self._attempt.committing = True
+        self._attempt.completing = True
 
     async def guard(self, conn: Connection, resource: str) -> None:
         """Order effects on `resource` by fence token, in the transaction open on `conn`.

@@ -431,6 +431,7 @@ def test_two_spellings_of_one_schedule_fire_alike(expr: str, same: str) -> None:
         ("0 0 30 2 *", "there is no February 30, so this would never fire"),
         ("0 0 31 4,6 *", "there is no April 31 or June 31, so this would never fire"),
         ("0 0 */31 * 5#3", "no day is both `*/31` as day of month and `5#3` as weekday"),
+        ("0 0 */23 1 5L", "no day is both `*/23` as day of month and `5L` as weekday"),
         ("\u0665 * * * *", "has no place in an expression"),
         ("0\u00a09 * * * *", "has no place in an expression"),
         ("0 9 * * *\x00", "has no place in an expression"),
@@ -525,6 +526,13 @@ def test_the_second_pass_is_known_from_any_instant_in_it() -> None:
 
     assert first.next(within) == [datetime(2020, 10, 26, 0, 30, tzinfo=UTC)]
     assert both.next(within) == [datetime(2020, 10, 25, 0, 30, tzinfo=UTC)]
+
+
+def test_changes_a_week_apart_are_both_seen() -> None:
+    """Offsets are compared at intervals: a change that is taken back within one would go unnoticed."""
+    midnights = Cron("0 0 * * *", timezone="America/Noronha").next(datetime(2000, 10, 7, 12, tzinfo=UTC), 9)
+
+    assert [fire.hour for fire in midnights] == [2, 1, 1, 1, 1, 1, 1, 2, 2]
 
 
 def test_a_remembered_answer_is_the_computed_one() -> None:

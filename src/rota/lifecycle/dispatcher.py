@@ -1,13 +1,14 @@
 """Step 2 of a job's life: due rows -> claims, never more than the free slots.
 
 The lanes (queue, handler, priority) are looked at in two ways. Claims with a *floor* look only at lanes that had work lately,
-and only from the run_at claimed last; they cost the same however many dead rows lie before it. *Sweeps* look at all lanes and all rows,
-and find what the floors hide: late commits, back-dated rows, new lanes. A sweep follows whenever a claim comes back short, but
-takes no more than a tenth of the time.
+and only from the run_at claimed last; they cost the same however many dead rows lie before it. *Sweeps* look at all lanes and
+all rows, and find what the floors hide: late commits, back-dated rows, new lanes. A sweep follows whenever a claim comes back
+short, but takes no more than a tenth of the time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from rota.attempt import Attempt
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, connection
-from rota.loop import backoff_pause
+from rota.loop import DUTY, backoff_pause
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from rota.db.pool import Connection
     from rota.db.queries import Lane
-    from rota.domain.job import Claim, NodeId
+    from rota.domain.job import NodeId
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
     from rota.telemetry import Telemetry
@@ -35,8 +36,26 @@ PRIORITIES = range(10)
 STREAM = 8
 """Claims at once from which on jobs come faster than notifications are worth sending."""
 
+QUIET = 60.0
+"""Seconds after which a lane without work is no longer looked at but by sweeps."""
+
+SUSPECTS = 5.0
+"""Seconds between two looks for jobs that were lost twice in a row."""
+
 MOST_QUEUES = 200
 """Most queues that may share the slots of `*`."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look found."""
+
+    claimed: int = 0
+    next_in: timedelta | None = None
+    """How long until the earliest future job of the lanes looked at."""
+    swept: bool = False
+    suspects: bool = False
+    """Whether suspects were looked for, too."""
 
 
 class Listener(Protocol):
@@ -69,6 +88,7 @@ class Dispatcher:
         lease: timedelta,
         poll_interval: timedelta,
         execute: Callable[[Attempt], Coroutine[None, None, None]],
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
         self._pool = pool
         self._running = running
@@ -83,7 +103,9 @@ class Dispatcher:
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._execute = execute
+        self._on_idle = on_idle
         self._floors: dict[tuple[str, str, int], datetime] = {}
+        self._used: dict[tuple[str, str, int], float] = {}
         self._sweep_at = 0.0
         self._suspects_at = 0.0
         self._failures = 0
@@ -92,8 +114,10 @@ class Dispatcher:
         """When the database last answered, on this node's clock."""
 
     async def run(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
-        """Claim and start jobs in `group`, until told to stop."""
+        """Claim and start jobs in `group`, until told to stop. `on_idle` is called when a look at all lanes finds nothing to do."""
         if not self._handlers:
+            if self._on_idle is not None:
+                self._on_idle()
             await stopping.wait()
             return
         while not stopping.is_set():
@@ -108,11 +132,12 @@ class Dispatcher:
         if not rooms:
             self._listener.want(False)
             return self._poll
+        quiet = not len(self._running)  # before looking: what the last job to end inserted is then seen
         try:
             async with connection(self._pool) as db:
                 if self._unsure:
                     await self._return_orphans(db)
-                claimed, next_in = await self._claim(db, group, rooms)
+                look = await self._claim(db, group, rooms)
         except TRANSIENT as error:
             self._failures += 1
             self._unsure = True
@@ -122,44 +147,47 @@ class Dispatcher:
         self._failures = 0
         self.reached = boottime()
         self._telemetry.service_ran("dispatcher")
-        if claimed >= STREAM:
+        if self._on_idle is not None and quiet and not look.claimed and look.swept and look.suspects:
+            self._on_idle()
+        if look.claimed >= STREAM:
             self._listener.want(False)
             return 0.0
         if not self._listener.armed:
             self._listener.want(True)
-            if claimed:
+            if look.claimed:
                 return 0.0
-        return self._poll if next_in is None else min(self._poll, max(0.0, next_in.total_seconds()))
+        pause = self._poll if look.next_in is None else min(self._poll, look.next_in.total_seconds())
+        return max(0.0, pause if look.swept else min(pause, self._sweep_at - boottime()))
 
-    async def _claim(
-        self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]
-    ) -> tuple[int, timedelta | None]:
+    async def _claim(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]) -> Look:
         wanted = sum(rooms.values())
-        claimed, next_in = 0, None
-        if self._floors:
-            lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
-            lanes = [lane for lane in lanes if lane[0] in rooms]
-            if lanes:
-                claims, next_in = await self._claim_lanes(db, group, rooms, lanes)
-                claimed = len(claims)
-        if claimed >= wanted or boottime() < self._sweep_at:
-            return claimed, next_in
-        rooms = self._running.rooms()
-        if not rooms:
-            return claimed, next_in
+        look = Look()
+        lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
+        lanes = [lane for lane in lanes if lane[0] in rooms]
+        if lanes:
+            look.claimed, look.next_in = await self._claim_lanes(db, group, rooms, lanes)
         began = boottime()
+        rooms = self._running.rooms()
+        if look.claimed >= wanted or began < self._sweep_at or not rooms:
+            return look
+        self._forget_quiet_lanes(began)
         if self._shares and "*" in rooms:
             found = await queries.list_queues(db, limit=MOST_QUEUES)
             self._other_queues = [queue for queue in found if queue not in self._own_queues]
-        self._floors.clear()
-        claims, next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
-        claimed += len(claims)
+        claimed, look.next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
+        look.claimed += claimed
+        look.swept = True
         if self._running.suspect is None and began >= self._suspects_at:
+            look.suspects = True
             await self._claim_suspect(db, group)
             if self._running.suspect is None:
-                self._suspects_at = began + self._poll * 5
-        self._sweep_at = began + (boottime() - began) * 10
-        return claimed, next_in
+                self._suspects_at = began + (SUSPECTS if self._on_idle is None else 0)
+        self._sweep_at = began + (boottime() - began) * DUTY
+        return look
+
+    def _forget_quiet_lanes(self, now: float) -> None:
+        for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
+            del self._used[lane], self._floors[lane]
 
     async def _claim_suspect(self, db: Connection, group: asyncio.TaskGroup) -> None:
         """Claim one job that was lost twice in a row: it may have killed its workers, and runs here beside no other suspect."""
@@ -175,9 +203,9 @@ class Dispatcher:
         lanes: list[Lane],
         *,
         suspects: bool = False,
-    ) -> tuple[list[Claim], timedelta | None]:
+    ) -> tuple[int, timedelta | None]:
         if not lanes:
-            return [], None
+            return 0, None
         asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
         claims, next_in = await queries.claim_due_jobs(
             db,
@@ -198,9 +226,10 @@ class Dispatcher:
                 lane = (claim.queue, claim.handler, claim.priority)
                 if self._floors.get(lane, ANY_TIME) < claim.run_at:
                     self._floors[lane] = claim.run_at
+                self._used[lane] = asked
         if claims:
             self._telemetry.jobs_claimed(claims)
-        return claims, next_in
+        return len(claims), next_in
 
     def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
         lanes = []

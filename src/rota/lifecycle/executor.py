@@ -101,7 +101,7 @@ def _finished(attempt: Attempt, result: Any) -> Outcome:
         _uncancel()  # it was told to stop, and finished all the same
     if attempt.committed:
         return Committed()
-    if attempt.committing:
+    if attempt.completing:
         # What job.complete() wrote may have been committed or not: the database knows, and settle asks it.
         return Failed(kind="NotCommitted", text="the transaction in which job.complete() was called was not committed")
     return Succeeded(encode_result(result))

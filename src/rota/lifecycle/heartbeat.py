@@ -123,6 +123,8 @@ class Heartbeat:
             if (answer := found.get(claim.fence_token)) is None:
                 # Its settlement may have come in between, so this alone is no news. That it was lost is told when it ends.
                 self._telemetry.lease_missed(job_id=claim.job_id)
+                if attempt.completing:
+                    attempt.committed = True  # by the transaction in which job.complete() was called
                 attempt.interrupt(LeaseLost(), grace=self._grace)
                 continue
             was_extended, cancel_requested = answer

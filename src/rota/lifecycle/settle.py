@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 import asyncpg
 
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Connection, Pool, connection
+from rota.db.pool import TRANSIENT, Connection, Pool, connection, cut
 from rota.domain.outcome import (
     Cancelled,
     Committed,
@@ -134,7 +134,9 @@ class Settler:
             await write(db, left, batch)
         except TRANSIENT:
             raise
-        except asyncpg.PostgresError as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+            if cut(db):
+                raise
             if len(batch) > 1:
                 for ended in batch:
                     await self._one_by_one_if_refused(db, left, [ended], write)

@@ -1,0 +1,5 @@
+-- End one dead letter: into the ledger as discarded.
+--   $1 job_id  int8
+--   $2 note    text
+--   -> discarded text?
+select rota.discard($1, $2)::text as discarded

@@ -1,0 +1,16 @@
+-- Read what a job carries: shown to people only when they ask for it by name.
+--   $1 job_id  int8
+--   -> payload text?, checkpoint text?, meta text?, result text?
+-- index: jobs_pkey (0002)
+select job.payload::text as payload, job.checkpoint::text as checkpoint, job.meta::text as meta, null::text as result
+from rota.jobs as job
+where job.job_id = $1
+union all
+select letter.payload::text, letter.checkpoint::text, letter.meta::text, null
+from rota.dead_letters as letter
+where letter.job_id = $1
+union all
+select null, null, run.meta::text, run.result::text
+from rota.job_runs as run
+where run.job_id = $1
+limit 1
