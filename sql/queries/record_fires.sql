@@ -18,7 +18,7 @@
 -- At least one row comes back, for decided, the number of schedules about which nobody else has decided meanwhile.
 -- index: schedule_clocks_pkey, schedule_definitions_pkey, promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002)
 -- No joins of one list with another, which the planner takes for short ones: at 100,000 fires they took 4.7 s. A clock's
--- new values are found by bisection of $1, definitions by an index each, the rest by hashed subplans ("is true" keeps the
+-- new values are found by bisection of $1, definitions by their index, the rest by hashed subplans ("is true" keeps the
 -- planner from making joins of them).
 -- Whether a job of the schedule is live, the unique index decides. `live` only spares a wait for whoever holds such a job
 -- locked in a transaction of their own: what can be seen here was live at this statement's beginning.
@@ -60,7 +60,20 @@ queued as materialized (
 fire as materialized (
     select
         fire.schedule_id, fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note,
-        definition.name, definition.overlap,
+        definition.name, definition.overlap, definition.start_within, definition.created_by, definition.handler,
+        definition.payload, definition.priority, definition.max_attempts, definition.backoff_base,
+        definition.backoff_cap, definition.retry_for, definition.timeout, definition.lease, definition.delivery,
+        definition.meta,
+        -- The trigger of rota.jobs would do the same, by a query of its own for each row.
+        coalesce(
+            definition.queue,
+            (select handlers.queue from rota.handlers where handlers.handler = definition.handler),
+            'default'
+        ) as queue,
+        fire.scheduled_for + case
+            when definition.jitter = interval '0' then interval '0'
+            else rota.jitter_offset(fire.schedule_id, definition.jitter)
+        end as run_at,
         case
             when fire.plan in ('run', 'queue')
                 and (
@@ -87,20 +100,12 @@ enqueued as (
     )
     overriding system value
     select
-        fire.job_id, fire.schedule_id, fire.scheduled_for,
-        fire.scheduled_for + rota.jitter_offset(fire.schedule_id, definition.jitter),
-        greatest(fire.scheduled_for + rota.jitter_offset(fire.schedule_id, definition.jitter), now())
-            + definition.start_within,
-        definition.overlap <> 'allow', definition.created_by, definition.handler, definition.payload, definition.queue,
-        definition.priority, definition.max_attempts, definition.backoff_base, definition.backoff_cap,
-        definition.retry_for, definition.timeout, definition.lease, definition.delivery, definition.meta
+        fire.job_id, fire.schedule_id, fire.scheduled_for, fire.run_at,
+        case when fire.start_within is not null then greatest(fire.run_at, now()) + fire.start_within end,
+        fire.overlap <> 'allow', fire.created_by, fire.handler, fire.payload, fire.queue, fire.priority,
+        fire.max_attempts, fire.backoff_base, fire.backoff_cap, fire.retry_for, fire.timeout, fire.lease, fire.delivery,
+        fire.meta
     from fire
-    cross join lateral (
-        select *
-        from rota.schedule_definitions
-        where schedule_definitions.schedule_id = fire.schedule_id
-        offset 0
-    ) as definition
     where fire.job_id is not null
     on conflict (schedule_id) where exclusive do nothing
     returning job_id, schedule_id

@@ -50,8 +50,8 @@ due as materialized (
 ),
 alike as materialized (
     select
-        array_agg(due.schedule_id order by due.schedule_id) as schedule_ids,
-        array_agg(due.version order by due.schedule_id) as versions,
+        array_agg(due.schedule_id) as schedule_ids,
+        array_agg(due.version) as versions,
         definition.paused,
         nullif(due.next_fire_at, timestamptz '-infinity') as next_fire_at,
         case

@@ -221,7 +221,8 @@ def _tries(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire
     elif rule.overlap == "replace":
         plans[:0] = ["replaced"] * more
     elif rule.overlap == "queue_one":
-        plans += ["follow", *["skipped_overlap"] * more]
+        plans.append("follow")
+        plans += ["skipped_overlap"] * more
     else:
         plans += ["skipped_overlap"] * more
     return [Fire(scheduled_for=each, plan=what) for each, what in zip(chosen, plans, strict=False)]
