@@ -93,6 +93,7 @@ create table rota.guards (
     token         bigint not null,
     seen_at       timestamptz not null default now()
 );
+create index prune_guards_idx on rota.guards (seen_at);
 comment on table rota.guards is 'The highest fence token that rota.guard() has seen for a resource.';
 
 create table rota.audit (

@@ -2,9 +2,11 @@
 --   $1 limit  int8
 --   -> job_id int8, handler text, queue text
 -- index: jobs_pkey (0002)
+-- Requests whose job still runs are left out before the limit: old ones that nobody obeys must not hide the younger.
 with request as materialized (
     select asked.job_id, asked.requested_by, asked.reason
     from rota.cancel_requests as asked
+    where (select jobs.leased_by from rota.jobs where jobs.job_id = asked.job_id) is null
     order by asked.requested_at
     limit $1
 ),

@@ -5,6 +5,7 @@
 --   $3 fence_tokens  int8[]
 --   -> fence_token int8?, finding text?
 -- index: jobs_pkey (0002), job_runs_job_id_idx, attempts_pkey (0003)
+-- No EXISTS: the planner would rather read the whole ledger into a hash table than probe its index for many attempts.
 -- The lock tells a transaction that is still committing (its row can't be locked) from one that was rolled back.
 select
     attempt.fence_token,
@@ -17,14 +18,17 @@ select
               and jobs.fence_token = attempt.fence_token
               and jobs.leased_by = $1
         ) then 'held'
-        when exists (
-            select from rota.job_runs
+        when (
+            select true
+            from rota.job_runs
             where job_runs.job_id = attempt.job_id
               and job_runs.fence_token = attempt.fence_token
               and job_runs.node = $1
               and job_runs.outcome = 'succeeded'
-        ) or exists (
-            select from rota.attempts
+            limit 1
+        ) or (
+            select true
+            from rota.attempts
             where attempts.job_id = attempt.job_id
               and attempts.fence_token = attempt.fence_token
               and attempts.node = $1

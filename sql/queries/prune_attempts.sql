@@ -4,7 +4,7 @@
 --   -> pruned int8?
 -- index: prune_attempts_idx (0003)
 with old as materialized (
-    select attempt.job_id, attempt.fence_token
+    select attempt.ctid as row_id
     from rota.attempts as attempt
     where attempt.finished_at < now() - $1::interval
     order by attempt.finished_at
@@ -13,9 +13,7 @@ with old as materialized (
 ),
 gone as (
     delete from rota.attempts as attempt
-    using old
-    where attempt.job_id = old.job_id
-      and attempt.fence_token = old.fence_token
+    where attempt.ctid = any (array(select old.row_id from old))
     returning 1
 )
 select count(*) as pruned

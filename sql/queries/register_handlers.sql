@@ -1,4 +1,4 @@
--- Write down the handlers of a daemon with their defaults, where they are new, have changed, or were last seen a while ago.
+-- Write down the handlers of a daemon with their defaults.
 --   $1 app           text
 --   $2 release       text
 --   $3 handlers      text[]
@@ -8,12 +8,16 @@
 --   $7 backoff_cap   interval[]
 --   $8 timeouts      interval[]
 --   $9 deliveries    text[]
+-- In the order of their names: two daemons that start at once would deadlock otherwise.
 insert into rota.handlers as handler (
     app, release, handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, seen_at
 )
-select $1, $2, given.*, now()
-from unnest($3::text[], $4::text[], $5::int4[], $6::interval[], $7::interval[], $8::interval[], $9::text[]) as given
-order by 1
+select
+    $1, $2, given.handler, given.queue, given.max_attempts, given.backoff_base, given.backoff_cap, given.timeout,
+    given.delivery, now()
+from unnest($3::text[], $4::text[], $5::int4[], $6::interval[], $7::interval[], $8::interval[], $9::text[])
+    as given (handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery)
+order by given.handler
 on conflict (handler) do update
 set app = excluded.app,
     release = excluded.release,

@@ -119,6 +119,7 @@ remembered as (
     select ended.job_id, ended.fence_token, ended.attempt, ended.leased_by, ended.started_at, ended.outcome,
         ended.error_kind, ended.error
     from ended
+    on conflict do nothing
 ),
 forgotten as (
     delete from rota.attempts as old

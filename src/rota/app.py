@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import sys
+import traceback
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rota.errors import AppNotFound, ConfigError
@@ -90,6 +93,14 @@ class App:
 
         return register
 
+    def include(self, other: App) -> None:
+        """Take over the handlers of another app. Raises ConfigError for a name that is taken."""
+        if taken := sorted(self._handlers.keys() & other.handlers.keys()):
+            raise ConfigError(
+                f"apps {self.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
+            )
+        self._handlers.update(other.handlers)
+
 
 def find_app(reference: str) -> App:
     """Import `module:attribute`, from the current folder too. Raises AppNotFound, saying where it looked and what it found."""
@@ -101,11 +112,13 @@ def find_app(reference: str) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise
+            raise AppNotFound(_broken(module_name, error)) from error
         raise AppNotFound(
-            f"no module {module_name!r}: looked in the current folder and along PYTHONPATH. "
+            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)}. "
             f"Give the app as module:attribute, such as myapp.jobs:app"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise AppNotFound(_broken(module_name, error)) from error
     found = getattr(module, attribute, None)
     if isinstance(found, App):
         return found
@@ -113,3 +126,32 @@ def find_app(reference: str) -> App:
     close = get_close_matches(attribute, apps, 1) or apps[:1]
     hint = f"; did you mean {module_name}:{close[0]}?" if close else f"; {module_name} holds no rota.App at all"
     raise AppNotFound(f"{module_name} ({module.__file__}) has no app called {attribute!r}{hint}")
+
+
+def _broken(module_name: str, error: BaseException) -> str:
+    """Say where in the app's code its import failed: the last line of it that is not the import machinery's."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen importlib")
+    ]
+    own = [frame for frame in frames if frame.filename != importlib.__file__]
+    place = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else None
+    place = place or (f"{own[-1].filename}, line {own[-1].lineno}" if own else module_name)
+    said = error.msg if isinstance(error, SyntaxError) else error
+    return f"{module_name} can't be imported: {type(error).__name__}: {said} ({place})"
+
+
+def _spelling(module_name: str) -> str:
+    """Name the module beside the missing one, in the same package, that is spelled most like it."""
+    parent, _, name = module_name.rpartition(".")
+    package = sys.modules.get(parent)
+    beside = [found.name for found in pkgutil.iter_modules(package.__path__ if package else [""])]
+    close = get_close_matches(name, beside, 1)
+    return (
+        f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
+        if close
+        else f", found {', '.join(beside[:8])}"
+        if beside
+        else ""
+    )

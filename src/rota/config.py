@@ -467,4 +467,4 @@ _OTHER_NAMES = {  # first come, first served
     "database.direct_url": ("ROTA_DIRECT_URL",),
     "lease.duration": ("ROTA_LEASE",),
 }
-_NO_SETTINGS = {"ROTA_CONFIG", "ROTA_STOP_TIMEOUT", "ROTA_PG_BIN"}
+_NO_SETTINGS = {"ROTA_CONFIG", "ROTA_DATA_DIR", "ROTA_STOP_TIMEOUT", "ROTA_PG_BIN"}

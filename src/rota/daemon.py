@@ -123,6 +123,7 @@ class Daemon:
         app: App,
         *,
         app_reference: str | None = None,
+        until_idle: bool = False,
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.node = NodeId(uuid.uuid4())
@@ -131,6 +132,7 @@ class Daemon:
         self._config = config
         self._app = app
         self._app_reference = app_reference
+        self._until_idle = until_idle
         self._slots = _slots(config, app)
         log = make_logger(level=config.log.level, format=config.log.format, node=str(self.node)[:8])
         self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, watch=watch)
@@ -149,6 +151,7 @@ class Daemon:
         dsn = config.require_database()
         route = self._route = await _first_look(dsn)
         name = f"rota {str(self.node)[:8]}"
+        found = await _identity(dsn, route, name)
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 closing(
@@ -157,8 +160,6 @@ class Daemon:
                     )
                 )
             )
-            async with connection(pool) as db:
-                found = await installation(db)
             handler_pool = await stack.enter_async_context(
                 closing(
                     await open_handler_pool(
@@ -241,6 +242,7 @@ class Daemon:
             lease=config.lease.duration,
             poll_interval=config.poll_interval,
             execute=executor.execute,
+            on_idle=self.stops.claiming.set if self._until_idle else None,
         )
         gauges = Gauges(pool, telemetry)
         services: list[Service] = [
@@ -271,7 +273,8 @@ class Daemon:
                 group.create_task(run_forever(service, telemetry, self._pulse), name=service.name)
                 for service in services
             ]
-            background.append(group.create_task(on_own_thread(heartbeat, telemetry, self._pulse), name=heartbeat.name))
+            beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
+            background.append(group.create_task(beating, name=heartbeat.name))
             async with asyncio.TaskGroup() as executions:
                 background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
                 await dispatcher.run(executions, self.stops.claiming)
@@ -279,7 +282,6 @@ class Daemon:
             # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
             for task in background:
                 task.cancel()
-        await heartbeat.close()
         if isinstance(listener, Listener):
             listener.close()
 
@@ -412,7 +414,8 @@ class Daemon:
         if route.pooled:
             self.telemetry.node_advised(
                 "the database URL leads through a connection pooler: notifications can't pass it, so jobs are found by "
-                f"polling every {self._config.poll_interval.total_seconds():g} s. Set ROTA_DIRECT_URL to a URL straight to the server"
+                f"polling every {self._config.poll_interval.total_seconds():g} s. Set ROTA_DIRECT_URL to a URL straight to the "
+                "server"
                 if self._config.database.direct_url is None
                 else "the database URL leads through a connection pooler: statements are not kept prepared, "
                 "and LISTEN uses ROTA_DIRECT_URL"
@@ -477,6 +480,15 @@ async def _first_look(dsn: str) -> Route:
             f"no database answers at {mask_dsn(dsn)} ({error or type(error).__name__}): is the server running, and is the URL "
             "right? For a first look without a server of your own, try `rota dev`"
         ) from error
+
+
+async def _identity(dsn: str, route: Route, name: str) -> Installation:
+    # Before there is a pool: its connections begin with a statement that needs the schema.
+    conn = await connect(dsn, route=route, name=name)
+    try:
+        return await installation(conn)
+    finally:
+        await conn.close()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from rota.clock import boottime
 from rota.db.pool import TRANSIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from datetime import timedelta
 
     from rota.telemetry import Telemetry
@@ -102,8 +102,13 @@ class LoopThread:
         self._loop.close()
 
 
-async def on_own_thread(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
-    """Run `run_forever` on a loop of another thread."""
+async def on_own_thread(
+    service: Service, telemetry: Telemetry, pulse: Pulse, *, close: Callable[[], Coroutine[Any, Any, None]]
+) -> NoReturn:
+    """Run `run_forever` on a loop of another thread, and at the end `close` over there, where its connection belongs."""
     with LoopThread(service.name) as thread:
-        await thread.run(run_forever(service, telemetry, pulse))
+        try:
+            await thread.run(run_forever(service, telemetry, pulse))
+        finally:
+            await thread.run(close())
     raise AssertionError("run_forever came to an end")

@@ -250,7 +250,7 @@ class Telemetry:
         if outcome not in {"snoozed", "interrupted", "cancelled"}:
             self._failed.labels(known, outcome).inc()
         level = {"dead": logging.ERROR, "retried": logging.WARNING}.get(settlement, logging.INFO)
-        if outcome == "snoozed" and fields.get("releases", 0) < 10:
+        if outcome == "snoozed" and (fields.get("releases") or 0) < 10:
             level = logging.DEBUG
         self._event(
             level,

@@ -81,6 +81,18 @@ async def migrate(dsn: str | None) -> Applied:
         await conn.close()
 
 
+async def missing(dsn: str | None) -> list[str]:
+    """Return the migrations that the database hasn't seen, without changing anything. Raises what `migrate` would."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        made = await conn.fetchval("select to_regclass('rota.migrations') is not null")
+        known = await conn.fetch(SQL["list_migrations"]) if made else []
+    finally:
+        await conn.close()
+    _agree([(row["version"], row["name"], row["checksum"]) for row in known])
+    return list(MIGRATIONS)[len(known) :]
+
+
 def _agree(known: Sequence[tuple[int, str, str]]) -> None:
     if len(known) > VERSION:
         raise SchemaMismatch(

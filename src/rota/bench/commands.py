@@ -1,0 +1,102 @@
+"""The commands: `rota bench drain | latency | floor`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.bench.drain import drain as measure_drain
+from rota.bench.figures import Figures, Show
+from rota.bench.floor import measure_floor
+from rota.bench.ground import Ground, own_database, some_server
+from rota.bench.latency import latency as measure_latency
+
+if sys.platform == "win32":
+    from asyncio import run
+else:
+    from uvloop import run
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure rota on a server, in a database of its own.")
+
+Jobs = Annotated[int, typer.Option(min=1, help="How many jobs.")]
+Count = Annotated[int, typer.Option("--daemons", min=1, help="How many daemons.")]
+Slots = Annotated[int, typer.Option(min=1, max=10_000, help="Slots of each daemon: jobs it runs at once.")]
+Dsn = Annotated[str | None, typer.Option(help="The server, as a URL. Default: DATABASE_URL.")]
+Embedded = Annotated[bool, typer.Option("--embedded", help="A server of its own, fsync on, in a temporary folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@bench_app.command()
+def drain(
+    *,
+    jobs: Jobs = 200_000,
+    count: Count = 1,
+    slots: Slots = 500,
+    floor: Annotated[bool, typer.Option(help="Measure the floor before and after, too.")] = True,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Drain a backlog of jobs that do nothing, and compare it with the floor."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_drain(ground, show, jobs=jobs, count=count, slots=slots, floor=floor)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def latency(
+    *,
+    rate: Annotated[float, typer.Option(min=0.1, max=5000, help="Inserts a second.")] = 50,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="For how long.")] = 20,
+    count: Count = 1,
+    slots: Slots = 100,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the delay from a single INSERT to its handler."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_latency(ground, show, rate=rate, seconds=seconds, count=count, slots=slots)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def floor(*, jobs: Jobs = 100_000, dsn: Dsn = None, embedded: Embedded = False, as_json: Json = False) -> None:
+    """Run the claim and the settlement alone: what the schema allows on this server."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        with show.step("floor", jobs) as tell:
+            per_second = await measure_floor(ground, jobs, tell)
+        return Figures(jobs=jobs, seconds=jobs / per_second, floor_per_second=per_second)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+def _run(
+    work: Callable[[Ground, Show], Awaitable[Figures]], *, dsn: str | None, embedded: bool, as_json: bool
+) -> None:
+    show = Show(as_json=as_json)
+
+    async def whole(server: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  we are in one
+        if sys.platform != "win32":
+            # Without it, a run that is ended leaves its database and its daemons behind.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        async with own_database(server) as ground:
+            figures = await work(ground, show)
+            show.result(figures, await ground.machine())
+
+    with some_server(dsn, embedded=embedded) as server:
+        run(whole(server))

@@ -1,0 +1,104 @@
+"""Real daemons, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from rota.bench.jobs import QUEUE
+from rota.errors import DatabaseUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from rota.bench.ground import Ground
+
+STARTS_WITHIN = 30.0
+ENDS_WITHIN = 15.0
+
+
+class Daemons:
+    """The daemons of this run."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+
+    def rss_mb(self) -> float:
+        """Return the memory of the largest one, in MB; 0 where the system doesn't tell."""
+        return max(_rss(process.pid) for process in self._processes) / 1e6
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that all of them have used so far; 0 where the system doesn't tell."""
+        return sum(_cpu(process.pid) for process in self._processes)
+
+    def check(self) -> None:
+        """Raise DatabaseUnusable when one of them has ended: nothing measured after that means anything."""
+        for process in self._processes:
+            if process.poll() is not None:
+                raise DatabaseUnusable(f"a daemon ended with exit code {process.returncode} while it was measured")
+
+
+@asynccontextmanager
+async def daemons(ground: Ground, *, count: int, slots: int) -> AsyncIterator[Daemons]:
+    """Start that many daemons with so many slots each, wait until they are up, and stop them at the end."""
+    with tempfile.TemporaryFile() as said:
+        processes = [_start(ground.dsn, slots, said) for _ in range(count)]
+        try:
+            await _up(ground, processes, said)
+            yield Daemons(processes)
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, ENDS_WITHIN)
+                process.kill()
+                process.wait()
+
+
+def _start(dsn: str, slots: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))}
+    environment = ours | {
+        "DATABASE_URL": dsn,
+        "ROTA_CONFIG": os.devnull,  # nobody's rota.toml, whatever folder this is
+        "ROTA_QUEUES": f"{QUEUE}:{slots}",
+        "ROTA_HTTP_PORT": "0",
+        "ROTA_LOG_LEVEL": "warning",
+    }
+    command = [sys.executable, "-m", "rota", "run", "--app", "rota.bench.jobs:app"]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # noqa: S603  no shell
+
+
+async def _up(ground: Ground, processes: Sequence[subprocess.Popen[bytes]], said: IO[bytes]) -> None:
+    try:
+        async with asyncio.timeout(STARTS_WITHIN):
+            while await ground.db.fetchval("select count(*) from rota.nodes") < len(processes):
+                if any(process.poll() is not None for process in processes):
+                    said.seek(0)
+                    words = said.read()[-2000:].decode(errors="replace")
+                    raise DatabaseUnusable(f"a daemon ended while it was started. It said:\n{words}")
+                await asyncio.sleep(0.05)
+    except TimeoutError as error:
+        raise DatabaseUnusable(f"the daemons are not up after {STARTS_WITHIN:g} s") from error
+
+
+def _rss(pid: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu(pid: int) -> float:
+    with suppress(OSError):
+        # The name in the second field may hold anything, spaces and brackets too.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

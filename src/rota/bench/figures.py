@@ -1,0 +1,105 @@
+"""What a bench found, as a JSON object or as a table that explains itself."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rota.bench.ground import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What was measured; None: not by this bench."""
+
+    jobs: int
+    seconds: float
+    jobs_per_second: float | None = None
+    floor_per_second: float | None = None
+    ratio_to_floor: float | None = None
+    cpu_us_per_job: float | None = None
+    start_p50_ms: float | None = None
+    start_p99_ms: float | None = None
+    start_max_ms: float | None = None
+    insert_p50_ms: float | None = None
+    insert_p99_ms: float | None = None
+    claim_p50_ms: float | None = None
+    claim_p99_ms: float | None = None
+    statements_per_job: float | None = None
+    commits_per_job: float | None = None
+    wal_bytes_per_job: float | None = None
+    dead_tuples: int | None = None
+    rss_mb: float | None = None
+    rss_quarter_mb: float | None = None
+    daemons: int | None = None
+    slots: int | None = None
+
+
+MEANING = {
+    "jobs_per_second": ("{:,.0f}", "from the moment the queue is opened to the last job in the ledger, by the database's clock"),
+    "floor_per_second": ("{:,.0f}", "the claim and the settlement alone: two connections, batches of 500, no daemon"),
+    "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: what the daemon leaves of it"),
+    "cpu_us_per_job": ("{:.1f}", "processor time of the daemons for each job, in millionths of a second; the server's not included"),
+    "start_p50_ms": ("{:.2f}", "half of the jobs were in their handler so soon after their INSERT was sent, its commit included"),
+    "start_p99_ms": ("{:.2f}", "… 99 of 100"),
+    "start_max_ms": ("{:.2f}", "… all"),
+    "insert_p50_ms": ("{:.2f}", "of it, the INSERT and its commit, as its client sees them"),
+    "insert_p99_ms": ("{:.2f}", "… 99 of 100"),
+    "claim_p50_ms": ("{:.2f}", "from the INSERT's now() to the claim, by the database's clock"),
+    "claim_p99_ms": ("{:.2f}", "… 99 of 100"),
+    "statements_per_job": ("{:.4f}", "sent by the daemons, housekeeping included (without pg_stat_statements: their commits)"),
+    "commits_per_job": ("{:.4f}", "transactions of this database, without the bench's own questions"),
+    "wal_bytes_per_job": ("{:,.0f}", "write-ahead log of the whole server; after a checkpoint more, by full pages"),
+    "dead_tuples": ("{:,}", "in rota.jobs at the end: what autovacuum hasn't come to yet"),
+    "rss_mb": ("{:.1f}", "resident memory of the largest daemon at the end"),
+    "rss_quarter_mb": ("{:.1f}", "… after a quarter of the jobs: the two should be alike"),
+}
+
+
+class Show:
+    """Shows progress on standard error, where that is a terminal, and the result on standard output."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._beside = Console(stderr=True)
+
+    @contextmanager
+    def step(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar; yields what to call with the number done since the last call."""
+        columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._beside, disable=not self._beside.is_terminal) as progress:
+            bar = progress.add_task(what, total=total)
+            yield lambda done: progress.advance(bar, done)
+
+    def result(self, figures: Figures, machine: Machine) -> None:
+        """Print what was found, and on what."""
+        found = {name: value for name, value in asdict(figures).items() if value is not None}
+        if self._as_json:
+            rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()}
+            print(json.dumps(rounded | {"machine": asdict(machine)}))  # noqa: T201  the output itself
+            return
+        out = Console()
+        table = Table(box=None, pad_edge=False, header_style="")
+        table.add_column(f"{figures.jobs:,} jobs in {figures.seconds:.2f} s", no_wrap=True)
+        table.add_column("", justify="right", no_wrap=True)
+        table.add_column("", style="dim")
+        for name, (form, meaning) in MEANING.items():
+            if name in found:
+                table.add_row(name, form.format(found[name]), meaning)
+        out.print(table)
+        setting = f"{figures.daemons} × {figures.slots} slots, " if figures.daemons else ""
+        out.print(
+            f"{setting}{machine.cores} cores for all of it, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
+            f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}",
+            style="dim",
+            highlight=False,
+        )

@@ -1,0 +1,187 @@
+"""The ground a bench stands on: a database of its own on the given server, and the server's counters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota.config import load, mask_dsn
+from rota.db.migrate import migrate
+from rota.embedded import EmbeddedPostgres
+from rota.errors import ConfigError, DatabaseUnusable, NoDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+FLUSHED = 1.5
+"""Seconds after which an idle backend's counters surely stand in the statistics views."""
+
+INSERTED_AT_ONCE = 1000
+
+COUNTERS = """
+select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal_bytes, xact_commit as commits
+from pg_stat_database where datname = current_database()
+"""
+STATEMENTS = """
+select coalesce(sum(calls), 0)::int8 from pg_stat_statements
+where dbid = (select oid from pg_database where datname = current_database())
+"""
+INSERT = """
+insert into rota.jobs (handler) select $1 from generate_series(1, $2::int4)
+"""
+SERVER = """
+select current_setting('server_version') as version, current_setting('fsync') as fsync,
+    current_setting('synchronous_commit') as synchronous_commit, current_setting('shared_buffers') as shared_buffers,
+    current_setting('jit') as jit
+"""
+
+
+@contextmanager
+def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
+    """Yield the URL of the server to measure: the one given or configured, else, only if asked, one of our own, durable and on disk."""
+    if embedded:
+        if dsn is not None:
+            raise ConfigError("--dsn and --embedded name two servers: choose one")
+        with tempfile.TemporaryDirectory(prefix="rota-bench-", ignore_cleanup_errors=True) as folder:
+            Path(folder).chmod(0o755)  # where we are root, the server's user has to pass
+            settings = {"shared_preload_libraries": "pg_stat_statements", "max_wal_size": "4GB"}
+            with EmbeddedPostgres(data=Path(folder) / "data", settings=settings) as postgres:
+                yield postgres.dsn
+        return
+    try:
+        found = load(overrides={"database.url": dsn}).require_direct_database()
+    except NoDatabase as error:
+        raise NoDatabase(
+            "no database to measure: set DATABASE_URL or pass --dsn (the bench makes a database of its own on that server, and "
+            "drops it), or pass --embedded for a server of its own in a temporary folder"
+        ) from error
+    yield found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What has to be the same for two figures to be comparable."""
+
+    cores: int
+    postgresql: str
+    fsync: str
+    synchronous_commit: str
+    shared_buffers: str
+    jit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the server has counted so far. `statements` is None without pg_stat_statements."""
+
+    wal_bytes: int
+    commits: int
+    statements: int | None
+
+
+class Ground:
+    """A migrated database made for this run."""
+
+    def __init__(self, dsn: str, db: asyncpg.Connection, *, counts_statements: bool) -> None:
+        self.dsn = dsn
+        self.db = db
+        self.asked = 0
+        """Statements that the bench itself has sent on `db` since the last `counters()`."""
+        self._counts_statements = counts_statements
+
+    async def ask(self, sql: str, *arguments: object) -> object:
+        """Return the one value that this statement yields, and count it as ours."""
+        self.asked += 1
+        return await self.db.fetchval(sql, *arguments)
+
+    async def insert(self, handler: str, jobs: int) -> None:
+        """Insert due jobs as clients do: many small statements, so that `run_at` differs."""
+        for done in range(0, jobs, INSERTED_AT_ONCE):
+            await self.db.execute(INSERT, handler, min(INSERTED_AT_ONCE, jobs - done))
+
+    async def tidy(self) -> None:
+        """Start from a table without the traces of what came before."""
+        await self.db.execute("vacuum (analyze) rota.jobs")
+        await self.db.execute("analyze rota.job_runs")
+
+    async def counters(self, *, settled: bool) -> Counters:
+        """Read the counters; `settled` waits until everybody's statistics have arrived."""
+        if settled:
+            await asyncio.sleep(FLUSHED)
+        self.asked = 0
+        row = await self.db.fetchrow(COUNTERS)
+        statements = await self.db.fetchval(STATEMENTS) if self._counts_statements else None
+        assert row is not None  # noqa: S101  one row of a view about this database
+        return Counters(wal_bytes=int(row["wal_bytes"]), commits=row["commits"], statements=statements)
+
+    async def dead_tuples(self) -> int:
+        """Return how many dead rows lie in rota.jobs."""
+        found = await self.db.fetchval(
+            "select coalesce(n_dead_tup, 0) from pg_stat_user_tables where relid = 'rota.jobs'::regclass"
+        )
+        return int(found or 0)
+
+    async def machine(self) -> Machine:
+        """Say what this is measured on."""
+        row = await self.db.fetchrow(SERVER)
+        assert row is not None  # noqa: S101  one row of settings
+        return Machine(
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            postgresql=row["version"].split()[0],
+            fsync=row["fsync"],
+            synchronous_commit=row["synchronous_commit"],
+            shared_buffers=row["shared_buffers"],
+            jit=row["jit"],
+        )
+
+
+@asynccontextmanager
+async def own_database(server: str) -> AsyncIterator[Ground]:
+    """Make a database for this run, migrate it, and drop it at the end, whoever is still connected."""
+    name = f"rota_bench_{os.getpid()}"
+    dsn = of_database(server, name)
+    try:
+        maintenance = await asyncpg.connect(server, timeout=10)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        raise DatabaseUnusable(f"no database answers at {mask_dsn(server)}: {error or type(error).__name__}") from error
+    try:
+        try:
+            await maintenance.execute(f"create database {name}")
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise DatabaseUnusable(
+                f"this role may not create a database for the bench at {mask_dsn(server)}: alter role … createdb"
+            ) from error
+        try:
+            await migrate(dsn)
+            db = await asyncpg.connect(dsn)
+            try:
+                yield Ground(dsn, db, counts_statements=await _can_count_statements(db))
+            finally:
+                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await db.close(timeout=5)
+        finally:
+            await maintenance.execute(f"drop database {name} with (force)")
+    finally:
+        await maintenance.close()
+
+
+def of_database(dsn: str, name: str) -> str:
+    """Return the same URL with another database in it."""
+    return re.sub(r"^(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?", rf"\1/{name}", dsn, count=1)
+
+
+async def _can_count_statements(db: asyncpg.Connection) -> bool:
+    try:
+        await db.execute("create extension if not exists pg_stat_statements")
+        await db.fetchval(STATEMENTS)
+    except asyncpg.PostgresError:
+        return False
+    return True

@@ -1,0 +1,26 @@
+"""The app that the bench's daemons run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rota.app import App
+from rota.job import Job  # noqa: TC001  the annotations are read at run time
+
+NOOP = "bench.noop"
+ARRIVE = "bench.arrive"
+QUEUE = "default"
+
+app = App("bench")
+
+
+@app.handler(NOOP)
+async def noop(job: Job[Any]) -> None:
+    """Do nothing: what is measured is rota."""
+
+
+@app.handler(ARRIVE)
+async def arrive(job: Job[Any]) -> int:
+    """Return how many nanoseconds ago this job was sent; all processes of one machine share the clock."""
+    return time.monotonic_ns() - int(job.payload["sent"])

@@ -1,0 +1,101 @@
+"""How long one job waits: from just before its INSERT is sent to the first line of its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from rota.bench.daemons import daemons
+from rota.bench.figures import Figures
+from rota.bench.jobs import ARRIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rota.bench.figures import Show
+    from rota.bench.ground import Ground
+
+WARM_UP = 1.0
+"""Seconds of inserts that don't count: connections are opened and plans settled in them."""
+
+SEND = "insert into rota.jobs (handler, payload) values ($1, $2)"
+ENDED = "select count(*) from rota.job_runs"
+DELAYS = """
+select (result #>> '{}')::int8 / 1e6 as start_ms, extract(epoch from started_at - scheduled_for) * 1e3 as claim_ms
+from rota.job_runs
+order by job_id
+offset $1
+"""
+
+
+async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, count: int, slots: int) -> Figures:
+    """Insert single jobs at an even `rate`, each in a transaction of its own, and say how late their handlers were entered."""
+    warm, jobs = round(rate * WARM_UP), round(rate * seconds)
+    async with daemons(ground, count=count, slots=slots) as running:
+        await ground.tidy()
+        db = await asyncpg.connect(ground.dsn)
+        try:
+            await _send(db, warm, rate, lambda _: None)
+            before = await ground.counters(settled=True)
+            with show.step(f"{jobs:,} jobs, {rate:g} a second", jobs) as tell:
+                took = await _send(db, jobs, rate, tell)
+            running.check()
+            while int(str(await ground.ask(ENDED))) < warm + jobs:
+                running.check()
+                await asyncio.sleep(0.05)
+        finally:
+            await db.close()
+        ours = ground.asked
+        rss = running.rss_mb()
+        after = await ground.counters(settled=True)
+        rows = await ground.db.fetch(DELAYS, warm)
+        dead = await ground.dead_tuples()
+    start = [float(row["start_ms"]) for row in rows]
+    claim = [float(row["claim_ms"]) for row in rows]
+    commits = (after.commits - before.commits - ours) / jobs
+    statements = None
+    if before.statements is not None and after.statements is not None:
+        statements = (after.statements - before.statements - ours) / jobs
+    return Figures(
+        jobs=jobs,
+        seconds=seconds,
+        jobs_per_second=rate,
+        start_p50_ms=percentile(start, 50),
+        start_p99_ms=percentile(start, 99),
+        start_max_ms=max(start),
+        insert_p50_ms=percentile(took, 50),
+        insert_p99_ms=percentile(took, 99),
+        claim_p50_ms=percentile(claim, 50),
+        claim_p99_ms=percentile(claim, 99),
+        statements_per_job=commits if statements is None else statements,
+        commits_per_job=commits,
+        wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,
+        dead_tuples=dead,
+        rss_mb=rss,
+        daemons=count,
+        slots=slots,
+    )
+
+
+async def _send(db: asyncpg.Connection, jobs: int, rate: float, tell: Callable[[int], None]) -> Sequence[float]:
+    """Return how many milliseconds each insert took, its commit included."""
+    statement = await db.prepare(SEND)
+    loop = asyncio.get_running_loop()
+    began, took = loop.time(), []
+    for number in range(jobs):
+        await asyncio.sleep(began + number / rate - loop.time())
+        sent = time.monotonic_ns()
+        await statement.fetch(ARRIVE, json.dumps({"sent": sent}))
+        took.append((time.monotonic_ns() - sent) / 1e6)
+        tell(1)
+    return took
+
+
+def percentile(values: Sequence[Any], per_cent: float) -> float:
+    """Return the smallest value that at least `per_cent` of all don't exceed."""
+    return float(sorted(values)[max(0, math.ceil(len(values) * per_cent / 100) - 1)])

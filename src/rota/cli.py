@@ -1,0 +1,79 @@
+"""The command line: which commands there are, and the exit code that each error ends one with.
+
+0 done · 1 failed, or findings · 2 usage or configuration · 3 database or schema
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rota.commands import check, dead, enqueue, job, run, schema, settings, status
+from rota.commands.options import AsJson
+from rota.errors import RotaError
+
+app = typer.Typer(
+    name="rota",
+    help="Cron for a fleet, on the PostgreSQL that you already run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+)
+app.command()(run.run)
+app.command()(run.dev)
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """See it work: a PostgreSQL of its own, three daemons, one of them killed; and what became of every job."""
+    from rota import demo
+
+    raise typer.Exit(demo.main(json_output=as_json))
+
+
+app.command()(schema.migrate)
+app.command()(check.check)
+app.command()(settings.config)
+app.command()(status.status)
+app.command()(enqueue.enqueue)
+app.add_typer(job.app)
+app.add_typer(dead.app)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure: drain, latency or floor, in a database of its own."""
+    from rota.bench import bench_app
+
+    bench_app(context.args, prog_name="rota bench")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rota import __version__
+        from rota.cron import tzdata_version
+
+        typer.echo(f"rota {__version__} (tzdata {tzdata_version() or 'of the system'})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which rota and which time zones.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    try:
+        app()
+    except RotaError as error:
+        typer.echo(f"rota: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(1)

@@ -1,0 +1,139 @@
+"""`rota check`: what is wrong, or about to be, each with what to do."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import typer
+
+from rota.commands.enqueue import unclaimed
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
+from rota.commands.session import ask, using
+from rota.commands.show import age, plural, print_json
+
+if TYPE_CHECKING:
+    from rota.db.pool import Connection
+    from rota.db.reports import Lane, LetterGroup, LivingNode, ServerLook
+
+CLOCKS_APART = timedelta(seconds=2)
+OLD_SNAPSHOT = timedelta(minutes=10)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a person should look at."""
+
+    check: str
+    finding: str
+    do: str
+
+
+def check(
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is wrong, or about to be. Exit code 1 if there is something, 3 if the database can't be used."""
+    with using(config_file, dsn, embedded=embedded) as config:
+        server, found = ask(config, examine, name="check")
+    findings = [
+        *(Finding(check="configuration", finding=warning, do="see `rota config`") for warning in config.warnings),
+        *found,
+    ]
+    if as_json:
+        print_json({"server_version": server.version, "findings": findings})
+    else:
+        for each in findings:
+            typer.echo(f"{each.check}: {each.finding}\n    {each.do}")
+        typer.echo(f"PostgreSQL {server.version}, schema in order, {plural(len(findings), 'finding')}", err=True)
+    raise typer.Exit(1 if findings else 0)
+
+
+async def examine(db: "Connection") -> "tuple[ServerLook, list[Finding]]":
+    """Ask the server what there is to ask, and judge it."""
+    from rota.db import reports
+
+    asked = datetime.now(UTC)
+    server = await reports.examine_server(db)
+    answered = datetime.now(UTC)
+    lanes = await reports.summarise_live_jobs(db)
+    letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
+    nodes = await reports.list_nodes(db)
+    known = await reports.list_handler_names(db)
+    return server, [
+        *server_findings(server, pooled=server.pid != db.get_server_pid(), asked=asked, answered=answered),
+        *lane_findings(lanes, nodes, known),
+        *letter_findings(letters),
+    ]
+
+
+def server_findings(server: "ServerLook", *, pooled: bool, asked: datetime, answered: datetime) -> Iterator[Finding]:
+    """Judge the server and the way to it."""
+    if server.read_only:
+        yield Finding(
+            check="read-only",
+            finding="this server takes no writes (a standby, or default_transaction_read_only is on)",
+            do="give the URL of the primary, or list all hosts with ?target_session_attrs=read-write",
+        )
+    if pooled:
+        yield Finding(
+            check="pooler",
+            finding="the URL leads through a connection pooler, which notifications can't pass",
+            do="set ROTA_DIRECT_URL to a URL straight to the server; without it, jobs are found by polling",
+        )
+    apart = max(server.clock - answered, asked - server.clock)
+    if apart > CLOCKS_APART:
+        yield Finding(
+            check="clock",
+            finding=f"the server's clock and this machine's are {age(apart)} apart",
+            do="leases don't mind, they use the server's clock; but run NTP on both, or logs and --at will mislead you",
+        )
+    if not server.autovacuum:
+        yield Finding(
+            check="autovacuum",
+            finding="autovacuum is off for rota.jobs",
+            do="alter table rota.jobs reset (autovacuum_enabled), and autovacuum = on: without it, claims become slow",
+        )
+    if server.snapshot_age is not None and server.snapshot_age > OLD_SNAPSHOT:
+        yield Finding(
+            check="snapshot",
+            finding=f"a transaction has held its snapshot for {age(server.snapshot_age)} ({server.snapshot_owner})",
+            do="end it, or select pg_terminate_backend(pid): dead rows can't be removed while it lasts",
+        )
+    if server.prepared_age is not None and server.prepared_age > OLD_SNAPSHOT:
+        yield Finding(
+            check="snapshot",
+            finding=f"a prepared transaction is {age(server.prepared_age)} old",
+            do="commit or roll back what pg_prepared_xacts lists: dead rows can't be removed while it lasts",
+        )
+
+
+def lane_findings(lanes: "Sequence[Lane]", nodes: "Sequence[LivingNode]", known: Sequence[str]) -> Iterator[Finding]:
+    """Judge whether somebody runs what is due, and takes back what was left."""
+    for lane in lanes:
+        if lane.due and (why := unclaimed(lane.handler, lane.queue, nodes, known)):
+            due = f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, the oldest for {age(lane.oldest_due)}"
+            yield Finding(check="unclaimed", finding=due, do=why)
+    expired = sum(lane.expired for lane in lanes)
+    if expired:
+        yield Finding(
+            check="leases",
+            finding=f"{plural(expired, 'lease')} expired and not yet reaped",
+            do="look again in some seconds; if it stays, no daemon is alive that reaps: start one, or see its log"
+            if nodes
+            else "no daemon is alive to take them back: start one with rota run --app module:app",
+        )
+
+
+def letter_findings(letters: "Sequence[LetterGroup]") -> Iterator[Finding]:
+    """Judge what waits for a person."""
+    for group in letters:
+        what = f"{plural(group.letters, 'dead letter')} of {group.handler}: {group.reason}"
+        chosen = f"--handler {group.handler} --reason {group.reason}"
+        yield Finding(
+            check="dead letters",
+            finding=f"{what}, {group.error_kind}" if group.error_kind else what,
+            do=f"rota dead list {chosen}, then rota dead redrive or discard with the same filters",
+        )

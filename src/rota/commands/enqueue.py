@@ -1,0 +1,120 @@
+"""`rota enqueue`: insert one job, and say so if nobody would run it."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, duration, instant
+from rota.commands.session import ask, using
+from rota.commands.show import print_json
+
+if TYPE_CHECKING:
+    from rota.db.pool import Connection
+    from rota.db.reports import LivingNode
+
+
+def enqueue(
+    handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What is to run.", show_default=False)],
+    payload: Annotated[
+        str | None, typer.Argument(metavar="JSON", help="Its payload; - reads it from the input.", show_default=False)
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Instead of the handler's.", show_default=False)] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="INSTANT", help="When, with its zone: 2026-03-01T09:00:00Z.", show_default=False),
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--in", metavar="DURATION", help="How long from now: 30s, 1h30m.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Unique among the handler's live jobs.", show_default=False)
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=9, help="0 first, 9 last.", show_default="5")
+    ] = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Insert one job and print its number."""
+    if at is not None and delay is not None:
+        raise typer.BadParameter("say either --at or --in", param_hint="--at")
+    run_at, later = instant(at, "--at"), duration(delay, "--in")
+    text = None if payload is None else checked_json(sys.stdin.read() if payload == "-" else payload)
+
+    async def insert(db: "Connection") -> tuple[int, bool, str | None]:
+        from rota.db import queries
+
+        due = await queries.read_clock(db) + later if later is not None else run_at
+        options = {"queue": queue, "run_at": due and due.isoformat(), "unique_key": key, "priority": priority}
+        job_id, created = await queries.enqueue_job(db, handler=handler, payload=text, options=json.dumps(options))
+        return job_id, created, await _warning(db, job_id)
+
+    with using(config_file, dsn, embedded=embedded) as config:
+        job_id, created, warning = ask(config, insert, name="enqueue")
+    if as_json:
+        print_json({"job_id": job_id, "created": created, "warning": warning})
+        return
+    typer.echo(job_id)
+    if not created:
+        typer.echo("nothing was inserted: this live job has the key", err=True)
+    if warning:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def checked_json(text: str) -> str:
+    """Return the text if it is JSON that can be stored, else say where it isn't. The text itself is never shown.
+
+    It goes to the server as it was written: JSON knows numbers that Python rounds.
+    """
+    from rota.errors import InvalidPayload
+    from rota.payload import encode
+
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        fault = f"the payload is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint="JSON") from None
+    except RecursionError:
+        raise InvalidPayload("payload: nests too deep") from None
+    encode(value)
+    return text
+
+
+async def _warning(db: "Connection", job_id: int) -> str | None:
+    import asyncpg
+
+    from rota.db import reports
+
+    try:
+        job = await reports.describe_job(db, job_id=job_id)
+        nodes = await reports.list_nodes(db)
+        known = await reports.list_handler_names(db)
+    except asyncpg.InsufficientPrivilegeError:
+        return None  # a client may insert, and see no daemons
+    return None if job is None else unclaimed(job.handler, job.queue, nodes, known)
+
+
+def unclaimed(handler: str, queue: str, nodes: "Sequence[LivingNode]", known: Sequence[str]) -> str | None:
+    """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
+    from difflib import get_close_matches
+
+    if any(node.claims(handler, queue) for node in nodes):
+        return None
+    waits = "it waits, no attempt is used"
+    living = sorted({name for node in nodes for name in node.handlers})
+    if not nodes:
+        return f"no daemon is alive: {waits}. Start one: rota run --app module:app"
+    if handler in living:
+        return (
+            f"no living daemon serves the queue {queue!r} and has the handler {handler!r}: {waits}. "
+            f'Name the queue in [queues] of one that has it, or "*" for all'
+        )
+    close = get_close_matches(handler, living, 1) or get_close_matches(handler, known, 1)
+    if close and close[0] != handler:
+        return f"no living daemon has the handler {handler!r}; did you mean {close[0]!r}? As things are, {waits}"
+    return f"no living daemon has the handler {handler!r}: {waits}. Start one that has it"

@@ -1,0 +1,191 @@
+"""`rota job`: look at single jobs, and act on them."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.commands.job_sheet import read_job, show_job
+from rota.commands.options import (
+    AsJson,
+    ConfigFile,
+    Dsn,
+    Embedded,
+    Handler,
+    JobId,
+    Queue,
+    Reason,
+    duration,
+    instant,
+)
+from rota.commands.session import ask, using
+from rota.commands.show import age, console, moment, plural, print_json, table
+
+if TYPE_CHECKING:
+    from rota.db.pool import Connection
+
+app = typer.Typer(name="job", help="Look at jobs and act on them.", no_args_is_help=True)
+
+STATES = ("future", "due", "retrying", "running", "succeeded", "dead", "discarded", "cancelled", "expired")
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        str | None, typer.Option("--state", help=f"One of {', '.join(STATES)}.", show_default=False)
+    ] = None,
+    handler: Handler = None,
+    queue: Queue = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 20,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, live and ended, newest first."""
+    if state is not None and state not in STATES:
+        raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
+
+    with using(config_file, dsn, embedded=embedded) as config:
+        from rota.db.reports import list_jobs
+
+        found = ask(
+            config, lambda db: list_jobs(db, state=state, handler=handler, queue=queue, limit=limit), name="job list"
+        )
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            job.job_id,
+            job.state,
+            f"{job.attempt}/{job.max_attempts}" if job.max_attempts else job.attempt,
+            job.handler,
+            job.queue,
+            _when(job.state, job.run_at, job.started_at, job.finished_at, job.now),
+            job.last_error_kind,
+        )
+        for job in found
+    ]
+    console().print(table(None, "job#", "state", "attempt#", "handler…", "queue…", "when", "last error…", rows=rows))
+    if len(found) == limit:
+        typer.echo(f"the newest {limit}; there may be more: --limit", err=True)
+
+
+def _when(
+    state: str, run_at: datetime | None, started_at: datetime | None, finished_at: datetime | None, now: datetime
+) -> str:
+    if finished_at is not None:
+        return f"{age(now - finished_at)} ago"
+    if state == "running" and started_at is not None:
+        return f"for {age(now - started_at)}"
+    if run_at is None:
+        return ""
+    return f"in {age(run_at - now)}" if run_at > now else f"since {age(now - run_at)}"
+
+
+@app.command()
+def show(
+    job_id: JobId,
+    payload: Annotated[bool, typer.Option("--payload", help="Show what it carries, too.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Show the texts of its errors, too.")] = False,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where a job stands, what has been tried, and when it will be given up."""
+    with using(config_file, dsn, embedded=embedded) as config:
+        seen = ask(config, lambda db: read_job(db, job_id, payload=payload, errors=errors), name="job show")
+    show_job(seen, errors=errors, as_json=as_json)
+
+
+@app.command()
+def cancel(
+    job_id: JobId,
+    force: Annotated[
+        bool, typer.Option("--force", help="End it at once, running or not; its holder can settle nothing.")
+    ] = False,
+    reason: Reason = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a job: at once if it waits; if it runs, ask its holder."""
+    with using(config_file, dsn, embedded=embedded) as config:
+        from rota.db.operations import cancel_job
+
+        became = ask(config, lambda db: cancel_job(db, job_id=job_id, force=force, note=reason), name="job cancel")
+    said = {
+        "cancelled": f"job {job_id} is cancelled",
+        "requested": f"job {job_id} runs: its holder is asked to stop (--force ends it at once)",
+        "finished": f"job {job_id} had ended before: nothing to cancel",
+    }
+    print_json({"job_id": job_id, "became": became}) if as_json else typer.echo(said[became])
+    if became == "finished":
+        raise typer.Exit(1)
+
+
+@app.command("retry-now")
+def retry_now(
+    job_id: Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="One job, or else:")] = None,
+    handler: Handler = None,
+    queue: Queue = None,
+    every: Annotated[bool, typer.Option("--all", help="Whatever waits for its retry.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 1000,
+    reason: Reason = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make jobs that wait for their retry due at once: one, or those of a handler or a queue."""
+    filtered = handler is not None or queue is not None or every
+    if (job_id is None) is not filtered:
+        raise typer.BadParameter("name one job, or else --handler, --queue or --all", param_hint="ID")
+
+    # One call: who fails again within milliseconds would be woken by every further one, until no attempt is left.
+    async def wake(db: "Connection") -> int:
+        from rota.db import operations
+
+        if job_id is None:
+            return await operations.retry_jobs_now(db, handler=handler, queue=queue, limit=limit, note=reason)
+        await operations.reschedule_job(db, job_id=job_id, run_at=None, delay=None, note=reason)
+        return 1
+
+    with using(config_file, dsn, embedded=embedded) as config:
+        woken = ask(config, wake, name="job retry-now")
+    print_json({"woken": woken}) if as_json else typer.echo(f"{plural(woken, 'job')} due now")
+    if woken == limit and job_id is None:
+        typer.echo("there may be more: run it again", err=True)
+
+
+@app.command()
+def reschedule(
+    job_id: JobId,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="INSTANT", help="When, with its zone.", show_default=False)
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--in", metavar="DURATION", help="How long from now.", show_default=False)
+    ] = None,
+    reason: Reason = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a waiting job due at another instant. Its idempotency key stays."""
+    if (at is None) is (delay is None):
+        raise typer.BadParameter("say either --at or --in", param_hint="--at")
+    run_at, later = instant(at, "--at"), duration(delay, "--in")
+    with using(config_file, dsn, embedded=embedded) as config:
+        from rota.db.operations import reschedule_job
+
+        due = ask(
+            config,
+            lambda db: reschedule_job(db, job_id=job_id, run_at=run_at, delay=later, note=reason),
+            name="job reschedule",
+        )
+    print_json({"job_id": job_id, "run_at": due}) if as_json else typer.echo(f"job {job_id} is due {moment(due)}")

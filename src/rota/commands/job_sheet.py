@@ -1,0 +1,193 @@
+"""What is shown of one job: where it stands, what has been tried, and when it will be given up."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from rota.commands.enqueue import unclaimed
+from rota.commands.show import age, console, moment, plural, print_json, printable, relative, table
+
+if TYPE_CHECKING:
+    from rota.db.pool import Connection
+    from rota.db.reports import JobDescription, JobValues, Tried
+
+Span = tuple[datetime, datetime]
+
+WAITING = {"future", "due", "retrying"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A job, its attempts that did not succeed, what it carries if that was asked for, and why nobody claims it."""
+
+    job: "JobDescription"
+    tried: Sequence["Tried"]
+    values: "JobValues | None"
+    unclaimed: str | None
+
+
+async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> Sheet:
+    """Read what there is to show of a job. Raises RotaError for one that nobody knows."""
+    from rota.db import reports
+    from rota.errors import RotaError
+
+    job = await reports.describe_job(db, job_id=job_id)
+    if job is None:
+        raise RotaError(
+            f"there is no job {job_id}: the number is wrong, or it ended longer ago than the ledger is kept"
+        )
+    nodes = await reports.list_nodes(db) if job.state in WAITING else []
+    known = await reports.list_handler_names(db) if job.state in WAITING else []
+    return Sheet(
+        job=job,
+        tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
+        values=await reports.read_job_values(db, job_id=job_id) if payload else None,
+        unclaimed=unclaimed(job.handler, job.queue, nodes, known) if job.state in WAITING else None,
+    )
+
+
+def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
+    """Print it, for people or as JSON."""
+    gives_up = give_up(seen.job)
+    if as_json:
+        print_json(_as_json(seen, gives_up, errors=errors))
+        return
+    out = console()
+    values = {} if seen.values is None else dataclasses.asdict(seen.values)
+    for name, text in [*facts(seen.job, gives_up, seen.unclaimed), *values.items()]:
+        if text:
+            out.print(f"{name:<13}{printable(text)}", soft_wrap=True)
+    if seen.tried:
+        rows = [
+            (
+                each.attempt,
+                each.outcome,
+                each.error_kind,
+                moment(each.started_at),
+                _took(each),
+                str(each.node or "")[:8],
+            )
+            for each in seen.tried
+        ]
+        columns = ("attempt#", "outcome", "error…", "started", "took#", "node")
+        out.print("\nattempts that did not succeed\n", table(None, *columns, rows=rows))
+    for each in seen.tried if errors else ():
+        out.print(f"\nattempt {each.attempt}:\n{printable(each.error) or '(no text)'}", soft_wrap=True)
+
+
+def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, Any]:
+    shown = {field.name: getattr(seen.job, field.name) for field in dataclasses.fields(seen.job)}
+    shown["unclaimed"] = seen.unclaimed
+    shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
+    shown["attempts"] = [
+        {name: value for name, value in dataclasses.asdict(each).items() if errors or name != "error"}
+        for each in seen.tried
+    ]
+    if seen.values is not None:
+        shown |= {name: text and _value(text) for name, text in dataclasses.asdict(seen.values).items()}
+    return shown
+
+
+def _value(text: str) -> Any:
+    def number(digits: str) -> float | str:
+        return value if math.isfinite(value := float(digits)) else digits
+
+    try:
+        return json.loads(text, parse_float=number)
+    except (ValueError, RecursionError):  # a number of 5,000 digits is JSON, too
+        return text
+
+
+def facts(job: "JobDescription", gives_up: Span | None, unclaimed: str | None) -> list[tuple[str, str]]:
+    """Say it in lines: a name and a text each, empty where there is nothing to say."""
+    now = job.now
+    priority = "" if job.priority is None else f", priority {job.priority}"
+    return [
+        ("job", f"{job.job_id}  {job.handler}  (queue {job.queue}{priority})"),
+        ("state", _state(job)),
+        ("attempt", _attempt(job)),
+        ("losses", f"its worker was lost {plural(job.losses, 'time')}" if job.losses else ""),
+        ("last error", job.last_error_kind or ""),
+        *(_waiting(job, unclaimed) if job.state in WAITING else []),
+        *(_running(job) if job.state == "running" else []),
+        ("gives up", _span(gives_up, now) if gives_up else ""),
+        ("ended", relative(job.finished_at, now)),
+        ("why", job.note or ""),
+        ("first due", moment(job.scheduled_for)),
+        ("made", f"{moment(job.created_at)} by {job.created_by}" if job.created_by else ""),
+        ("schedule", "" if job.schedule_id is None else str(job.schedule_id)),
+        ("unique key", job.unique_key or ""),
+        ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
+        ("do", _remedy(job.job_id) if job.state == "dead" else ""),
+    ]
+
+
+def _state(job: "JobDescription") -> str:
+    paused = job.paused and job.state in WAITING
+    return ", ".join(
+        [job.state, *(["cancel requested"] if job.cancel_requested else []), *(["paused"] if paused else [])]
+    )
+
+
+def _attempt(job: "JobDescription") -> str:
+    if job.state in WAITING and not job.attempt:
+        return f"none yet, {job.max_attempts} at most"
+    of = f" of {job.max_attempts}" if job.finished_at is None or job.state == "dead" else ""
+    return f"{job.attempt}{of}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
+
+
+def _waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
+    return [
+        ("due" if job.state == "due" else "next try", relative(job.run_at, job.now)),
+        ("but", unclaimed or ""),
+        (
+            "expires",
+            f"unless begun by {relative(job.start_by, job.now)}" if job.start_by and not job.fence_token else "",
+        ),
+    ]
+
+
+def _running(job: "JobDescription") -> list[tuple[str, str]]:
+    note = f" {job.progress_note}" if job.progress_note else ""
+    return [
+        ("started", relative(job.started_at, job.now)),
+        ("lease", f"until {relative(job.lease_expires_at, job.now)}, held by node {str(job.node)[:8]}"),
+        ("progress", "" if job.progress is None else f"{job.progress:.0%}{note}"),
+    ]
+
+
+def _remedy(job_id: int) -> str:
+    return f"rota dead redrive {job_id}, or rota dead discard {job_id} --note …"
+
+
+def give_up(job: "JobDescription") -> Span | None:
+    """Return when at the earliest and the latest a job that goes on failing becomes a dead letter; None for one that has ended."""
+    from rota.domain.forecast import given_up
+
+    if job.finished_at is not None or job.run_at is None:
+        return None
+    running = job.state == "running"
+    attempt, at = (job.attempt, job.now) if running else (job.attempt + 1, max(job.run_at, job.now))
+    deadline = job.scheduled_for + job.retry_for if job.retry_for else None
+    return given_up(
+        attempt=attempt,
+        at=at,
+        max_attempts=job.max_attempts,
+        base=job.backoff_base,
+        cap=job.backoff_cap,
+        deadline=deadline,
+    )
+
+
+def _span(span: Span, now: datetime) -> str:
+    earliest, latest = span
+    if latest - earliest < timedelta(seconds=2):
+        return f"at the next failure, {relative(latest, now)} or when it comes"
+    return f"if all attempts fail: in {age(earliest - now)} to {age(latest - now)}, by {moment(latest)}"
+
+
+def _took(each: "Tried") -> str:
+    return age(each.finished_at - each.started_at) if each.started_at else ""

@@ -1,0 +1,57 @@
+"""The options that many commands share."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+App = Annotated[
+    str | None,
+    typer.Option("--app", metavar="MODULE:APP", help="The app whose handlers run. [env: ROTA_APP]", show_default=False),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Instead of ./rota.toml. [env: ROTA_CONFIG]", show_default=False),
+]
+Dsn = Annotated[
+    str | None, typer.Option("--dsn", metavar="URL", help="The database. [env: DATABASE_URL]", show_default=False)
+]
+Embedded = Annotated[bool, typer.Option("--embedded", help="Use the embedded PostgreSQL, as `rota dev` does.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+JobId = Annotated[int, typer.Argument(metavar="ID", show_default=False, help="The job's number.")]
+Handler = Annotated[str | None, typer.Option("--handler", help="Only this handler's.", show_default=False)]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why: it stands in the audit.", show_default=False)
+]
+Queue = Annotated[str | None, typer.Option("--queue", help="Only those of this queue.", show_default=False)]
+
+
+def duration(text: str | None, option: str) -> timedelta | None:
+    """Read `30s`, `1h30m` or seconds; a usage error that names the option for anything else."""
+    from rota.config import parse_duration
+
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from error
+
+
+def instant(text: str | None, option: str) -> datetime | None:
+    """Read an ISO instant, which must say its zone."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is no instant: write 2026-03-01T09:00:00+01:00, or …Z for UTC", param_hint=option
+        ) from error
+    if moment.tzinfo is None:
+        raise typer.BadParameter(
+            f"{text!r} names no zone: add Z for UTC, or an offset such as +01:00", param_hint=option
+        )
+    return moment

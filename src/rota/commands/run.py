@@ -1,0 +1,119 @@
+"""`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
+
+import errno
+import shutil
+import sys
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rota.commands.options import App, ConfigFile, Dsn, Embedded
+from rota.commands.reload import run_anew_at_changes
+from rota.commands.schema import migrate_database
+from rota.commands.session import configure, explaining, using
+
+if TYPE_CHECKING:
+    from rota.app import App as RotaApp
+    from rota.config import Config
+
+
+def run(
+    app: App = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Stop when nothing is due and nothing runs.")
+    ] = False,
+) -> None:
+    """Run jobs: one daemon, of which there may be any number."""
+    from rota.app import find_app
+    from rota.errors import ConfigError
+
+    with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
+        if config.app is None:
+            raise ConfigError(
+                "no app: pass --app module:app, or set ROTA_APP, or app in rota.toml. "
+                "To see rota run without one: rota dev"
+            )
+        found = find_app(config.app)
+        if embedded:
+            migrate_database(config)
+        _run_daemon(config, found, until_idle=until_idle)
+
+
+def dev(
+    app: App = None,
+    config_file: ConfigFile = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start anew when a source file below this folder changes.")
+    ] = False,
+) -> None:
+    """Try rota: a PostgreSQL of its own, the schema, and one daemon with your handlers and three to play with."""
+    configured = configure(config_file, overrides={"app": app})
+    overrides = {"app": app, "http.port": 0 if configured.source("http.port") == "default" else None}
+    with using(config_file, None, embedded=True, overrides=overrides) as config:
+        if reload:
+            again = ("--config", str(config_file)) if config_file else ()
+            run_anew_at_changes([sys.executable, "-m", "rota", "dev", *(("--app", app) if app else ()), *again])
+            return
+        found = _with_builtins(config.app)
+        migrate_database(config)
+        typer.echo(_welcome(config, found.name), err=True)
+        _run_daemon(config, found)
+
+
+def _with_builtins(reference: str | None) -> "RotaApp":
+    from rota.app import find_app
+    from rota.handlers import builtin
+
+    if reference is None:
+        return builtin.app
+    app = find_app(reference)
+    app.include(builtin.app)
+    return app
+
+
+def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
+    from rota.daemon import Daemon
+    from rota.errors import ConfigError
+
+    daemon = Daemon(config, app, app_reference=config.app, until_idle=until_idle)
+    with explaining(config.require_database()):
+        try:
+            _run_loop(daemon.run())
+        except OSError as error:
+            if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
+                raise
+            raise ConfigError(
+                f"can't serve metrics and health on {config.http.host}:{config.http.port}: {error.strerror}. "
+                "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
+            ) from error
+
+
+def _run_loop(work: Coroutine[Any, Any, None]) -> None:
+    if sys.platform == "win32":
+        import asyncio
+
+        asyncio.run(work)
+    else:
+        import uvloop
+
+        uvloop.run(work)
+
+
+def _welcome(config: "Config", name: str) -> str:
+    from rota.embedded import default_data_dir, find_bindir
+
+    psql = "psql" if shutil.which("psql") else str(find_bindir() / "psql")
+    whose = f"the app {name} ({config.app}) and the built-ins" if config.app else "the built-ins"
+    return f"""
+rota dev runs {whose} rota.echo, rota.sleep and rota.fail.
+Ctrl-C ends it; what is stored stays in {default_data_dir()}
+
+  look inside    {psql} '{config.require_database()}'
+  a first job    insert into rota.jobs (handler, payload) values ('rota.echo', '{{"hello": "world"}}');
+  or from here   rota enqueue rota.sleep '{{"seconds": 5}}' --embedded
+  and then       rota status --embedded
+"""  # noqa: S608  to be typed by a person

@@ -1,0 +1,148 @@
+"""A command's database: where it is, a connection to it, and what the user is told when it can't be used."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rota.config import Config
+    from rota.db.pool import Connection
+    from rota.embedded import EmbeddedPostgres
+    from rota.errors import RotaError
+
+T = TypeVar("T")
+
+
+def configure(
+    config_file: Path | None = None, dsn: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> "Config":
+    """Read the configuration as the daemon would, with what the command line says on top."""
+    from rota.config import load
+
+    return load(config_file, {"database.url": dsn, **(overrides or {})})
+
+
+def embedded_server() -> "EmbeddedPostgres":
+    """The PostgreSQL of `rota dev`, not yet started: enter it."""
+    from rota.embedded import EmbeddedPostgres, default_data_dir
+
+    return EmbeddedPostgres(data=default_data_dir())
+
+
+@contextmanager
+def using(
+    config_file: Path | None, dsn: str | None, *, embedded: bool, overrides: Mapping[str, Any] | None = None
+) -> Iterator["Config"]:
+    """Yield the configuration, which names a database: the one of the options, or the embedded one, running."""
+    if not embedded:
+        config = configure(config_file, dsn, overrides)
+        config.require_database()
+        yield config
+        return
+    if dsn is not None:
+        raise typer.BadParameter("names another database than --embedded: choose one", param_hint="--dsn")
+    with embedded_server() as server:
+        # The direct URL, too: a configured one would lead to another server.
+        yield configure(config_file, server.dsn, {**(overrides or {}), "database.direct_url": server.dsn})
+
+
+def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
+    """Run `work` on a connection to a database whose schema fits."""
+    from rota.db.migrate import installation
+    from rota.db.pool import Route, connect
+
+    dsn = config.require_database()
+
+    async def asked() -> T:
+        # As if through a pooler, which takes no settings and keeps no statements: for one command that is as good.
+        conn = await connect(dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name=f"rota {name}")
+        try:
+            await installation(conn)
+            return await work(conn)
+        finally:
+            await conn.close()
+
+    return finish(dsn, asked())
+
+
+def finish(dsn: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end; what the server or the way to it refuses leaves as an error that says what to do."""
+    with explaining(dsn):
+        return asyncio.run(work)
+
+
+@contextmanager
+def explaining(dsn: str) -> Iterator[None]:
+    """Turn what the server or the way to it refuses into an error that says what to do."""
+    from asyncpg import InterfaceError, InternalClientError, PostgresError
+
+    try:
+        yield
+    except (PostgresError, InterfaceError, InternalClientError, OSError) as error:
+        if (refusal := explained(error, dsn)) is None:
+            raise
+    else:
+        return
+    # Outside of the handler: the driver's error may show rows, and would stand in the traceback as the cause of this one.
+    raise refusal
+
+
+def explained(error: Exception, dsn: str) -> "RotaError | None":
+    """Return what to tell the user of an error on the way to the server or of the server; None for a fault of ours.
+
+    Of the server's report only the message and the hint are shown: its detail may hold a row, payload and all.
+    """
+    import asyncpg
+
+    from rota.config import mask_dsn
+    from rota.db.pool import LOST
+    from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
+
+    where = mask_dsn(dsn)
+    said = str(error) if isinstance(error, OSError) else str(error.args[0] if error.args else "")
+    said = said or type(error).__name__
+    hint = getattr(error, "hint", None)
+    match error:
+        case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
+            return DatabaseUnusable(f"{where} refuses us: {said}. Check user, password and database name in the URL")
+        case asyncpg.ReadOnlySQLTransactionError():
+            return DatabaseUnusable(
+                f"{where} is read-only (a standby, or default_transaction_read_only is on): "
+                "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
+            )
+        case asyncpg.InsufficientPrivilegeError() if hint is None:
+            return DatabaseUnusable(
+                f"{where} doesn't let this user do that: {said}. Clients may write the public columns of rota.jobs and call "
+                "what is granted to rota_client; for cancelling, redriving and the like of others' jobs connect as a member of "
+                "rota_operator"
+            )
+        case asyncpg.CheckViolationError():
+            return RotaError(f"refused: {error.constraint_name or said}")
+        case (
+            asyncpg.UndefinedTableError()
+            | asyncpg.UndefinedColumnError()
+            | asyncpg.UndefinedFunctionError()
+            | asyncpg.InvalidSchemaNameError()
+        ):
+            return SchemaMismatch(
+                f"the schema in {where} isn't the one of this rota: {said}. Run `rota migrate --check`"
+            )
+        case asyncpg.PostgresError() if hint or (error.sqlstate or "").startswith("RT"):
+            return RotaError(f"{said}. {hint or ''}".strip())
+        case asyncpg.DataError():
+            return RotaError(f"refused: {said}")
+        case _ if isinstance(error, LOST):
+            return DatabaseUnusable(
+                f"no database answers at {where} ({said}): is the server running, and is the URL right? "
+                "For a first look without a server of your own: rota dev"
+            )
+        case asyncpg.PostgresError():
+            return DatabaseUnusable(f"{where} can't do that: {said}")
+        case asyncpg.ClientConfigurationError():
+            return DatabaseUnusable(f"the database URL can't be used: {said}")
+        case _:
+            return None

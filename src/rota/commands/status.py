@@ -1,0 +1,203 @@
+"""`rota status`: the whole installation on one screen."""
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
+from rota.commands.session import ask, using
+from rota.commands.show import age, console, moment, plural, print_json, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rota.config import Config
+    from rota.db.pool import Connection
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused
+
+EVERY_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLine:
+    """One queue."""
+
+    queue: str
+    due: int = 0
+    running: int = 0
+    retrying: int = 0
+    future: int = 0
+    dead: int = 0
+    expired_leases: int = 0
+    oldest_due: timedelta | None = None
+    nodes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What `rota status` shows."""
+
+    queues: Sequence[QueueLine]
+    nodes: "Sequence[LivingNode]"
+    paused: "Sequence[Paused]"
+    counted_all: bool
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show queues, daemons, and what is paused."""
+    with using(config_file, dsn, embedded=embedded) as config:
+        if watch:
+            _watch(config)
+            return
+        found = ask(config, read_status, name="status")
+    if as_json:
+        print_json(
+            {
+                "queues": found.queues,
+                "nodes": found.nodes,
+                "paused": found.paused,
+                "counted_all": found.counted_all,
+            }
+        )
+        return
+    console().print(render(found))
+
+
+async def read_status(db: "Connection") -> Status:
+    """Look at everything once."""
+    from rota.db import reports
+
+    lanes = await reports.summarise_live_jobs(db)
+    letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
+    nodes = await reports.list_nodes(db)
+    paused = await reports.list_paused(db)
+    seen = sum(lane.due + lane.running + lane.retrying + lane.future for lane in lanes)
+    return Status(
+        queues=by_queue(lanes, letters, nodes), nodes=nodes, paused=paused, counted_all=seen < reports.COUNTED
+    )
+
+
+def by_queue(
+    lanes: "Sequence[Lane]", letters: "Sequence[LetterGroup]", nodes: "Sequence[LivingNode]"
+) -> list[QueueLine]:
+    """Sum up per queue; a queue that daemons serve is shown even if it is empty."""
+    served = {queue for node in nodes for queue in node.queues if queue != "*"}
+    names = sorted({lane.queue for lane in lanes} | {group.queue for group in letters} | served)
+    lines = []
+    for name in names:
+        own = [lane for lane in lanes if lane.queue == name]
+        lines.append(
+            QueueLine(
+                queue=name,
+                due=sum(lane.due for lane in own),
+                running=sum(lane.running for lane in own),
+                retrying=sum(lane.retrying for lane in own),
+                future=sum(lane.future for lane in own),
+                dead=sum(group.letters for group in letters if group.queue == name),
+                expired_leases=sum(lane.expired for lane in own),
+                oldest_due=max((lane.oldest_due for lane in own if lane.oldest_due is not None), default=None),
+                nodes=sum(node.claims_from(name) for node in nodes),
+            )
+        )
+    return lines
+
+
+def render(found: Status) -> "RenderableType":
+    """Lay it out for a screen."""
+    from rich.console import Group
+    from rich.text import Text
+
+    paused_queues = {each.name for each in found.paused if each.kind == "queue"}
+    queues = [
+        (
+            line.queue,
+            _count(line.due),
+            age(line.oldest_due),
+            _count(line.running),
+            _count(line.retrying),
+            _count(line.future),
+            _count(line.dead),
+            line.nodes,
+            "paused" if {line.queue, "*"} & paused_queues else "nobody serves it" if not line.nodes else "",
+        )
+        for line in found.queues
+    ]
+    nodes = [
+        (
+            str(node.node_id)[:8],
+            f"{node.host}:{node.pid}",
+            node.app,
+            node.release or f"rota {node.rota_version}",
+            node.state,
+            age(node.up),
+            len(node.handlers),
+            _slots(node.slots),
+        )
+        for node in found.nodes
+    ]
+    parts: list[Any] = [
+        table(
+            "queues",
+            "queue…",
+            "due#",
+            "oldest#",
+            "running#",
+            "retrying#",
+            "future#",
+            "dead#",
+            "nodes#",
+            "",
+            rows=queues,
+        )
+        if queues
+        else Text("no jobs, and no queue that anybody serves"),
+        "",
+        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "handlers#", "slots…", rows=nodes)
+        if nodes
+        else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
+    ]
+    if found.paused:
+        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
+        parts.append("")
+        parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
+    expired = sum(line.expired_leases for line in found.queues)
+    if expired:
+        parts.append(
+            Text(f"{plural(expired, 'expired lease')}: reaped within seconds where a daemon is alive", style="yellow")
+        )
+    if not found.counted_all:
+        parts.append(Text("there are more jobs than were counted: all numbers are lower bounds", style="yellow"))
+    return Group(*parts)
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "·"
+
+
+def _slots(text: str) -> str:
+    import json
+
+    return " ".join(f"{queue}:{slots}" for queue, slots in json.loads(text).items())
+
+
+def _watch(config: "Config") -> None:
+    import time
+
+    from rich.live import Live
+
+    with Live(render(ask(config, read_status, name="status")), console=console(), screen=True) as live:
+        try:
+            while True:
+                time.sleep(EVERY_S)
+                live.update(render(ask(config, read_status, name="status")), refresh=True)
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,69 @@
+"""What operators do: one typed function for each of rota's SQL functions that the commands call. Nothing here but the call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rota.db.sql import SQL
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from rota.db.pool import Connection
+    from rota.db.reports import LetterFilter
+
+BATCH = 1000
+"""Most rows of one call, which is one transaction and keeps its locks to the end."""
+
+
+async def cancel_job(db: Connection, *, job_id: int, force: bool, note: str | None) -> str:
+    """Return 'cancelled', 'requested' or 'finished'."""
+    became: str = await db.fetchval(SQL["cancel_job"], job_id, force, note)
+    return became
+
+
+async def reschedule_job(
+    db: Connection, *, job_id: int, run_at: datetime | None, delay: timedelta | None, note: str | None
+) -> datetime:
+    """Return when the job is due now."""
+    due: datetime = await db.fetchval(SQL["reschedule_job"], job_id, run_at, delay, note)
+    return due
+
+
+async def retry_jobs_now(
+    db: Connection, *, handler: str | None, queue: str | None, limit: int, note: str | None
+) -> int:
+    """Return how many waited for their retry and are due now."""
+    woken: int = await db.fetchval(SQL["retry_jobs_now"], handler, queue, limit, note)
+    return woken
+
+
+async def redrive_dead_letter(db: Connection, *, job_id: int, payload: str | None, note: str | None) -> None:
+    """Send it back. Raises the server's RT003, RT004, RT005."""
+    await db.execute(SQL["redrive_dead_letter"], job_id, payload, note)
+
+
+async def redrive_dead_letters(
+    db: Connection,
+    *,
+    which: LetterFilter,
+    limit: int,
+    spread: timedelta | None,
+    include_at_most_once: bool,
+    note: str | None,
+) -> tuple[int, int]:
+    """Return how many went, and how many were left out because a live job has their key."""
+    row = await db.fetchrow(SQL["redrive_dead_letters"], *which.values, limit, spread, include_at_most_once, note)
+    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    return row[0], row[1]
+
+
+async def discard_dead_letter(db: Connection, *, job_id: int, note: str) -> None:
+    """End it. Raises the server's RT003, RT004."""
+    await db.execute(SQL["discard_dead_letter"], job_id, note)
+
+
+async def discard_dead_letters(db: Connection, *, which: LetterFilter, limit: int, note: str) -> int:
+    """Return how many were ended."""
+    ended: int = await db.fetchval(SQL["discard_dead_letters"], *which.values, limit, note)
+    return ended

@@ -1,0 +1,274 @@
+"""What people ask: one typed function for each reading file in sql/queries. Nothing here locks or changes anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rota.db.sql import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from rota.db.pool import Connection
+
+COUNTED = 1_000_000
+"""Most live jobs that a summary looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """Where a job stands, and the terms on which it is tried again; without what it carries."""
+
+    job_id: int
+    handler: str
+    queue: str
+    state: str
+    priority: int | None
+    run_at: datetime | None
+    scheduled_for: datetime
+    attempt: int
+    max_attempts: int
+    losses: int | None
+    releases: int | None
+    delivery: str
+    backoff_base: timedelta
+    backoff_cap: timedelta
+    retry_for: timedelta | None
+    timeout: timedelta | None
+    start_by: datetime | None
+    unique_key: str | None
+    schedule_id: int | None
+    created_at: datetime | None
+    created_by: str | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    node: UUID | None
+    fence_token: int | None
+    lease_expires_at: datetime | None
+    cancel_requested: bool
+    last_error_kind: str | None
+    progress: float | None
+    progress_note: str | None
+    note: str | None
+    paused: bool
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobValues:
+    """What a job carries, as JSON text."""
+
+    payload: str | None
+    checkpoint: str | None
+    meta: str | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """An attempt that did not succeed."""
+
+    attempt: int
+    fence_token: int
+    node: UUID | None
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: str
+    error_kind: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """A job in a list."""
+
+    job_id: int
+    handler: str
+    queue: str
+    state: str
+    priority: int | None
+    run_at: datetime | None
+    attempt: int
+    max_attempts: int | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    last_error_kind: str | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters; None lets everything through. `before`: those that died before."""
+
+    handler: str | None = None
+    queue: str | None = None
+    reason: str | None = None
+    error_kind: str | None = None
+    before: datetime | None = None
+
+    @property
+    def values(self) -> tuple[str | None, str | None, str | None, str | None, datetime | None]:
+        """The first five parameters of every statement about dead letters."""
+        return self.handler, self.queue, self.reason, self.error_kind, self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterLine:
+    """A dead letter in a list."""
+
+    job_id: int
+    handler: str
+    queue: str
+    reason: str
+    error_kind: str | None
+    attempt: int
+    max_attempts: int | None
+    delivery: str | None
+    created_by: str
+    started_at: datetime | None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterGroup:
+    """Dead letters of one handler and queue, of one reason and kind of error."""
+
+    handler: str
+    queue: str
+    reason: str
+    error_kind: str | None
+    letters: int
+    at_most_once: int
+    oldest: datetime
+    newest: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """The live jobs of one queue and handler."""
+
+    queue: str
+    handler: str
+    due: int
+    running: int
+    retrying: int
+    future: int
+    expired: int
+    oldest_due: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivingNode:
+    """A daemon that was seen within the last 15 seconds."""
+
+    node_id: UUID
+    host: str
+    pid: int
+    rota_version: str
+    release: str | None
+    app: str | None
+    handlers: Sequence[str]
+    queues: Sequence[str]
+    slots: str
+    state: str
+    tzdata: str | None
+    started_at: datetime
+    up: timedelta
+
+    def claims(self, handler: str, queue: str) -> bool:
+        """Whether this daemon takes jobs of that handler from that queue."""
+        return self.claims_from(queue) and handler in self.handlers
+
+    def claims_from(self, queue: str) -> bool:
+        """Whether this daemon takes jobs from that queue."""
+        return self.state == "running" and (queue in self.queues or "*" in self.queues)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """A queue or a handler that was told to wait."""
+
+    kind: str
+    name: str
+    reason: str | None
+    paused_by: str | None
+    paused_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLook:
+    """What the server says of itself."""
+
+    version: str
+    read_only: bool
+    pid: int
+    clock: datetime
+    autovacuum: bool
+    snapshot_age: timedelta | None
+    snapshot_owner: str | None
+    prepared_age: timedelta | None
+    user_name: str
+
+
+async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
+    """Return where the job stands; None for one that nobody knows."""
+    row = await db.fetchrow(SQL["describe_job"], job_id)
+    return None if row is None else JobDescription(**row)
+
+
+async def read_job_values(db: Connection, *, job_id: int) -> JobValues | None:
+    """Return what the job carries, for those who asked for it by name."""
+    row = await db.fetchrow(SQL["read_job_values"], job_id)
+    return None if row is None else JobValues(**row)
+
+
+async def list_attempts(db: Connection, *, job_id: int, with_errors: bool) -> list[Tried]:
+    """Return the job's attempts that did not succeed, newest first."""
+    return [Tried(**row) for row in await db.fetch(SQL["list_attempts"], job_id, with_errors)]
+
+
+async def list_jobs(
+    db: Connection, *, state: str | None, handler: str | None, queue: str | None, limit: int
+) -> list[JobLine]:
+    """Return jobs, newest first."""
+    return [JobLine(**row) for row in await db.fetch(SQL["list_jobs"], state, handler, queue, limit)]
+
+
+async def list_dead_letters(db: Connection, *, which: LetterFilter, limit: int) -> list[LetterLine]:
+    """Return dead letters, oldest job first."""
+    return [LetterLine(**row) for row in await db.fetch(SQL["list_dead_letters"], *which.values, limit)]
+
+
+async def summarise_dead_letters(db: Connection, *, which: LetterFilter) -> list[LetterGroup]:
+    """Return counts of dead letters, the most frequent group first."""
+    return [LetterGroup(**row) for row in await db.fetch(SQL["summarise_dead_letters"], *which.values)]
+
+
+async def summarise_live_jobs(db: Connection) -> list[Lane]:
+    """Return counts of live jobs; lower bounds once their sum is COUNTED."""
+    return [Lane(**row) for row in await db.fetch(SQL["summarise_live_jobs"], COUNTED)]
+
+
+async def list_nodes(db: Connection) -> list[LivingNode]:
+    """Return the living daemons, oldest first."""
+    return [LivingNode(**row) for row in await db.fetch(SQL["list_nodes"])]
+
+
+async def list_paused(db: Connection) -> list[Paused]:
+    """Return what is paused."""
+    return [Paused(**row) for row in await db.fetch(SQL["list_paused"])]
+
+
+async def list_handler_names(db: Connection) -> list[str]:
+    """Return every handler that a daemon has ever registered."""
+    return [row[0] for row in await db.fetch(SQL["list_handler_names"])]
+
+
+async def examine_server(db: Connection) -> ServerLook:
+    """Return what the server says of itself."""
+    row = await db.fetchrow(SQL["examine_server"])
+    assert row is not None  # noqa: S101  a SELECT of constants
+    return ServerLook(**row)

@@ -1,0 +1,7 @@
+"""`python -m rota.demo [--json]`"""
+
+import sys
+
+from rota.demo import main
+
+sys.exit(main(json_output="--json" in sys.argv[1:]))

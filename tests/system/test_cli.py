@@ -1,0 +1,673 @@
+"""The commands as users run them: what they print, what they change, and how they end when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from factories import (
+    make_attempts,
+    make_dead_letter,
+    make_dead_letters,
+    make_job,
+    make_running_job,
+    state_of,
+)
+from rota.embedded import find_bindir
+from rota.errors import NoPostgres
+from servers import memory
+from waiting import eventually, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Database, Databases
+
+CANARY = "S3CRET-canary"
+
+APP = """
+import asyncpg
+import rota
+
+app = rota.App("shop")
+
+@app.handler("shop.chain")
+async def chain(job):
+    left = job.payload["left"]
+    if left:
+        async with job.transaction() as conn:
+            await rota.enqueue(conn, "shop.chain", {"left": left - 1})
+
+@app.handler("shop.tells")
+async def tells(job):
+    raise rota.Permanent("can't use " + repr(job.payload))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, read."""
+        return json.loads(self.out)
+
+
+@dataclass(slots=True)
+class Shell:
+    """Runs commands in a folder of their own, as a user at a prompt would."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    def environment(self) -> dict[str, str]:
+        """What the commands see: nothing of the shell's own settings of rota and PostgreSQL."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))}
+        return {**kept, "ROTA_HTTP_PORT": "0", "COLUMNS": "100", **self.environ}
+
+    async def __call__(self, *arguments: object, **environ: str) -> Said:
+        """Run `rota` with these arguments to its end. A traceback is a failure of every test."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rota", *map(str, arguments)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**self.environment(), **environ},
+            cwd=self.folder,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode is not None
+        said = Said(process.returncode, out.decode(), err.decode())
+        assert "Traceback" not in said.err, said.err
+        return said
+
+
+@pytest.fixture
+def rota(tmp_path: Path, database: Database) -> Shell:
+    """The shell, on the test's database, with an app in its folder."""
+    (tmp_path / "shop.py").write_text(APP)
+    return Shell(tmp_path, {"DATABASE_URL": database.dsn})
+
+
+@pytest.fixture
+async def blank(databases: Databases, conn: Connection[Record]) -> AsyncIterator[str]:
+    """The URL of a database without the schema."""
+    name = f"rota_blank_{os.getpid()}"
+    await conn.execute(f"create database {name}")
+    yield databases.server.dsn_for(name)
+    await conn.execute(f"drop database {name} with (force)")
+
+
+async def test_help_is_there_at_once() -> None:
+    """Someone who asks what there is must not wait for a web server, an event loop and metrics to be imported."""
+    look = "import rota.cli, sys; print([m for m in ('aiohttp', 'uvloop', 'prometheus_client', 'rich') if m in sys.modules])"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", look, stdout=subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "[]"
+
+
+async def test_version_names_the_time_zones_too(rota: Shell) -> None:
+    """When two daemons disagree about an instant, their time zone data is the first thing to compare."""
+    said = await rota("--version")
+    assert said.code == 0
+    assert said.out.startswith("rota ")
+    assert "tzdata" in said.out
+
+
+async def test_migrate_makes_the_schema_and_check_tells_whether_it_must(rota: Shell, blank: str) -> None:
+    """A deployment has to be able to ask before it acts, and to act twice."""
+    missing = await rota("migrate", "--check", "--dsn", blank)
+    first = await rota("migrate", "--dsn", blank, "--json")
+    again = await rota("migrate", "--dsn", blank, "--json")
+    checked = await rota("migrate", "--check", "--dsn", blank)
+
+    assert (missing.code, first.code, again.code, checked.code) == (1, 0, 0, 0)
+    assert "missing 0001_ground" in missing.out
+    assert first.json["applied"][0] == "0001_ground"
+    assert again.json == {"applied": [], "version": first.json["version"]}
+
+
+async def test_the_printed_sql_makes_the_schema_as_well(rota: Shell, blank: str) -> None:
+    """People with a migration tool of their own get the same schema, and rota agrees that it is there."""
+    import asyncpg
+
+    printed = await rota("migrate", "--sql")
+    connection = await asyncpg.connect(blank)
+    try:
+        await connection.execute(printed.out)
+    finally:
+        await connection.close()
+    assert (await rota("migrate", "--check", "--dsn", blank)).code == 0
+
+
+async def test_run_until_idle_ends_when_all_is_done_and_not_before(rota: Shell, conn: Connection[Record]) -> None:
+    """What the last job enqueues is work, too, and so is a suspect; what is due tomorrow, or nobody's here, isn't."""
+    await conn.execute("insert into rota.jobs (handler, payload, losses) values ('shop.chain', '{\"left\": 0}', 2)")
+    await rota("enqueue", "shop.chain", '{"left": 5}')
+    tomorrow = (await rota("enqueue", "shop.chain", '{"left": 0}', "--in", "1d", "--json")).json["job_id"]
+    foreign = (await rota("enqueue", "elsewhere", "--json")).json["job_id"]
+
+    said = await rota("run", "--app", "shop:app", "--until-idle")
+
+    assert said.code == 0, said.err
+    assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 7
+    assert await state_of(conn, tomorrow) == "future"
+    assert await state_of(conn, foreign) == "due"
+
+
+async def test_run_until_idle_ends_without_any_work(rota: Shell) -> None:
+    """A script that drains a queue must not hang where there is none."""
+    assert (await rota("run", "--app", "shop", "--until-idle")).code == 0
+
+
+async def test_without_a_database_it_says_what_to_set(rota: Shell) -> None:
+    """The first failure of everybody: it must name each way out, and rota dev."""
+    for command in (["run", "--app", "shop:app"], ["status"], ["migrate"]):
+        said = await rota(*command, DATABASE_URL="")
+        assert said.code == 2
+        for way in ("DATABASE_URL", "ROTA_DATABASE_URL", "--dsn", "rota dev"):
+            assert way in said.err
+
+
+async def test_a_database_that_is_away_or_refuses_is_named_without_its_password(
+    rota: Shell, database: Database
+) -> None:
+    """The URL is what has to be looked at; its password must not stand in a terminal's history."""
+    away = f"postgresql://me:{CANARY}@127.0.0.1:1/db"
+    unknown = database.dsn.replace(database.name, "no_such_database")
+    for dsn, word in ((away, "127.0.0.1:1"), (unknown, "no_such_database")):
+        for command in (["run", "--app", "shop:app"], ["status"], ["migrate"]):
+            said = await rota(*command, "--dsn", dsn)
+            assert said.code == 3, said.err
+            assert word in said.err
+            assert CANARY not in said.out + said.err
+    refused = await rota("status", "--dsn", f"postgres//me:{CANARY}@h/db")
+    assert refused.code == 2
+    assert CANARY not in refused.err
+
+
+async def test_a_missing_schema_and_a_newer_one_are_told_apart(
+    rota: Shell, blank: str, conn: Connection[Record]
+) -> None:
+    """One is cured by rota migrate, the other by an upgrade; the exit code is the same, the advice isn't."""
+    for command in (["run", "--app", "shop:app"], ["enqueue", "h"]):
+        said = await rota(*command, "--dsn", blank)
+        assert said.code == 3
+        assert "rota migrate" in said.err
+
+    await conn.execute("update rota.meta set schema_version = 999, oldest_compatible = 999")
+    try:
+        said = await rota("status")
+    finally:
+        await conn.execute("update rota.meta set schema_version = $1, oldest_compatible = $1", _version())
+    assert said.code == 3
+    assert "upgrade rota" in said.err
+
+
+def _version() -> int:
+    from rota.db.migrate import VERSION
+
+    return VERSION
+
+
+async def test_an_app_that_cannot_be_imported_is_spelled_out(rota: Shell) -> None:
+    """Where it looked, what it found there, what was probably meant; of a broken one, the line that broke."""
+    (rota.folder / "broken.py").write_text("import rota\n\nimport no_such_package\n")
+    module = await rota("run", "--app", "shpo:app")
+    attribute = await rota("run", "--app", "shop:ap")
+    broken = await rota("run", "--app", "broken:app")
+    nothing = await rota("run")
+
+    assert {said.code for said in (module, attribute, broken, nothing)} == {2}
+    assert "did you mean shop?" in module.err
+    assert str(rota.folder.resolve()) in module.err
+    assert "did you mean shop:app?" in attribute.err
+    assert "no_such_package" in broken.err
+    assert "broken.py, line 3" in broken.err
+    assert "--app" in nothing.err
+
+
+async def test_a_port_that_is_taken_is_no_database_error(rota: Shell) -> None:
+    """Two daemons on one machine is the first thing that people try."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        said = await rota("run", "--app", "shop:app", ROTA_HTTP_PORT=str(taken.getsockname()[1]))
+    assert said.code == 2
+    assert "ROTA_HTTP_PORT" in said.err
+
+
+async def test_a_read_only_server_is_named_as_such(rota: Shell, database: Database, conn: Connection[Record]) -> None:
+    """After a fail-over the old URL leads to a standby: the cure is the URL, not the statement."""
+    await conn.execute(f"alter database {database.name} set default_transaction_read_only = on")
+    wrote = await rota("enqueue", "h")
+    ran = await rota("run", "--app", "shop:app")
+    read = await rota("status")
+    checked = await rota("check", "--json")
+    await conn.execute(f"set default_transaction_read_only = off; alter database {database.name} reset all")
+
+    assert (wrote.code, ran.code, read.code, checked.code) == (3, 3, 0, 1)
+    assert "target_session_attrs" in wrote.err
+    assert "target_session_attrs" in ran.err
+    assert [finding["check"] for finding in checked.json["findings"]] == ["read-only"]
+
+
+async def test_who_may_not_is_told_who_may(
+    rota: Shell, database: Database, databases: Databases, conn: Connection[Record]
+) -> None:
+    """The server's own words name the object; the hint names the roles."""
+    await conn.execute(
+        "create role rota_test_poor login password 'poor'; grant usage on schema rota to rota_test_poor;"
+        "grant select on rota.meta to rota_test_poor"
+    )
+    try:
+        dsn = databases.server.dsn_for(database.name).replace("//postgres@", "//rota_test_poor:poor@")
+        if "rota_test_poor" not in dsn:
+            pytest.skip("the tests' server is not the embedded one")
+        said = await rota("job", "cancel", "1", "--dsn", dsn)
+    finally:
+        await conn.execute("drop owned by rota_test_poor; drop role rota_test_poor")
+    assert said.code == 3
+    assert "permission denied" in said.err
+    assert "rota_operator" in said.err
+
+
+async def test_a_payload_that_cannot_be_stored_is_refused_with_its_path(rota: Shell, conn: Connection[Record]) -> None:
+    """The server would refuse it later, or a handler stumble over it; the path says which value it is."""
+    for payload, path in (
+        ('{"a": [1, NaN]}', "$.a[1]"),
+        ('{"a": {"b": "x\\u0000"}}', "$.a.b"),
+        ('{"a": "\\ud800"}', "$.a"),
+        ('{"a": 1e999}', "$.a"),
+    ):
+        said = await rota("enqueue", "h", payload)
+        assert said.code == 1
+        assert path in said.err
+    said = await rota("enqueue", "h", f'{{"password": "{CANARY}"')
+    assert said.code == 2
+    assert CANARY not in said.err
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
+
+
+async def test_numbers_reach_the_database_as_they_were_written(rota: Shell, conn: Connection[Record]) -> None:
+    """jsonb keeps what a double would round."""
+    await rota("enqueue", "h", '{"n": 0.12345678901234567890123}')
+    assert await conn.fetchval("select payload->>'n' from rota.jobs") == "0.12345678901234567890123"
+
+
+async def test_a_job_that_nobody_runs_is_told_of_when_it_is_made(rota: Shell, conn: Connection[Record]) -> None:
+    """A slip in a handler's name costs nothing but time, if somebody says so; the job itself just waits."""
+    nobody = await rota("enqueue", "shop.chain")
+    assert nobody.code == 0
+    assert "no daemon is alive" in nobody.err
+
+    await _live(conn, handlers=["shop.chain"], queues=["default"])
+    slip = await rota("enqueue", "shop.chian", "--json")
+    lane = await rota("enqueue", "shop.chain", "--queue", "mail", "--json")
+    fine = await rota("enqueue", "shop.chain", "--json")
+
+    assert "'shop.chain'" in slip.json["warning"]
+    assert "it waits, no attempt is used" in slip.json["warning"]
+    assert "'mail'" in lane.json["warning"]
+    assert fine.json["warning"] is None
+    assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
+
+
+async def test_an_instant_without_a_zone_is_refused(rota: Shell) -> None:
+    """Nobody knows which instant 9 o'clock is."""
+    assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00")).code == 2
+    assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00Z", "--in", "1h")).code == 2
+    said = await rota("enqueue", "h", "--at", "2027-01-01T09:00+02:00", "--json")
+    shown = await rota("job", "show", said.json["job_id"], "--json")
+    assert shown.json["run_at"] == "2027-01-01T07:00:00+00:00"
+
+
+async def test_a_key_that_is_taken_makes_no_second_job(rota: Shell) -> None:
+    """What the unique key is for."""
+    first = await rota("enqueue", "h", "--key", "k", "--json")
+    second = await rota("enqueue", "h", "--key", "k", "--json")
+    assert first.json["created"]
+    assert second.json == {**first.json, "created": False}
+
+
+async def test_what_a_job_carries_is_shown_only_when_asked_for(rota: Shell, conn: Connection[Record]) -> None:
+    """Payloads and error texts hold what nobody wants in a terminal's history: B103."""
+    job_id = (await rota("enqueue", "shop.tells", json.dumps({"password": CANARY}), "--json")).json["job_id"]
+    ran = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
+    assert CANARY not in ran.out + ran.err
+    await conn.execute("update rota.dead_letters set error = $1, meta = $2", CANARY, json.dumps({"t": CANARY}))
+    await make_attempts(conn, 1, job_id=job_id)
+    await conn.execute("update rota.attempts set error = $1", CANARY)
+
+    for command in (
+        ["job", "list"],
+        ["job", "show", job_id],
+        ["dead", "summary"],
+        ["dead", "list"],
+        ["dead", "show", job_id],
+    ):
+        for form in ([], ["--json"]):
+            said = await rota(*command, *form)
+            assert said.code == 0
+            assert CANARY not in said.out + said.err
+    for command in (["status"], ["check"], ["dead", "redrive", "--all", "--dry-run"]):
+        said = await rota(*command)
+        assert CANARY not in said.out + said.err
+
+    assert CANARY in (await rota("dead", "show", job_id, "--payload")).out
+    assert CANARY in (await rota("job", "show", job_id, "--errors")).out
+    assert (await rota("job", "show", job_id, "--payload", "--json")).json["payload"] == {"password": CANARY}
+
+
+async def test_a_number_too_large_for_python_is_shown_all_the_same(rota: Shell, conn: Connection[Record]) -> None:
+    """It is valid jsonb, and whoever has to see to it must be able to look at it."""
+    job = await make_job(conn)
+    await conn.execute("update rota.jobs set payload = '{\"n\": 1e5000}'")
+    assert (await rota("job", "show", job.job_id, "--payload", "--json")).code == 0
+
+
+async def test_job_show_says_when_it_will_be_given_up(rota: Shell, conn: Connection[Record]) -> None:
+    """A person has to know how long there is left to mend what fails."""
+    job = await make_job(conn, handler="shop.chain", attempt=2, run_at=timedelta(seconds=60), max_attempts=4)
+    await make_attempts(conn, 2, job_id=job.job_id)
+    shown = (await rota("job", "show", job.job_id, "--json")).json
+    text = (await rota("job", "show", job.job_id)).out
+
+    assert shown["state"] == "retrying"
+    assert (shown["attempt"], shown["max_attempts"]) == (2, 4)
+    # The third attempt is due in 60 s; it is followed by a delay of at most 5 s * 2^2, and the fourth is the last.
+    assert shown["run_at"] < shown["gives_up"]["earliest"] < shown["gives_up"]["latest"]
+    assert len(shown["attempts"]) == 2
+    assert "error" not in shown["attempts"][0]
+    assert "2 of 4" in text
+    assert "gives up" in text
+    assert "no daemon is alive" in text
+
+
+async def test_an_unknown_job_is_one_that_nobody_knows(rota: Shell) -> None:
+    """Scripts tell it from a failed connection by the exit code."""
+    for command in (["show"], ["cancel"], ["retry-now"], ["reschedule", "--in", "5m"]):
+        said = await rota("job", *command, "4711")
+        assert said.code == 1
+        assert "4711" in said.err
+
+
+async def test_jobs_can_be_listed_by_what_is_known_of_them(rota: Shell, conn: Connection[Record]) -> None:
+    """Newest first, wherever they stand; each filter narrows it down."""
+    due = await make_job(conn, handler="a")
+    waits = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=60))
+    dead = await make_dead_letter(conn, handler="a")
+
+    async def ids(*filters: str) -> list[int]:
+        return [job["job_id"] for job in (await rota("job", "list", "--json", *filters)).json]
+
+    assert await ids() == sorted([due.job_id, waits.job_id, dead], reverse=True)
+    assert await ids("--state", "retrying") == [waits.job_id]
+    assert sorted(await ids("--handler", "a")) == sorted([due.job_id, dead])
+    assert await ids("--queue", "nobody's") == []
+    assert len(await ids("--limit", "1")) == 1
+    assert (await rota("job", "list", "--state", "sleeping")).code == 2
+
+
+async def test_a_job_can_be_cancelled_and_a_running_one_is_asked(rota: Shell, conn: Connection[Record]) -> None:
+    """The three answers of rota.cancel() are three different things to a person."""
+    waits = await make_job(conn)
+    runs = await make_running_job(conn)
+
+    assert (await rota("job", "cancel", waits.job_id, "--reason", "moot", "--json")).json["became"] == "cancelled"
+    assert (await rota("job", "cancel", runs.job_id, "--json")).json["became"] == "requested"
+    assert (await rota("job", "cancel", waits.job_id)).code == 1
+    assert (await rota("job", "cancel", runs.job_id, "--force", "--json")).json["became"] == "cancelled"
+    assert await conn.fetchval("select note from rota.job_runs where job_id = $1", waits.job_id) == (
+        await conn.fetchval("select 'cancelled by ' || session_user || ': moot'")
+    )
+
+
+async def test_waiting_jobs_can_be_hurried(rota: Shell, conn: Connection[Record]) -> None:
+    """When what failed is mended, nobody wants to wait an hour; but all of them must be said aloud."""
+    one = await make_job(conn, handler="a", attempt=1, run_at=timedelta(seconds=600))
+    other = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=600))
+    assert (await rota("job", "retry-now")).code == 2
+    assert (await rota("job", "retry-now", one.job_id, "--all")).code == 2
+    assert (await rota("job", "retry-now", one.job_id)).code == 0
+    assert (await state_of(conn, one.job_id), await state_of(conn, other.job_id)) == ("due", "retrying")
+    assert (await rota("job", "retry-now", "--handler", "b", "--json")).json == {"woken": 1}
+    later = (await rota("job", "reschedule", other.job_id, "--in", "1h", "--json")).json["run_at"]
+    assert await conn.fetchval(
+        "select run_at > now() + interval '59 min' from rota.jobs where job_id = $1", other.job_id
+    )
+    assert later
+
+
+async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) -> None:
+    """It is how one finds out whether a filter means what one thinks."""
+    await make_dead_letters(conn, 3, handler="a")
+    await make_dead_letter(conn, handler="b")
+    for command in (["redrive"], ["discard", "--note", "n"]):
+        said = await rota("dead", *command, "--handler", "a", "--dry-run", "--json")
+        assert said.json["letters"] == 3
+        assert "nothing was changed" in (await rota("dead", *command, "--all", "--dry-run")).out
+    assert await conn.fetchval("select count(*) from rota.dead_letters") == 4
+    assert await conn.fetchval("select count(*) from rota.audit") == 0
+
+
+async def test_dead_letters_go_back_in_batches_until_all_have_gone(rota: Shell, conn: Connection[Record]) -> None:
+    """One transaction of a million rows would hold its locks for minutes; and what was to run once at most stays."""
+    await make_dead_letters(conn, 2500, handler="a")
+    once = await make_dead_letter(conn, handler="a", delivery="at_most_once")
+
+    assert (await rota("dead", "redrive")).code == 2
+    said = await rota("dead", "redrive", "--handler", "a", "--spread", "1h", "--note", "mended", "--json")
+
+    assert said.json == {"redriven": 2500, "left_out": 0}
+    assert "1,000 redriven" in said.err
+    assert "2,000 redriven" in said.err
+    assert await conn.fetchval("select count(*) from rota.jobs") == 2500
+    assert await conn.fetchval("select max(run_at) > now() + interval '50 min' from rota.jobs")
+    assert await state_of(conn, once) == "dead"
+    assert (await rota("dead", "redrive", once, "--payload", '{"n": 2}')).code == 0
+    assert await conn.fetchval("select payload->>'n' from rota.jobs where job_id = $1", once) == "2"
+
+
+async def test_a_redrive_stops_at_its_limit(rota: Shell, conn: Connection[Record]) -> None:
+    """Sending a few first is how one learns whether they succeed now."""
+    await make_dead_letters(conn, 5)
+    assert (await rota("dead", "redrive", "--all", "--limit", "2", "--json")).json["redriven"] == 2
+    assert await conn.fetchval("select count(*) from rota.dead_letters") == 3
+
+
+async def test_discarding_needs_a_reason_and_takes_all_that_were_named_or_none(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """It ends jobs for good: somebody will ask why, and half of a list is nobody's intention."""
+    ids = await make_dead_letters(conn, 2)
+    assert (await rota("dead", "discard", *ids)).code == 2
+    assert (await rota("dead", "discard", *ids, "--note", " ")).code == 2
+    assert (await rota("dead", "discard", *ids, 4711, "--note", "old")).code == 1
+    assert await conn.fetchval("select count(*) from rota.dead_letters") == 2
+    assert (await rota("dead", "discard", *ids, "--note", "old", "--json")).json == {"discarded": 2}
+    assert (
+        await conn.fetchval("select count(*) from rota.job_runs where outcome = 'discarded' and note like '%old'") == 2
+    )
+
+
+async def test_status_shows_the_whole_installation(rota: Shell, conn: Connection[Record]) -> None:
+    """One look: what is due and for how long, what is dead, who is alive, what is paused, what nobody serves."""
+    await _live(conn, handlers=["h"], queues=["default"])
+    await make_job(conn, run_at=timedelta(seconds=-90))
+    await make_job(conn, queue="mail")
+    await make_running_job(conn, lease=timedelta(seconds=-5))
+    await make_dead_letter(conn)
+    await conn.execute("select rota.pause_queue('mail', 'provider is down')")
+
+    shown = (await rota("status", "--json")).json
+    text = (await rota("status")).out
+
+    default, mail = shown["queues"]
+    assert (default["due"], default["running"], default["dead"], default["expired_leases"]) == (1, 1, 1, 1)
+    assert default["oldest_due"] >= 0
+    assert (mail["due"], mail["nodes"]) == (1, 0)
+    assert [node["app"] for node in shown["nodes"]] == ["shop"]
+    assert [paused["name"] for paused in shown["paused"]] == ["mail"]
+    for words in ("1 expired lease", "provider is down", "paused"):
+        assert words in text
+
+
+async def test_check_finds_nothing_where_all_is_well(rota: Shell) -> None:
+    """It stands in deployments: no finding, exit 0."""
+    said = await rota("check", "--json")
+    assert (said.code, said.json["findings"]) == (0, [])
+
+
+async def test_check_says_of_each_finding_what_to_do(rota: Shell, conn: Connection[Record]) -> None:
+    """What nobody runs, what nobody reaps, what is dead, what isn't vacuumed: each with its cure, exit 1."""
+    await _live(conn, handlers=["shop.chain"], queues=["default"])
+    await make_job(conn, handler="shop.chian")
+    await make_job(conn, handler="shop.chain", queue="mail")
+    await make_running_job(conn, lease=timedelta(seconds=-60))
+    await make_dead_letter(conn, reason="poison")
+    await conn.execute("alter table rota.jobs set (autovacuum_enabled = off)")
+    try:
+        said = await rota("check", "--json", ROTA_NONSENSE="1")
+        text = await rota("check")
+    finally:
+        await conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
+
+    found = said.json["findings"]
+    assert said.code == text.code == 1
+    assert [each["check"] for each in found] == [
+        "configuration",
+        "autovacuum",
+        "unclaimed",
+        "unclaimed",
+        "leases",
+        "dead letters",
+    ]
+    assert all(each["do"] for each in found)
+    assert any("did you mean 'shop.chain'" in each["do"] for each in found)
+    assert "rota dead" in text.out
+
+
+async def test_config_shows_values_with_their_sources_and_no_password(rota: Shell) -> None:
+    """What is in force can't be guessed from four places; a password is nobody's business."""
+    (rota.folder / "rota.toml").write_text('[lease]\nduration = "40s"\n')
+    dsn = f"postgresql://me:{CANARY}@h/db"
+    text = await rota("config", "--dsn", dsn, ROTA_DRAIN_TIMEOUT="7s")
+    shown = await rota("config", "--dsn", dsn, "--json", ROTA_DRAIN_TIMEOUT="7s")
+
+    assert CANARY not in text.out + text.err + shown.out + shown.err
+    assert shown.json["values"]["lease"]["duration"] == "40s"
+    assert shown.json["sources"]["lease.duration"] == "rota.toml"
+    assert shown.json["sources"]["drain.timeout"] == "ROTA_DRAIN_TIMEOUT"
+    assert shown.json["sources"]["queues"] == "default"
+    assert 'duration = "40s"' in text.out
+    bad = await rota("config", ROTA_LEASE="1s", ROTA_DRAIN_TIMEOUT="never")
+    assert bad.code == 2
+    assert "lease.duration" in bad.err
+    assert "drain.timeout" in bad.err
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Shell]:
+    """A shell whose embedded PostgreSQL lives in a folder that its user can reach."""
+    try:
+        find_bindir()
+    except NoPostgres as error:
+        pytest.skip(str(error))
+    (tmp_path / "shop.py").write_text(APP)
+    with tempfile.TemporaryDirectory(prefix="rota-dev-", dir=memory()) as folder:
+        Path(folder).chmod(0o755)
+        yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{folder}/pg", "ROTA_LOG_FORMAT": "json", "ROTA_HTTP_PORT": ""})
+
+
+@contextmanager
+def started(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """A command that goes on until it is told to stop, and what it has said so far."""
+    log = shell.folder / "said"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rota", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=shell.environment(),
+            cwd=shell.folder,
+        )
+    try:
+        yield process, log.read_text
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(30)
+
+
+async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None:
+    """From nothing to a job that has run: a server, the schema, a daemon, handlers, and the line to type."""
+    with started(play, "dev", "--app", "shop:app") as (process, said):
+        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
+        assert "psql" in said()
+        assert "insert into rota.jobs" in said()
+        for command in (
+            ["rota.echo", '{"hello": "world"}'],
+            ["shop.chain", '{"left": 1}'],
+            ["rota.fail", '{"permanent": true}'],
+        ):
+            assert (await play("enqueue", *command, "--embedded")).err == ""
+
+        async def ended() -> bool:
+            queues = (await play("status", "--embedded", "--json")).json["queues"]
+            return bool(queues) and not queues[0]["due"] and not queues[0]["running"] and queues[0]["dead"] == 1
+
+        await eventually(ended, within=30, what="the end of all jobs")
+        assert (await play("job", "show", "1", "--embedded", "--payload", "--json")).json["result"] == {
+            "hello": "world"
+        }
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+async def test_dev_starts_anew_when_the_source_changes(play: Shell) -> None:
+    """An edit counts at once, the database stays up, and a source that doesn't parse is waited out."""
+    source = play.folder / "shop.py"
+    with started(play, "dev", "--app", "shop:app", "--reload") as (process, said):
+        until(lambda: said().count("node.started") == 1, within=60, what="the first daemon")
+        source.write_text(APP + "\nthis is no Python\n")
+        until(lambda: "can't be imported" in said(), within=30, what="the complaint")
+        source.write_text(APP + "\n@app.handler('shop.new')\nasync def new(job): ...\n")
+        until(lambda: said().count("node.started") == 2, within=30, what="the second daemon")
+        assert "shop.new" in said()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert said().count("node.stopped") == 2
+
+
+async def _live(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
+    await conn.execute(
+        """
+        insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at)
+        values (gen_random_uuid(), 'here', 1, '0', 'shop', $1, $2, '{"default": 5}', now() + interval '1 hour')
+        """,
+        handlers,
+        queues,
+    )

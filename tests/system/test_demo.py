@@ -1,0 +1,120 @@
+"""`rota demo` as its first viewer runs it: a real process, whose exit code and report are taken at their word and then checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waiting import until
+
+DEMO = [sys.executable, "-m", "rota.demo", "--json"]
+
+
+@pytest.mark.timeout(150)
+def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It is the first thing that anybody runs; what it claims must be in its own record of what happened."""
+    said = subprocess.run(DEMO, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False)
+    report: dict[str, Any] = json.loads(said.stdout)
+
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert report["ok"]
+    assert [check["promise"] for check in report["checks"] if not check["held"]] == []
+    assert report["seconds"] < 90
+
+    ended = Counter((job["handler"], job["ended_as"]) for job in report["jobs"])
+    assert ended == {
+        ("email", "succeeded"): 52,
+        ("transfer", "succeeded"): 12,
+        ("report", "succeeded"): 3,
+        ("charge", "discarded"): 1,
+        ("webhook", "succeeded"): 1,
+        ("import", "succeeded"): 1,
+        ("embargo", "succeeded"): 1,
+        ("digest", "succeeded"): 1,
+        ("newsletter", "cancelled"): 1,
+        ("thumbnail", "succeeded"): 1,
+    }
+    (charge,) = (job for job in report["jobs"] if job["handler"] == "charge")
+    assert [each["daemon"] for each in charge["executions"]] == [report["killed"]]
+    assert {letter["handler"]: letter["reason"] for letter in report["dead_letters"]} == {
+        "charge": "lost",
+        "import": "permanent",
+        "thumbnail": "poison",
+    }
+    assert {event["event"] for event in report["refused"]} >= {"write.refused"}
+    assert all(after < 5 for after in report["took_over_after_s"].values())
+
+    ends = [life for life in report["daemons"] if life["end"] == "stopped"]
+    assert [life["exit_code"] for life in ends] == [0, 0, 0]
+    assert not [life for life in report["daemons"] if exists(life["pid"])]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupted_demo_ends_its_daemons_and_its_server(tmp_path: Path) -> None:
+    """Whoever presses Ctrl-C in the middle must not be left with daemons that look for a database for ever."""
+    demo = subprocess.Popen(DEMO, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    try:
+        children = until(lambda: four_children_of(demo.pid), within=30, what="a server and three daemons")
+        demo.send_signal(signal.SIGINT)
+        said, _ = demo.communicate(timeout=30)
+    finally:
+        demo.kill()
+
+    assert demo.returncode == 130
+    assert json.loads(said)["error"] == "interrupted"
+    assert not [pid for pid in children if exists(pid)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_daemons_do_not_outlive_a_demo_that_was_killed(tmp_path: Path) -> None:
+    """A kill -9 leaves no time to clean up: the daemons see by themselves that the demo is gone."""
+    demo = subprocess.Popen(DEMO, env=environment(tmp_path), stdout=subprocess.DEVNULL)
+    try:
+        children = until(lambda: four_children_of(demo.pid), within=30, what="a server and three daemons")
+        until(lambda: all(takes_jobs(tmp_path, letter) for letter in "ABC"), within=30, what="daemons that are up")
+    finally:
+        demo.kill()
+        demo.wait()
+
+    until(lambda: not [pid for pid in children if exists(pid)], within=20, what="the end of all of them")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A shell's environment, but with a temporary folder of ours, in which everything must be gone at the end."""
+    if os.geteuid() == 0:
+        for place in (folder, *folder.parents):
+            if place == Path(tempfile.gettempdir()):
+                break
+            place.chmod(0o755)
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def takes_jobs(folder: Path, letter: str) -> bool:
+    """Whether that daemon has said that it is up."""
+    return any("node.started" in log.read_text() for log in folder.glob(f"rota-demo-*/{letter}.log"))
+
+
+def four_children_of(pid: int) -> list[int] | None:
+    """The demo's server and daemons, once all are there."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found] if len(found) == 4 else None
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process, and not merely what is left of one that nobody has waited for."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

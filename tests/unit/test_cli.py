@@ -1,0 +1,217 @@
+"""The pure parts of the commands: forecasts, findings, words."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.commands import show
+from rota.commands.check import server_findings
+from rota.commands.enqueue import unclaimed
+from rota.commands.options import duration, instant
+from rota.commands.reload import modified
+from rota.commands.session import explained
+from rota.commands.status import by_queue
+from rota.db.reports import Lane, LivingNode, ServerLook
+from rota.domain.backoff import backoff
+from rota.domain.forecast import given_up
+from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DSN = "postgresql://me:S3CRET-canary@h/db"
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+@given(
+    attempt=st.integers(1, 12),
+    more=st.integers(0, 12),
+    base=st.floats(0.5, 100),
+    cap=st.floats(0.5, 5000),
+    deadline=st.none() | st.floats(-10, 20_000),
+    draws=st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12),
+)
+def test_no_job_that_goes_on_failing_is_given_up_outside_of_the_span(
+    attempt: int, more: int, base: float, cap: float, deadline: float | None, draws: list[float]
+) -> None:
+    """What `job show` promises is what the retry planner does, whatever it draws."""
+    until = None if deadline is None else NOW + seconds(deadline)
+    terms = {"base": seconds(base), "cap": seconds(cap)}
+    span = given_up(attempt=attempt, at=NOW, max_attempts=attempt + more, deadline=until, **terms)
+
+    at = NOW
+    for failures, draw in zip(range(attempt, attempt + more), draws, strict=False):
+        delay = backoff(failures, random=partial(float, draw), **terms)
+        if until is not None and at + delay > until:
+            break
+        at += delay
+    slack = timedelta(milliseconds=1)
+    assert span.earliest - slack <= at <= span.latest + slack
+
+
+def test_a_last_attempt_is_given_up_when_it_fails() -> None:
+    """No delay follows it."""
+    assert given_up(attempt=4, at=NOW, max_attempts=4, base=seconds(5), cap=seconds(60)) == (NOW, NOW)
+
+
+def test_delays_of_the_default_policy_last_a_night() -> None:
+    """Twenty attempts from five seconds up to an hour: an outage of a night is survived."""
+    span = given_up(attempt=1, at=NOW, max_attempts=20, base=seconds(5), cap=timedelta(hours=1))
+    assert timedelta(hours=5) < span.earliest - NOW < span.latest - NOW < timedelta(hours=11)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0s"), (59.9, "59s"), (61, "1m 1s"), (3600, "1h"), (7265, "2h 1m"), (90061, "1d 1h"), (-5, "-5s")],
+)
+def test_durations_are_written_in_two_units_at_most(value: float, text: str) -> None:
+    """Nobody reads seconds beside days."""
+    assert show.age(seconds(value)) == text
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
+    """A note from somebody else must not move the cursor or set the title of an operator's window."""
+    assert show.printable("a\x1b]0;evil\x07\nb") == "a\\x1b]0;evil\\x07\nb"
+    assert show.printable(None) == ""
+    assert show.printable("Zürich …") == "Zürich …"
+
+
+def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
+    """A usage error names the option and how it is written."""
+    assert instant("2026-03-01T13:00+01:00", "--at") == NOW
+    assert duration("1h30m", "--in") == timedelta(minutes=90)
+    with pytest.raises(typer.BadParameter, match="names no zone"):
+        instant("2026-03-01T12:00", "--at")
+    with pytest.raises(typer.BadParameter, match="is no instant"):
+        instant("soon", "--at")
+    with pytest.raises(typer.BadParameter, match="write a duration"):
+        duration("soon", "--in")
+
+
+def node(*, handlers: list[str], queues: list[str], state: str = "running") -> LivingNode:
+    return LivingNode(
+        node_id=uuid.uuid4(),
+        host="here",
+        pid=1,
+        rota_version="0",
+        release=None,
+        app="shop",
+        handlers=handlers,
+        queues=queues,
+        slots="{}",
+        state=state,
+        tzdata=None,
+        started_at=NOW,
+        up=seconds(1),
+    )
+
+
+def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
+    """One daemon with the handler and another with the queue run nothing together; one that drains claims nothing."""
+    both = node(handlers=["a"], queues=["mail"])
+    assert unclaimed("a", "mail", [both], []) is None
+    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
+    apart = [node(handlers=["a"], queues=["default"]), node(handlers=["b"], queues=["mail"])]
+    assert "queue 'mail'" in str(unclaimed("a", "mail", apart, []))
+    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["mail"], state="draining")], [])
+    assert "did you mean 'send_receipt'" in str(unclaimed("send_reciept", "q", apart, ["send_receipt"]))
+    assert "rota run" in str(unclaimed("a", "mail", [], []))
+
+
+def look(**changed: Any) -> ServerLook:
+    values: dict[str, Any] = {
+        "version": "18",
+        "read_only": False,
+        "pid": 1,
+        "clock": NOW,
+        "autovacuum": True,
+        "snapshot_age": None,
+        "snapshot_owner": None,
+        "prepared_age": None,
+        "user_name": "me",
+    }
+    return ServerLook(**(values | changed))
+
+
+@pytest.mark.parametrize(
+    ("server", "pooled", "found"),
+    [
+        (look(), False, []),
+        (look(), True, ["pooler"]),
+        (look(read_only=True), False, ["read-only"]),
+        (look(clock=NOW + seconds(60)), False, ["clock"]),
+        (look(clock=NOW - seconds(60)), False, ["clock"]),
+        (look(autovacuum=False), False, ["autovacuum"]),
+        (look(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), False, ["snapshot"]),
+        (look(snapshot_age=timedelta(minutes=9)), False, []),
+        (look(prepared_age=timedelta(days=2)), False, ["snapshot"]),
+    ],
+)
+def test_a_server_is_judged_by_what_it_says(server: ServerLook, pooled: bool, found: list[str]) -> None:
+    """Each thing that makes a queue slow or unsafe is a finding with a cure, and nothing else is."""
+    findings = list(server_findings(server, pooled=pooled, asked=NOW, answered=NOW + seconds(0.1)))
+    assert [each.check for each in findings] == found
+    assert all(each.do for each in findings)
+
+
+def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
+    """An empty queue with daemons and no queue at all are different news."""
+    lane = Lane(queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3))
+    lines = by_queue([lane], [], [node(handlers=["a"], queues=["default", "*"])])
+    assert [(line.queue, line.due, line.nodes) for line in lines] == [("default", 0, 1), ("mail", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (asyncpg.InvalidPasswordError("password authentication failed"), DatabaseUnusable, 3),
+        (asyncpg.InvalidCatalogNameError("no such database"), DatabaseUnusable, 3),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for column state of relation jobs"),
+            DatabaseUnusable,
+            3,
+        ),
+        (asyncpg.ReadOnlySQLTransactionError("read-only"), DatabaseUnusable, 3),
+        (asyncpg.UndefinedTableError("no rota.jobs"), SchemaMismatch, 3),
+        (asyncpg.CannotConnectNowError("starting up"), DatabaseUnusable, 3),
+        (ConnectionRefusedError(111, "refused"), DatabaseUnusable, 3),
+        (asyncpg.CheckViolationError("violates"), RotaError, 1),
+    ],
+)
+def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
+    error: Exception, kind: type[RotaError], code: int
+) -> None:
+    """The first failures of everybody, each told from the other; the server's detail, which may hold a row, is left out."""
+    if isinstance(error, asyncpg.PostgresError):
+        error.detail = "Failing row contains (S3CRET-canary)"
+    refusal = explained(error, DSN)
+    assert isinstance(refusal, kind)
+    assert refusal.exit_code == code
+    assert "S3CRET-canary" not in str(refusal)
+
+
+def test_a_fault_of_ours_is_not_explained_away() -> None:
+    """An error that the database has no part in must reach the person who can mend it."""
+    assert explained(ValueError("a bug"), DSN) is None
+
+
+def test_environments_and_hidden_folders_are_not_watched(tmp_path: Path) -> None:
+    """A restart at every installed package would be a loop, and looking through them all a load."""
+    for name in ("app.py", "pkg/jobs.py", ".venv/lib/x.py", "env/lib/y.py", "pkg/__pycache__/z.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    assert {str(path.relative_to(tmp_path)) for path in modified(tmp_path)} == {"app.py", "pkg/jobs.py"}
