@@ -166,7 +166,7 @@ create table rota.schedule_definitions (
     handler         text not null
         constraint "handler must be a name of 1 to 200 characters on one line" check (rota.is_name(handler)),
     payload         jsonb not null default '{}'
-        constraint "payload must be at most 1 MiB as text, and nest at most 100 deep"
+        constraint "payload must be at most 1 MiB as text, nest at most 100 deep"
             check (case
                 when octet_length(payload::text) < 200 then true
                 when octet_length(payload::text) > 1048576 then false
@@ -190,7 +190,7 @@ create table rota.schedule_definitions (
     delivery        text
         constraint "delivery must be at_least_once or at_most_once" check (delivery in ('at_least_once', 'at_most_once')),
     start_within    interval
-        constraint "start_within must be positive, at most 366 days, without months" check (rota.is_duration(start_within)),
+        constraint "start_within must be positive, at most 366 days, no months" check (rota.is_duration(start_within)),
     meta            jsonb
         constraint "meta must be an object of at most 64 KiB" check (jsonb_typeof(meta) = 'object' and octet_length(meta::text) <= 65536),
 
@@ -204,9 +204,9 @@ create table rota.schedule_definitions (
     misfire         text not null default 'latest'
         constraint "misfire must be latest, skip or all" check (misfire in ('latest', 'skip', 'all')),
     on_time_within  interval not null default interval '60 seconds'
-        constraint "on_time_within must be positive, at most 366 days, without months" check (rota.is_duration(on_time_within)),
+        constraint "on_time_within must be positive, at most 366 days, no months" check (rota.is_duration(on_time_within)),
     too_late_after  interval
-        constraint "too_late_after must be positive, at most 366 days, without months" check (rota.is_duration(too_late_after)),
+        constraint "too_late_after must be positive, at most 366 days, no months" check (rota.is_duration(too_late_after)),
     catch_up_limit  integer not null default 100
         constraint "catch_up_limit must lie between 1 and 1000" check (catch_up_limit between 1 and 1000),
     overlap         text not null default 'skip'
@@ -219,7 +219,7 @@ create table rota.schedule_definitions (
         constraint "jitter must lie between 0 and 366 days, without months" check (jitter = interval '0' or rota.is_duration(jitter)),
 
     expect_success_within interval
-        constraint "expect_success_within must be positive, at most 366 days, without months" check (rota.is_duration(expect_success_within)),
+        constraint "expect_success_within must be positive, at most 366 days" check (rota.is_duration(expect_success_within)),
     description     text
         constraint "description must have at most 2000 characters" check (length(description) <= 2000),
     owner           text

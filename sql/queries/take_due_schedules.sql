@@ -37,7 +37,7 @@ overdue as materialized (
     where clock.next_fire_at <= now() - $2::interval
       and $4 = timestamptz '-infinity'
       and clock.shard <> all ($1::int2[])
-    order by (clock.shard + $3) % 256, clock.next_fire_at
+    order by (clock.shard + $3::int4) % 256, clock.next_fire_at
     limit $5
 ),
 due as materialized (
