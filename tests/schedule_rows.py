@@ -126,7 +126,8 @@ class Planner:
         return [fields for name, fields in self.events if name == event]
 
 
-def utc(*parts: int) -> datetime:
+def utc(  # noqa: PLR0917  as datetime() takes them
+    year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0
+) -> datetime:
     """An instant in UTC."""
-    year, month, day, *rest = parts
-    return datetime(year, month, day, *rest, tzinfo=UTC)
+    return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
