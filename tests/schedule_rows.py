@@ -126,8 +126,6 @@ class Planner:
         return [fields for name, fields in self.events if name == event]
 
 
-def utc(  # noqa: PLR0917  as datetime() takes them
-    year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0
-) -> datetime:
+def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
     """An instant in UTC."""
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC)

@@ -85,7 +85,7 @@ async def test_nonsense_is_refused_in_words(conn: Connection[Record], columns: d
 
 async def test_odd_names_come_back_as_they_went_in(conn: Connection[Record]) -> None:
     """B89: quotes, emoji, right-to-left text."""
-    name = "\u200fשלום 'x' \"y\" 🦉 \\ %s"
+    name = "\u200fשלום 'x' \"y\" 🦉 \\ %s"  # noqa: RUF001
     await make_schedule(conn, name)
     assert await conn.fetchval("select name from rota.schedules") == name
 
