@@ -33,7 +33,7 @@ create table rota.jobs (
     created_by        text not null,
     payload           jsonb not null
         -- A document of 100 levels has at least 200 bytes: small payloads, nearly all of them, skip the walk.
-        constraint "payload must be at most 1 MiB as text, and nest at most 100 deep"
+        constraint "payload must be at most 1 MiB as text, and at most 100 deep"
             check (state = 'running' or case
                 when octet_length(payload::text) < 200 then true
                 when octet_length(payload::text) > 1048576 then false

@@ -48,11 +48,17 @@ begin
         if to_regclass('rota.' || name) is null then
             begin
                 execute format('create table rota.%I (like rota.job_runs including defaults including constraints)', name);
+                -- Jobs that ended while no daemon was up to rotate lie in the default partition: they keep a partition of
+                -- their day from being attached, and the whole day would end up there.
+                execute format('with moved as (delete from rota.job_runs_default where finished_at >= %L and finished_at < %L '
+                               'and (select count(*) from (select from rota.job_runs_default limit 10001) as few) <= 10000 '
+                               'returning *) insert into rota.%I select * from moved',
+                               day || ' 00:00:00+00', day + 1 || ' 00:00:00+00', name);
                 execute format('alter table rota.job_runs attach partition rota.%I for values from (%L) to (%L)',
                                name, day || ' 00:00:00+00', day + 1 || ' 00:00:00+00');
                 made := made + 1;
             exception when lock_not_available or check_violation then
-                null;  -- a long reader, or rows of that day in the default partition: those stay where they are
+                null;  -- a long reader, or too many rows of that day in the default partition: those stay, and age, there
             end;
         end if;
     end loop;
@@ -71,6 +77,8 @@ begin
                 null;
             end;
         end loop;
+        delete from rota.job_runs_default
+        where ctid = any (array(select ctid from rota.job_runs_default where finished_at < now() - keep limit 10000));
     end if;
     return next;
 end $$;

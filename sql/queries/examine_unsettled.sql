@@ -1,5 +1,5 @@
--- Tell how attempts of node $1 stand: 'settled' (by this very token: the answer to the write was lost), 'free' (nothing was
--- written, the row is there), 'held' (the row is there, but locked by somebody: ask again), 'lost'.
+-- Tell how attempts of node $1 stand: 'settled' (as succeeded, by this very token: the answer to the write was lost), 'written'
+-- (as anything else, likewise), 'free' (nothing was written, the row is there), 'held' (the row is there, but locked by somebody: ask again), 'lost'.
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
@@ -26,14 +26,15 @@ select
               and job_runs.node = $1
               and job_runs.outcome = 'succeeded'
             limit 1
-        ) or (
+        ) then 'settled'
+        when (
             select true
             from rota.attempts
             where attempts.job_id = attempt.job_id
               and attempts.fence_token = attempt.fence_token
               and attempts.node = $1
               and attempts.outcome <> 'lost'
-        ) then 'settled'
+        ) then 'written'
         else 'lost'
     end as finding
 from unnest($2::int8[], $3::int8[]) as attempt (job_id, fence_token)

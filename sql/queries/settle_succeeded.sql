@@ -2,9 +2,9 @@
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
---   $4 results_of    int8[]   job_ids of those that returned something, and
+--   $4 results_of    int8[]   fence tokens of those that returned something, and
 --   $5 results       text[]   what, as JSON
---   -> job_ids int8[]?        what was written; of the others `examine_unsettled` tells why not
+--   -> fence_tokens int8[]?   what was written; of the others `examine_unsettled` tells why not
 -- index: jobs_pkey (0002)
 -- The ledger is written from what the fenced delete returned, so a job can't get there twice. The delete goes by the ctid
 -- of the row locked above it: a row that changed between snapshot and lock is not deleted, and is settled next turn.
@@ -40,8 +40,8 @@ recorded as (
         ended.leased_by, ended.attempt, 'succeeded', ended.handler, ended.queue, ended.unique_key,
         ended.idempotency_key, ended.meta, returned.result::jsonb
     from ended
-    left join unnest($4::int8[], $5::text[]) as returned (job_id, result) on returned.job_id = ended.job_id
-    returning job_runs.job_id
+    left join unnest($4::int8[], $5::text[]) as returned (fence_token, result) on returned.fence_token = ended.fence_token
+    returning job_runs.fence_token
 )
-select array_agg(recorded.job_id) as job_ids
+select array_agg(recorded.fence_token) as fence_tokens
 from recorded

@@ -1,4 +1,4 @@
-"""Enqueue from Python, on the caller's connection and in the caller's transaction: the job exists when, and only when, that commits."""
+"""Enqueue from Python, on the caller's connection and in the caller's transaction: the job exists if, and only if, that commits."""
 
 from __future__ import annotations
 

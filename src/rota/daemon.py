@@ -153,6 +153,8 @@ class Daemon:
         name = f"rota {str(self.node)[:8]}"
         found = await _identity(dsn, route, name)
         async with AsyncExitStack() as stack:
+            # Outermost: a signal while we start or take our leave must not cut off the app's lifespan or leave our row behind.
+            stack.enter_context(self.stops.on_signals())
             pool = await stack.enter_async_context(
                 closing(
                     await open_pool(
@@ -182,8 +184,7 @@ class Daemon:
                 health.serve(host=config.http.host, port=config.http.port, registry=self.telemetry.registry, probe=self)
             )
             self._introduce(route)
-            with self.stops.on_signals():
-                await self._supervise(pool, environment, presence)
+            await self._supervise(pool, environment, presence)
         self.telemetry.node_stopped()
 
     async def _supervise(self, pool: Pool, environment: Environment, presence: Presence) -> None:
@@ -268,22 +269,25 @@ class Daemon:
             services.append(listener)
         if (interval := systemd.watchdog_interval()) is not None:
             services.append(Watchdog(interval))
-        async with asyncio.TaskGroup() as group:
-            background: list[asyncio.Task[Any]] = [
-                group.create_task(run_forever(service, telemetry, self._pulse), name=service.name)
-                for service in services
-            ]
-            beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
-            background.append(group.create_task(beating, name=heartbeat.name))
-            async with asyncio.TaskGroup() as executions:
-                background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
-                await dispatcher.run(executions, self.stops.claiming)
-                await self._drain(pool, running)
-            # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
-            for task in background:
-                task.cancel()
-        if isinstance(listener, Listener):
-            listener.close()
+        try:
+            async with asyncio.TaskGroup() as group:
+                background: list[asyncio.Task[Any]] = [
+                    group.create_task(run_forever(service, telemetry, self._pulse), name=service.name)
+                    for service in services
+                ]
+                beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
+                background.append(group.create_task(beating, name=heartbeat.name))
+                async with asyncio.TaskGroup() as executions:
+                    background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
+                    await dispatcher.run(executions, self.stops.claiming)
+                    await self._drain(pool, running)
+                # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
+                for task in background:
+                    task.cancel()
+        finally:
+            # Without it, a falling daemon leaves an open connection behind, with which uvloop doesn't come to its end.
+            if isinstance(listener, Listener):
+                listener.close()
 
     async def _stop_claiming(self, wake: Wake, running: Running, presence: Presence) -> None:
         """At the first order to stop: have the dispatcher see it, and tell the others."""

@@ -557,7 +557,8 @@ def _version_of(bindir: Path, user: ServerUser | None) -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
         raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{WAYS_OUT}") from error
-    return said.split(")")[-1].split()[0]
+    # "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)": packagers add something of their own behind it.
+    return said.split(")")[1].split()[0]
 
 
 def _data_homes() -> Iterator[Path]:

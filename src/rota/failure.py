@@ -13,7 +13,13 @@ from rota.signals import Permanent
 ERROR_LIMIT = 8000
 """Most bytes of an error's text; its end is kept, where the reason stands."""
 
+REASON_LIMIT = 1000
+"""Most bytes of the reason with which a handler cancels its job."""
+
 _SHORTEST_SECRET = 4
+
+_MOST_WORK = 200_000_000
+"""Most characters compared to mask an error's text: a fraction of a second, in which the loop stands still."""
 
 
 class HasPayload(Protocol):
@@ -32,13 +38,24 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
         text = "".join(traceback.format_exception(error, limit=-12))
     except Exception as second:  # noqa: BLE001  an exception whose own __str__ raises
         text = f"{type(error).__name__} (its text can't be had: {type(second).__name__})"
-    for secret in _texts(claim.payload):
+    secrets = _texts(claim.payload)
+    if len(secrets) * len(text) > _MOST_WORK:
+        text = f"{type(error).__name__} (its text is too long to take all values of this payload out of it)"
+    for secret in secrets:
         text = text.replace(secret, "***")
     return Failed(
         kind=plain(type(error).__name__, 200),
         text=plain(text, ERROR_LIMIT),
         permanent=isinstance(error, (Permanent, *permanent)),
     )
+
+
+def readable(reason: Any) -> str:
+    """Return a reason that a handler gave, whatever it is, as text that can be stored."""
+    try:
+        return plain(str(reason), REASON_LIMIT)
+    except Exception as error:  # noqa: BLE001  an object whose own __str__ raises
+        return f"{type(reason).__name__} (its text can't be had: {type(error).__name__})"
 
 
 def _texts(payload: str) -> list[str]:

@@ -108,8 +108,8 @@ class JobFacts(Generic[P]):
     @property
     def checkpoint(self) -> Any:
         """What an earlier attempt, or this one, last saved; None at first."""
-        extras = self._attempt.claim.extras
-        return None if extras is None or extras.checkpoint is None else json.loads(extras.checkpoint)
+        text = self._attempt.checkpoint
+        return None if text is None else json.loads(text)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -207,9 +207,7 @@ class Job(JobFacts[P]):
                 await self._save(own, text)
         else:
             await self._save(conn, text)
-        extras = self._attempt.claim.extras
-        if extras is not None:
-            object.__setattr__(extras, "checkpoint", text)
+        self._attempt.checkpoint = text
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come, from 0 to 1, with a note of at most 500 characters. Raises StaleToken if the lease is lost."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from rota.clock import boottime
@@ -13,7 +14,6 @@ from rota.db.pool import TRANSIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from datetime import timedelta
 
     from rota.telemetry import Telemetry
 
@@ -21,7 +21,10 @@ LONGEST_PAUSE = 15.0
 """Most seconds between two tries while the database is away."""
 
 DUTY = 10
-"""A service that took long rests this many times longer, so that it never takes more than a tenth of the time."""
+"""What is done for the statistics' sake rests this many times longer than it took: it never takes more than a tenth of the time.
+
+Nothing that others wait for does so. A heartbeat that was answered after a second would come ten seconds late.
+"""
 
 
 class Service(Protocol):
@@ -49,17 +52,23 @@ def backoff_pause(failures: int) -> float:
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
+def rest(usual: timedelta, *, took: float) -> timedelta:
+    """Return the interval until the next turn of a service that is to spare the database, after one of so many seconds."""
+    return max(usual, timedelta(seconds=took * DUTY))
+
+
 async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
     """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon."""
     pulse.succeeded[service.name] = boottime()
     pulse.failures[service.name] = 0
     while True:
-        began = boottime()
         try:
             await service.run_once()
         except TRANSIENT as error:
             pulse.failures[service.name] += 1
-            pause = backoff_pause(pulse.failures[service.name])
+            pause = min(
+                backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE)
+            )
             telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)
         else:
             pulse.failures[service.name] = 0
@@ -67,8 +76,7 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> N
             telemetry.service_ran(service.name)
             pause = 0.0
             if service.interval is not None:
-                usual = service.interval.total_seconds() * random.uniform(0.9, 1.0)  # noqa: S311  no secret
-                pause = max(usual, (boottime() - began) * DUTY)
+                pause = service.interval.total_seconds() * random.uniform(0.9, 1.0)  # noqa: S311  no secret
         if pause:
             await asyncio.sleep(pause)
 

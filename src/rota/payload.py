@@ -41,7 +41,7 @@ def encode_result(value: Any) -> str | None:
         return None
     try:
         text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001  objects of the handler's own making take part in this
         return None
     return text if len(text.encode()) <= LIMITS["result"] else None
 

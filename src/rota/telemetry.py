@@ -264,6 +264,10 @@ class Telemetry:
             **{key: value for key, value in fields.items() if value is not None},
         )
 
+    def settlement_confirmed(self, *, job_id: int, handler: str) -> None:
+        """Tell that a settlement whose answer was lost had been written. What it said, its row in `rota.attempts` says."""
+        self._event(logging.INFO, "settlement.confirmed", job_id=job_id, handler=handler)
+
     def write_refused(self, *, job_id: int, handler: str, what: str) -> None:
         """Tell that a write showed a stale token and touched nothing."""
         self._stale.inc()

@@ -83,9 +83,7 @@ def floor(*, jobs: Jobs = 100_000, dsn: Dsn = None, embedded: Embedded = False, 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 
 
-def _run(
-    work: Callable[[Ground, Show], Awaitable[Figures]], *, dsn: str | None, embedded: bool, as_json: bool
-) -> None:
+def _run(work: Callable[[Ground, Show], Awaitable[Figures]], *, dsn: str | None, embedded: bool, as_json: bool) -> None:
     show = Show(as_json=as_json)
 
     async def whole(server: str) -> None:
@@ -99,4 +97,7 @@ def _run(
             show.result(figures, await ground.machine())
 
     with some_server(dsn, embedded=embedded) as server:
-        run(whole(server))
+        try:
+            run(whole(server))
+        except asyncio.CancelledError:
+            raise typer.Exit(128 + signal.SIGTERM) from None

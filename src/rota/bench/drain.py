@@ -47,8 +47,8 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
     await ground.ask("select rota.pause_queue($1, 'until the backlog stands')", QUEUE)
     first = int(str(await ground.ask(HOW_FAR)))
     async with daemons(ground, count=count, slots=slots) as running:
-        await ground.insert(NOOP, jobs)
         await ground.tidy()
+        await ground.insert(NOOP, jobs)
         before = await ground.counters(settled=True)
         used = running.cpu_seconds()
         await ground.ask("select rota.resume_queue($1)", QUEUE)

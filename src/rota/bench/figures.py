@@ -45,18 +45,30 @@ class Figures:
 
 
 MEANING = {
-    "jobs_per_second": ("{:,.0f}", "from the moment the queue is opened to the last job in the ledger, by the database's clock"),
+    "jobs_per_second": (
+        "{:,.0f}",
+        "from the moment the queue is opened to the last job in the ledger, by the database's clock",
+    ),
     "floor_per_second": ("{:,.0f}", "the claim and the settlement alone: two connections, batches of 500, no daemon"),
     "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: what the daemon leaves of it"),
-    "cpu_us_per_job": ("{:.1f}", "processor time of the daemons for each job, in millionths of a second; the server's not included"),
-    "start_p50_ms": ("{:.2f}", "half of the jobs were in their handler so soon after their INSERT was sent, its commit included"),
+    "cpu_us_per_job": (
+        "{:.1f}",
+        "processor time of the daemons for each job, in microseconds; the server's not included",
+    ),
+    "start_p50_ms": (
+        "{:.2f}",
+        "half of the jobs were in their handler so soon after their INSERT was sent, its commit included",
+    ),
     "start_p99_ms": ("{:.2f}", "… 99 of 100"),
     "start_max_ms": ("{:.2f}", "… all"),
     "insert_p50_ms": ("{:.2f}", "of it, the INSERT and its commit, as its client sees them"),
     "insert_p99_ms": ("{:.2f}", "… 99 of 100"),
     "claim_p50_ms": ("{:.2f}", "from the INSERT's now() to the claim, by the database's clock"),
     "claim_p99_ms": ("{:.2f}", "… 99 of 100"),
-    "statements_per_job": ("{:.4f}", "sent by the daemons, housekeeping included (without pg_stat_statements: their commits)"),
+    "statements_per_job": (
+        "{:.4f}",
+        "sent by the daemons, housekeeping included (without pg_stat_statements: their commits)",
+    ),
     "commits_per_job": ("{:.4f}", "transactions of this database, without the bench's own questions"),
     "wal_bytes_per_job": ("{:,.0f}", "write-ahead log of the whole server; after a checkpoint more, by full pages"),
     "dead_tuples": ("{:,}", "in rota.jobs at the end: what autovacuum hasn't come to yet"),
@@ -96,7 +108,7 @@ class Show:
             if name in found:
                 table.add_row(name, form.format(found[name]), meaning)
         out.print(table)
-        setting = f"{figures.daemons} × {figures.slots} slots, " if figures.daemons else ""
+        setting = f"{figures.daemons} daemon(s) of {figures.slots} slots, " if figures.daemons else ""
         out.print(
             f"{setting}{machine.cores} cores for all of it, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
             f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}",

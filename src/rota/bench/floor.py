@@ -32,8 +32,8 @@ async def measure_floor(ground: Ground, jobs: int, tell: Callable[[int], None]) 
     await queries.register_handlers(
         ground.db, app="bench", release=None, handlers=[(NOOP, None, None, None, None, None, None)]
     )
-    await ground.insert(NOOP, jobs)
     await ground.tidy()
+    await ground.insert(NOOP, jobs)
     async with AsyncExitStack() as stack:
         connections = []
         for _ in range(CONNECTIONS):

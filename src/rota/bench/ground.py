@@ -46,7 +46,7 @@ select current_setting('server_version') as version, current_setting('fsync') as
 
 @contextmanager
 def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
-    """Yield the URL of the server to measure: the one given or configured, else, only if asked, one of our own, durable and on disk."""
+    """Yield the URL of the server to measure: the one given or configured; if asked, one of our own, durable and on disk."""
     if embedded:
         if dsn is not None:
             raise ConfigError("--dsn and --embedded name two servers: choose one")
@@ -108,7 +108,7 @@ class Ground:
             await self.db.execute(INSERT, handler, min(INSERTED_AT_ONCE, jobs - done))
 
     async def tidy(self) -> None:
-        """Start from a table without the traces of what came before."""
+        """Take away the traces of what came before. Called before an insert: afterwards, it would spare daemons stale plans."""
         await self.db.execute("vacuum (analyze) rota.jobs")
         await self.db.execute("analyze rota.job_runs")
 

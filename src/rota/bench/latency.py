@@ -50,7 +50,7 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
                 await asyncio.sleep(0.05)
         finally:
             await db.close()
-        ours = ground.asked
+        ours = ground.asked + jobs  # the inserts
         rss = running.rss_mb()
         after = await ground.counters(settled=True)
         rows = await ground.db.fetch(DELAYS, warm)
@@ -64,7 +64,6 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
     return Figures(
         jobs=jobs,
         seconds=seconds,
-        jobs_per_second=rate,
         start_p50_ms=percentile(start, 50),
         start_p99_ms=percentile(start, 99),
         start_max_ms=max(start),

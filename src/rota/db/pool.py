@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from rota.db.sql import SQL
 from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from datetime import timedelta
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -40,6 +40,16 @@ PATIENCE = 10.0
 """Seconds after which a statement without an answer is taken for a cut link."""
 
 
+PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off"}
+"""Our own statements go by an index each, and no form of a statement can say so.
+
+Without it, the server keeps a plan that it made when the table was nearly empty, a sequential scan, and holds on to it when a burst
+has filled the table: a claim then takes 500 ms instead of 2, until the next ANALYZE. Generic plans are also the cheaper ones: at
+batches of 20, planning costs as much as claiming. No jit: where a scan has no alternative, its forbidding cost would set it off.
+Behind a pooler nothing is kept, and every execution is planned for the table as it is.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The way to the database: whether a pooler stands in between, and what the server is."""
@@ -57,16 +67,24 @@ def cut(conn: Connection) -> bool:
         return True  # the pool has taken it back already
 
 
+@contextmanager
+def cut_is_transient(conn: Connection) -> Iterator[None]:
+    """Have whatever a cut of this connection causes inside leave as one of TRANSIENT."""
+    try:
+        yield
+    except (InterfaceError, InternalClientError) as error:
+        if cut(conn):
+            raise ConnectionLost(str(error)) from error
+        raise
+
+
 @asynccontextmanager
 async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Connection]:
     """Lend a connection. Whatever a cut causes inside leaves as one of TRANSIENT."""
     conn = await pool.acquire(timeout=patience)
     try:
-        yield conn
-    except (InterfaceError, InternalClientError) as error:
-        if cut(conn):
-            raise ConnectionLost(str(error)) from error
-        raise
+        with cut_is_transient(conn):
+            yield conn
     except TimeoutError:
         # Without this, a connection over a cut link goes back to the pool, and the next one waits in vain, too.
         with suppress(*LOST):
@@ -118,7 +136,8 @@ async def open_pool(
     """Open the daemon's own pool: claims, settlements, housekeeping. `on_connect` runs before a new connection is used."""
 
     async def ready(conn: asyncpg.Connection, /) -> None:
-        await on_connect(conn)
+        with cut_is_transient(conn):
+            await on_connect(conn)
 
     async def keep(_: asyncpg.Connection) -> None:
         # Nothing here leaves state in a session, and the driver's own reset costs four times the statement.
@@ -134,7 +153,7 @@ async def open_pool(
         timeout=patience,
         statement_cache_size=0 if route.pooled else 100,
         max_inactive_connection_lifetime=300,
-        server_settings=keyed_session_settings(route, name),
+        server_settings=our_settings(route, name),
     )
     return pool
 
@@ -162,8 +181,13 @@ async def connect(dsn: str | None, *, route: Route, name: str, patience: float =
         timeout=patience,
         command_timeout=patience,
         statement_cache_size=0 if route.pooled else 100,
-        server_settings=keyed_session_settings(route, name),
+        server_settings=our_settings(route, name),
     )
+
+
+def our_settings(route: Route, name: str) -> dict[str, str]:
+    """Return the settings of a session in which only our own statements run."""
+    return session_settings(route, name) | ({} if route.pooled else PLANS)
 
 
 def session_settings(route: Route, name: str) -> dict[str, str]:
@@ -174,18 +198,4 @@ def session_settings(route: Route, name: str) -> dict[str, str]:
         if route.synchronous_commit == "off":
             # Without it, a crash of the server takes back settlements that were already acknowledged.
             settings["synchronous_commit"] = "on"
-    return settings
-
-
-def keyed_session_settings(route: Route, name: str) -> dict[str, str]:
-    """Return the settings of a session that sends nothing but our own statements, each of which goes by an index.
-
-    Without them, a prepared statement keeps the plan that was best when the table held ten rows: a sequential scan. It is
-    kept until the next ANALYZE, and in a burst of 100,000 jobs a heartbeat for 500 of them then took a minute. Through a
-    pooler nothing stays prepared, so there each statement is planned for the table as it is. No `jit`: a scan that has no
-    alternative costs ten thousand million with sequential scans off, and would be compiled each time.
-    """
-    settings = session_settings(route, name)
-    if not route.pooled:
-        settings |= {"enable_seqscan": "off", "jit": "off"}
     return settings

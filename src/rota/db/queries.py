@@ -100,9 +100,9 @@ async def extend_leases(
 
 
 async def settle_succeeded(
-    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]], results: Sequence[tuple[int, str]]
-) -> list[int]:
-    """Return the job_ids that were written into the ledger."""
+    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]], results: Sequence[tuple[FenceToken, str]]
+) -> list[FenceToken]:
+    """Return the tokens of what was written into the ledger. By token, for two attempts of one job may end together."""
     job_ids, tokens = zip(*attempts, strict=True)
     return (
         await db.fetchval(
@@ -110,7 +110,7 @@ async def settle_succeeded(
             node,
             job_ids,
             tokens,
-            [job_id for job_id, _ in results],
+            [token for token, _ in results],
             [text for _, text in results],
         )
         or []
@@ -146,7 +146,7 @@ async def settle_unfinished(
 async def examine_unsettled(
     db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]]
 ) -> dict[FenceToken, str]:
-    """Return token -> 'settled' | 'free' | 'held' | 'lost'."""
+    """Return token -> 'settled' | 'written' | 'free' | 'held' | 'lost'."""
     job_ids, tokens = zip(*attempts, strict=True)
     return {row[0]: row[1] for row in await db.fetch(SQL["examine_unsettled"], node, job_ids, tokens)}
 

@@ -65,6 +65,8 @@ def decoder(function: Callable[..., Any]) -> Decode:
                 f"{'.'.join(map(str, f['loc'])) or '$'}: {f['type']}" for f in error.errors(include_input=False)[:10]
             )
             raise InvalidPayload(f"the payload is no {adapter}: {faults}") from None
+        except Exception as error:  # noqa: BLE001  a type with a check of its own, which may raise anything
+            raise InvalidPayload(f"the payload is no {adapter}: {type(error).__name__}") from None
 
     return decode
 
@@ -100,7 +102,17 @@ def in_thread(function: Callable[[SyncJob[Any]], Any], decode: Decode) -> Call:
         # Without it, the task would be cancelled at an interruption, and a next attempt could begin while the thread still runs.
         attempt.on_interrupt = _leave_alone
         attempt.began = True
-        return await loop.run_in_executor(environment.threads(attempt.claim.queue), function, job)
+        result, error = await loop.run_in_executor(environment.threads(attempt.claim.queue), outcome_of, job)
+        if error is not None:
+            raise error
+        return result
+
+    def outcome_of(job: SyncJob[Any]) -> tuple[Any, BaseException | None]:
+        # As values: a future can't carry StopIteration, so that a handler with a bare next() would never come to its end.
+        try:
+            return function(job), None
+        except BaseException as error:  # noqa: BLE001  raised again on the loop
+            return None, error
 
     return call
 

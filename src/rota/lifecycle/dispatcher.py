@@ -8,6 +8,7 @@ short, but takes no more than a tenth of the time.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +20,6 @@ from rota.db.pool import TRANSIENT, Pool, connection
 from rota.loop import DUTY, backoff_pause
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Collection, Coroutine, Mapping
 
     from rota.db.pool import Connection
@@ -35,6 +35,9 @@ PRIORITIES = range(10)
 
 STREAM = 8
 """Claims at once from which on jobs come faster than notifications are worth sending."""
+
+LARGEST = 500
+"""Most jobs in one claim: with more slots than that, one batch starts while the next is claimed."""
 
 QUIET = 60.0
 """Seconds after which a lane without work is no longer looked at but by sweeps."""
@@ -106,7 +109,9 @@ class Dispatcher:
         self._on_idle = on_idle
         self._floors: dict[tuple[str, str, int], datetime] = {}
         self._used: dict[tuple[str, str, int], float] = {}
+        self._swept = 0.0
         self._sweep_at = 0.0
+        self._stopping = asyncio.Event()
         self._suspects_at = 0.0
         self._failures = 0
         self._unsure = False
@@ -120,6 +125,7 @@ class Dispatcher:
                 self._on_idle()
             await stopping.wait()
             return
+        self._stopping = stopping
         while not stopping.is_set():
             self._wake.clear()  # before looking, never after
             pause = await self._look(group)
@@ -128,6 +134,7 @@ class Dispatcher:
 
     async def _look(self, group: asyncio.TaskGroup) -> float:
         """Claim what there is, and return for how many seconds there is no reason to look again, notifications aside."""
+        self._running.limited = True  # until this look has found room for all that it might find
         rooms = self._running.rooms()
         if not rooms:
             self._listener.want(False)
@@ -147,6 +154,7 @@ class Dispatcher:
         self._failures = 0
         self.reached = boottime()
         self._telemetry.service_ran("dispatcher")
+        self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
         if self._on_idle is not None and quiet and not look.claimed and look.swept and look.suspects:
             self._on_idle()
         if look.claimed >= STREAM:
@@ -160,11 +168,12 @@ class Dispatcher:
         return max(0.0, pause if look.swept else min(pause, self._sweep_at - boottime()))
 
     async def _claim(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]) -> Look:
-        wanted = sum(rooms.values())
+        wanted = min(LARGEST, sum(rooms.values()))
         look = Look()
         lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
         lanes = [lane for lane in lanes if lane[0] in rooms]
-        if lanes:
+        # Without the sweep once a poll, a lane that fills every free slot would hide more urgent ones for as long as it lasts.
+        if lanes and boottime() < self._swept + self._poll:
             look.claimed, look.next_in = await self._claim_lanes(db, group, rooms, lanes)
         began = boottime()
         rooms = self._running.rooms()
@@ -182,7 +191,10 @@ class Dispatcher:
             await self._claim_suspect(db, group)
             if self._running.suspect is None:
                 self._suspects_at = began + (SUSPECTS if self._on_idle is None else 0)
-        self._sweep_at = began + (boottime() - began) * DUTY
+        took = boottime() - began
+        # Were there no end to it, a process that was held still for ten seconds would claim next to nothing for a hundred.
+        self._swept = began + took
+        self._sweep_at = self._swept + min(took * DUTY, self._poll)
         return look
 
     def _forget_quiet_lanes(self, now: float) -> None:
@@ -204,7 +216,7 @@ class Dispatcher:
         *,
         suspects: bool = False,
     ) -> tuple[int, timedelta | None]:
-        if not lanes:
+        if not lanes or self._stopping.is_set():
             return 0, None
         asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
         claims, next_in = await queries.claim_due_jobs(
@@ -213,7 +225,7 @@ class Dispatcher:
             rooms=rooms,
             lanes=lanes,
             suspects=suspects,
-            total=1 if suspects else sum(rooms.values()),
+            total=1 if suspects else min(LARGEST, sum(rooms.values())),
             lease=self._lease,
         )
         lease = self._lease.total_seconds()
@@ -244,7 +256,10 @@ class Dispatcher:
     async def _return_orphans(self, db: Connection) -> None:
         """Give back claims whose answer was lost with the connection: nobody would run them until their leases end."""
         known = [attempt.claim.fence_token for attempt in self._running.attempts]
-        orphans = await queries.find_orphaned_claims(db, node=self._node, known=known)
+        found = await queries.find_orphaned_claims(db, node=self._node, known=known)
+        # What began here and was let go is no orphan, though nobody runs it: its lease settles it.
+        self._running.let_go &= {token for _, token in found}
+        orphans = [(job_id, token) for job_id, token in found if token not in self._running.let_go]
         if orphans:
             await queries.release_claims(db, node=self._node, claims=orphans)
             self._telemetry.orphans_released(len(orphans))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rota.clock import boottime
 from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
 from rota.errors import InvalidPayload
-from rota.failure import describe
+from rota.failure import describe, readable
 from rota.handlers.python import ChildFailed
 from rota.payload import encode_result
 from rota.signals import Cancel, Retry, Snooze
@@ -77,7 +77,9 @@ class Executor:
             if attempt.began:
                 return _instead(attempt, describe(error, claim, handler.permanent))
             return Undecodable(type(error).__name__, str(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the one broad except around a handler
+        except KeyboardInterrupt:
+            raise  # the third Ctrl-C, which ends the process wherever it is
+        except BaseException as error:  # noqa: BLE001  the one broad except around a handler: SystemExit and its like, too
             return _instead(attempt, _spoken(error, attempt, handler))
         finally:
             if timer is not None:
@@ -114,7 +116,7 @@ def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome
         case Retry():
             return Failed(kind="Retry", text="the handler asked to be called again", after=error.after, at=error.at)
         case Cancel():
-            return Cancelled(error.reason)
+            return Cancelled(readable(error.reason))
     if attempt.interruption is not None:
         return attempt.interruption
     if isinstance(error, ChildFailed):

@@ -34,6 +34,8 @@ class Heartbeat:
 
     name = "heartbeat"
     interval: timedelta | None = TICK
+    longest_pause = 1.0
+    """Seconds: leases don't wait for a long backoff to end."""
 
     def __init__(
         self,
@@ -71,7 +73,8 @@ class Heartbeat:
         held = [
             a
             for a in self._running.snapshot()
-            if not a.committed and not a.ended_at and not self._past_its_stop(a, now)
+            # Those that wait for their settlement, too: what is done must not be begun again because that takes long.
+            if not a.committed and not self._past_its_stop(a, now)
         ]
         looked, self._asked_to_look = self._asked_to_look, False
         if not held or not (looked or any(now >= self._due(a, 1.0) for a in held)):

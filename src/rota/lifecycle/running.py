@@ -28,7 +28,11 @@ class Running:
         self._grace = grace
         self._attempts: dict[FenceToken, Attempt] = {}
         self._left = asyncio.Event()
+        self.limited = True
+        """Whether the last look for jobs found fewer slots than it wanted, so that a freed one is a reason to look again."""
         self.suspect: Attempt | None = None
+        self.let_go: set[FenceToken] = set()
+        """Attempts that ended here and are not settled by us, though their rows may still say that they are ours."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -50,6 +54,10 @@ class Running:
         """Return queue -> free slots, of those that have any."""
         return {queue: free for queue, free in self._free.items() if free > 0}
 
+    def has_room_everywhere(self) -> bool:
+        """Return whether every queue has a free slot."""
+        return all(free > 0 or self._slots[queue] == 0 for queue, free in self._free.items())
+
     def slots(self) -> dict[str, tuple[int, int]]:
         """Return queue -> (taken, free)."""
         return {queue: (size - self._free[queue], self._free[queue]) for queue, size in self._slots.items()}
@@ -61,15 +69,19 @@ class Running:
         if attempt.suspect:
             self.suspect = attempt
 
-    def remove(self, attempt: Attempt) -> None:
+    def remove(self, attempt: Attempt, *, settled: bool = True) -> None:
         """Free its slot, and have the dispatcher look."""
         if self._attempts.pop(attempt.claim.fence_token, None) is None:
             return
+        if not settled:
+            self.let_go.add(attempt.claim.fence_token)
         self._free[self.lane(attempt.claim.queue)] += 1
+        self._left.set()
         if attempt.suspect:
             self.suspect = None
-        self._left.set()
-        self._wake.set()
+            self._wake.set()
+        elif self.limited:
+            self._wake.set()
 
     async def wait_until_empty(self) -> None:
         """Return once every attempt has ended and is settled."""

@@ -58,6 +58,8 @@ class Settler:
 
     name = "settle"
     interval: timedelta | None = None
+    longest_pause = 1.0
+    """Seconds: what is done must be written before its lease ends."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Settler:
 
     def abandon(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that is not to be settled."""
-        self._running.remove(attempt)
+        self._running.remove(attempt, settled=False)
 
     async def run_once(self) -> None:
         """Wait for outcomes, and write what has gathered."""
@@ -113,11 +115,12 @@ class Settler:
                     successes.append((attempt, outcome))
                 case Committed():
                     self._telemetry.jobs_succeeded([_told(attempt)])
+                    self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
                     self._ended(attempt, succeeded=True)
                     self._done(left, attempt)
                 case LeaseLost():
                     self._telemetry.lease_lost(job_id=attempt.claim.job_id, handler=attempt.claim.handler)
-                    self._done(left, attempt)
+                    self._done(left, attempt, settled=False)
                 case _:
                     others.append(left[token])
         async with connection(self._pool) as db:
@@ -147,7 +150,7 @@ class Settler:
             poorer = _without_what_was_refused(outcome, kind)
             if poorer is None:
                 # Nothing more can be said: the lease settles it.
-                self._done(left, attempt)
+                self._done(left, attempt, settled=False)
             else:
                 left[attempt.claim.fence_token] = (attempt, poorer)
                 self._come_again([(attempt, poorer)])
@@ -156,7 +159,7 @@ class Settler:
     async def _write_successes(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
         attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt, _ in batch]
         results = [
-            (attempt.claim.job_id, outcome.result)
+            (attempt.claim.fence_token, outcome.result)
             for attempt, outcome in batch
             if isinstance(outcome, Succeeded) and outcome.result is not None
         ]
@@ -165,8 +168,8 @@ class Settler:
             settled = batch
         else:
             stand = set(written)
-            settled = [ended for ended in batch if ended[0].claim.job_id in stand]
-            await self._examine(db, left, [ended for ended in batch if ended[0].claim.job_id not in stand])
+            settled = [ended for ended in batch if ended[0].claim.fence_token in stand]
+            await self._examine(db, left, [ended for ended in batch if ended[0].claim.fence_token not in stand])
         self._telemetry.jobs_succeeded(_told(attempt) for attempt, _ in settled)
         for attempt, _ in settled:
             self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
@@ -215,13 +218,19 @@ class Settler:
             match findings.get(claim.fence_token):
                 case "settled":
                     self._telemetry.jobs_succeeded([_told(attempt)])
-                    self._ended(attempt, succeeded=True if isinstance(outcome, Succeeded) else None)
+                    self._telemetry.job_succeeded(claim.job_id, attempt=claim.attempt)
+                    self._ended(attempt, succeeded=True)
+                    self._done(left, attempt)
+                case "written":
+                    self._telemetry.settlement_confirmed(job_id=claim.job_id, handler=claim.handler)
+                    self._ended(attempt, succeeded=None)
                     self._done(left, attempt)
                 case "free" | "held":
                     del left[claim.fence_token]
                     asyncio.get_running_loop().call_later(LOCKED_PAUSE, self.add, attempt, outcome)
                 case _:
                     self._telemetry.write_refused(job_id=claim.job_id, handler=claim.handler, what="settlement")
+                    self._telemetry.lease_lost(job_id=claim.job_id, handler=claim.handler)
                     self._done(left, attempt)
 
     def _ended(self, attempt: Attempt, *, succeeded: bool | None) -> None:
@@ -230,9 +239,9 @@ class Settler:
         if extras is not None and extras.schedule_id is not None:
             self._on_end(extras.schedule_id, succeeded)
 
-    def _done(self, left: dict[FenceToken, Ended], attempt: Attempt) -> None:
+    def _done(self, left: dict[FenceToken, Ended], attempt: Attempt, *, settled: bool = True) -> None:
         left.pop(attempt.claim.fence_token, None)
-        self._running.remove(attempt)
+        self._running.remove(attempt, settled=settled)
 
     def _come_again(self, ended: Iterable[Ended]) -> None:
         self._gathered[:0] = ended

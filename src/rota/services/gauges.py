@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Pool, connection
+from rota.loop import rest
 
 if TYPE_CHECKING:
     from rota.lifecycle.running import Running
     from rota.loop import Pulse
     from rota.telemetry import Telemetry
 
+SAMPLED_EVERY = timedelta(seconds=10)
+
 
 class Gauges:
     """Service: the database's part, bounded in time and cost."""
 
     name = "gauges"
-    interval: timedelta | None = timedelta(seconds=10)
+    interval: timedelta | None = SAMPLED_EVERY
 
     def __init__(self, pool: Pool, telemetry: Telemetry) -> None:
         self._pool = pool
@@ -28,10 +31,12 @@ class Gauges:
 
     async def run_once(self) -> None:
         """Sample once."""
+        began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
         self._telemetry.backlog_sampled(**sample)
         self.sampled = boottime()
+        self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
 
 class LocalGauges:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Pool, connection
+from rota.loop import rest
 
 if TYPE_CHECKING:
     from rota.config import Retention
     from rota.telemetry import Telemetry
 
 BATCH = 1000
+
+PRUNED_EVERY = timedelta(seconds=30)
 
 FOR_EVER = timedelta(0)
 
@@ -21,7 +25,7 @@ class Pruner:
     """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next."""
 
     name = "pruner"
-    interval: timedelta | None = timedelta(seconds=30)
+    interval: timedelta | None = PRUNED_EVERY
 
     def __init__(self, pool: Pool, telemetry: Telemetry, retention: Retention) -> None:
         self._pool = pool
@@ -30,6 +34,7 @@ class Pruner:
 
     async def run_once(self) -> None:
         """Prune once."""
+        began = boottime()
         keep = self._retention
         kinds = {
             "attempts": keep.attempts,
@@ -44,3 +49,4 @@ class Pruner:
                 if age is not None:
                     self._telemetry.pruned(what, await queries.prune(db, what=what, keep=age, limit=BATCH))
             self._telemetry.pruned("nodes", await queries.prune_nodes(db))
+        self.interval = rest(PRUNED_EVERY, took=boottime() - began)
