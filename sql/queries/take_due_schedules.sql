@@ -2,9 +2,11 @@
 --   $1 shards    int2[]       whose schedules are looked at
 --   $2 overdue   interval     … and anybody's that have been due for longer than this
 --   $3 turn      int4         in which order of shards those are taken: another one on each node
---   $4 floor     timestamptz  look at what is due from this instant on, or -infinity to look at all
---   $5 limit     int8         most schedules
---   $6 horizon   interval     how far to look for what is due next
+--   $4 floor     timestamptz  look at what is due after this instant (-infinity: at all of it, and at the overdue) …
+--   $5 floor_id  int8         … and, of what is due at this instant, after this schedule_id
+--   $6 new_id    int8         of what is to be planned, look after this schedule_id
+--   $7 limit     int8         most schedules that are due; of those to be planned half as many
+--   $8 horizon   interval     how far to look for what is due next
 --   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, now timestamptz?, next_in interval?, waiting bool?
 -- At least one row comes back, for now, next_in (how long until the next of these shards is due) and waiting (fires that wait
 -- for their turn). Its schedule_ids are null when nothing is due.
@@ -18,27 +20,29 @@ with ours as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= now()
-      and clock.next_fire_at >= $4
+      and clock.next_fire_at > timestamptz '-infinity'
+      and (clock.next_fire_at, clock.schedule_id) > ($4::timestamptz, $5::int8)
       and clock.shard = any ($1::int2[])
-    order by clock.next_fire_at
-    limit $5
+    order by clock.next_fire_at, clock.schedule_id
+    limit $7
 ),
 unplanned as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at = timestamptz '-infinity'
-      and $4 > timestamptz '-infinity'
+      and clock.schedule_id > $6::int8
       and clock.shard = any ($1::int2[])
-    limit $5
+    order by clock.schedule_id
+    limit $7 / 2
 ),
 overdue as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= now() - $2::interval
-      and $4 = timestamptz '-infinity'
+      and $4::timestamptz = timestamptz '-infinity'
       and clock.shard <> all ($1::int2[])
-    order by (clock.shard + $3::int4) % 256, clock.next_fire_at
-    limit $5
+    order by (clock.shard + $3::int4) % 256, clock.next_fire_at, clock.schedule_id
+    limit $7
 ),
 due as materialized (
     select * from ours
@@ -46,7 +50,6 @@ due as materialized (
     select * from unplanned
     union all
     select * from overdue
-    limit $5
 ),
 alike as materialized (
     select
@@ -84,7 +87,7 @@ select
         select clock.next_fire_at
         from rota.schedule_clocks as clock
         where clock.next_fire_at > now()
-          and clock.next_fire_at <= now() + $6::interval
+          and clock.next_fire_at <= now() + $8::interval
           and clock.shard = any ($1::int2[])
         order by clock.next_fire_at
         limit 1

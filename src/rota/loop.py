@@ -66,9 +66,7 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> N
             await service.run_once()
         except TRANSIENT as error:
             pulse.failures[service.name] += 1
-            pause = min(
-                backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE)
-            )
+            pause = min(backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE))
             telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)
         else:
             pulse.failures[service.name] = 0

@@ -100,7 +100,11 @@ async def extend_leases(
 
 
 async def settle_succeeded(
-    db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]], results: Sequence[tuple[FenceToken, str]]
+    db: Connection,
+    *,
+    node: NodeId,
+    attempts: Sequence[tuple[int, FenceToken]],
+    results: Sequence[tuple[FenceToken, str]],
 ) -> list[FenceToken]:
     """Return the tokens of what was written into the ledger. By token, for two attempts of one job may end together."""
     job_ids, tokens = zip(*attempts, strict=True)
@@ -194,6 +198,17 @@ class DueSchedules(NamedTuple):
     rule: Rule
 
 
+class Floor(NamedTuple):
+    """Beyond what to look: the instant and schedule_id of the last due one, and the schedule_id of the last to be planned."""
+
+    instant: datetime = DISTANT_PAST
+    due_id: int = -1
+    new_id: int = -1
+
+
+NO_FLOOR = Floor()
+
+
 class DueLook(NamedTuple):
     """What a look at the schedules found, and when by the database's clock."""
 
@@ -209,12 +224,12 @@ async def take_due_schedules(
     shards: Sequence[int],
     overdue: timedelta,
     turn: int,
-    floor: datetime | None,
+    floor: Floor,
     limit: int,
     horizon: timedelta,
 ) -> DueLook:
-    """Return the due schedules of these shards, and with no floor the overdue ones of all others."""
-    rows = await db.fetch(SQL["take_due_schedules"], shards, overdue, turn, floor or DISTANT_PAST, limit, horizon)
+    """Return the due schedules of these shards beyond `floor`, with NO_FLOOR also the overdue ones of all others."""
+    rows = await db.fetch(SQL["take_due_schedules"], shards, overdue, turn, *floor, limit, horizon)
     due = [
         DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row)) for row in rows if row[0] is not None
     ]

@@ -16,7 +16,7 @@ import asyncpg
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Connection, Pool, connection
-from rota.db.queries import Decision, DueSchedules, FireRow
+from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.errors import InvalidCron
@@ -76,7 +76,8 @@ class Scheduler:
         self._poll = poll_interval
         self._sweep_at = 0.0
         self._unsettled_until = 0.0
-        self._floor: datetime | None = None
+        self._floor = NO_FLOOR
+        self._decided = 0
         self._revived = False
         self._waiting = False
         self._served: tuple[int, ...] = ()
@@ -113,30 +114,29 @@ class Scheduler:
         asked = boottime()
         unsettled = asked < self._unsettled_until
         sweeps = asked >= self._sweep_at
+        looked = EVERY_SHARD if unsettled else shards
         async with connection(self._pool) as db:
             if not self._revived:
                 await queries.revive_invalid_schedules(db)
                 self._revived = True
             look = await queries.take_due_schedules(
                 db,
-                shards=EVERY_SHARD if unsettled else shards,
+                shards=looked,
                 overdue=OVERDUE,
                 turn=self._turn,
-                floor=None if sweeps else self._floor,
+                floor=NO_FLOOR if sweeps else self._floor,
                 limit=BATCH,
                 horizon=self._poll,
             )
             if sweeps:
                 # A sweep may have to step over much that is dead: never more than a tenth of the time.
                 self._sweep_at = asked + max(SWEEP, (boottime() - asked) * 10)
-            self._floor = look.now - RECENT
             self._waiting = look.waiting
             if look.waiting:
                 await self._promote(db)
+            self._decided = 0
             soonest = await self._decide(db, look.due, look.now)
-        taken = sum(len(due.schedule_ids) for due in look.due)
-        if taken >= BATCH and soonest is not None:
-            self._sweep_at = 0.0
+        if self._goes_on(look, frozenset(looked)):
             return 0.0
         pauses = [self._poll.total_seconds()]
         if look.next_in is not None:
@@ -144,6 +144,25 @@ class Scheduler:
         if soonest is not None:
             pauses.append((soonest - look.now).total_seconds() - (boottime() - asked))
         return max(0.0, min(pauses))
+
+    def _goes_on(self, look: DueLook, looked: frozenset[int]) -> bool:
+        """Tell whether there may be more at this moment, and set the floor of the next look."""
+        due, new, others = [], [], 0
+        for alike in look.due:
+            ours = [each for each in alike.schedule_ids if each % SHARDS in looked]
+            others += len(alike.schedule_ids) - len(ours)
+            if alike.next_fire_at is None:
+                new += ours
+            else:
+                due += [(alike.next_fire_at, each) for each in ours]
+        more_due, more_new = len(due) >= BATCH, len(new) >= BATCH // 2
+        # Where a batch was full, what lies before its end is decided, or locked by somebody: the next sweep's.
+        last = max(due) if more_due else (look.now - RECENT, -1)
+        self._floor = Floor(*last, max(new) if more_new else -1)
+        if others >= BATCH and self._decided:
+            self._sweep_at = 0.0
+            return True
+        return more_due or more_new
 
     async def _promote(self, db: Connection) -> None:
         """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
@@ -213,6 +232,7 @@ class Scheduler:
             reason = f"the database refuses its job: {getattr(error, 'constraint_name', None) or error}"[:500]
             await self._stop(db, [(decisions[0].schedule_id, decisions[0].version, reason)])
             return
+        self._decided += decided
         self._telemetry.fires_recorded(planned=len(decisions), decided=decided, fires=told)
         if any(disposition == "waiting" for disposition, _, _, _ in told):
             self._waiting = True
