@@ -3,7 +3,7 @@
 --   $2 overdue   interval     … and anybody's that have been due for longer than this
 --   $3 turn      int4         in which order of shards those are taken: another one on each node
 --   $4 floor     timestamptz  look at what is due after this instant (-infinity: at all of it, and at the overdue) …
---   $5 floor_id  int8         … and, of what is due at this instant, after this schedule_id
+--   $5 floor_id  int8         … and, of what is due at this instant, after this schedule_id (at -infinity: the largest there is)
 --   $6 new_id    int8         of what is to be planned, look after this schedule_id
 --   $7 limit     int8         most schedules that are due; of those to be planned half as many
 --   $8 horizon   interval     how far to look for what is due next
@@ -15,12 +15,11 @@
 -- index: take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- Without the floor, every look walks the dead index entries that earlier decisions left behind, which a snapshot held by
 -- somebody keeps there. Base is cut to seconds, which no cron expression can tell apart, so that schedules inserted together
--- are alike.
+-- are alike. One lower bound each, for an index scan starts from one only. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
 with ours as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= now()
-      and clock.next_fire_at > timestamptz '-infinity'
       and (clock.next_fire_at, clock.schedule_id) > ($4::timestamptz, $5::int8)
       and clock.shard = any ($1::int2[])
     order by clock.next_fire_at, clock.schedule_id
@@ -29,10 +28,10 @@ with ours as materialized (
 unplanned as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
-    where clock.next_fire_at = timestamptz '-infinity'
-      and clock.schedule_id > $6::int8
+    where clock.next_fire_at <= timestamptz '-infinity'
+      and (clock.next_fire_at, clock.schedule_id) > (timestamptz '-infinity', $6::int8)
       and clock.shard = any ($1::int2[])
-    order by clock.schedule_id
+    order by clock.next_fire_at, clock.schedule_id
     limit $7 / 2
 ),
 overdue as materialized (
@@ -40,6 +39,7 @@ overdue as materialized (
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= now() - $2::interval
       and $4::timestamptz = timestamptz '-infinity'
+      and cardinality($1::int2[]) < 256
       and clock.shard <> all ($1::int2[])
     order by (clock.shard + $3::int4) % 256, clock.next_fire_at, clock.schedule_id
     limit $7

@@ -202,7 +202,7 @@ class Floor(NamedTuple):
     """Beyond what to look: the instant and schedule_id of the last due one, and the schedule_id of the last to be planned."""
 
     instant: datetime = DISTANT_PAST
-    due_id: int = -1
+    due_id: int = 2**63 - 1
     new_id: int = -1
 
 
