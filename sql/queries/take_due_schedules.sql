@@ -15,7 +15,7 @@
 -- index: take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- Without the floor, every look walks the dead index entries that earlier decisions left behind, which a snapshot held by
 -- somebody keeps there. Base is cut to seconds, which no cron expression can tell apart, so that schedules inserted together
--- are alike. One lower bound each, for an index scan starts from one only. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
+-- are alike. The overdue are taken by the index before they are sorted, else the planner sets parallel workers on them. One lower bound each, for an index scan starts from one only. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
 with ours as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
@@ -35,13 +35,18 @@ unplanned as materialized (
     limit $7 / 2
 ),
 overdue as materialized (
-    select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
-    from rota.schedule_clocks as clock
-    where clock.next_fire_at <= now() - $2::interval
-      and $4::timestamptz = timestamptz '-infinity'
-      and cardinality($1::int2[]) < 256
-      and clock.shard <> all ($1::int2[])
-    order by (clock.shard + $3::int4) % 256, clock.next_fire_at, clock.schedule_id
+    select longest.schedule_id, longest.version, longest.next_fire_at, longest.last_fire_at, longest.paused_from
+    from (
+        select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from, clock.shard
+        from rota.schedule_clocks as clock
+        where clock.next_fire_at <= now() - $2::interval
+          and $4::timestamptz = timestamptz '-infinity'
+          and clock.shard <> all ($1::int2[])
+          and cardinality($1::int2[]) < 256
+        order by clock.next_fire_at, clock.schedule_id
+        limit $7 * 10
+    ) as longest
+    order by (longest.shard + $3::int4) % 256, longest.schedule_id
     limit $7
 ),
 due as materialized (
