@@ -35,7 +35,7 @@ ROOMY = 1 << 30
 BLOATED = 4 << 20
 
 
-class NoServer(Exception):  # noqa: N818 - reads as what it says
+class NoServer(Exception):
     """No PostgreSQL for the tests; the message says what was tried."""
 
 
@@ -154,11 +154,11 @@ class Databases:
         finally:
             self._runner.close()
 
-    def clone(self) -> Database:
-        """Make one more database like the template."""
+    def clone(self, of: Database | None = None) -> Database:
+        """Make one more database like the template, or like one to which nobody is connected."""
         self._made += 1
         name = f"{self._prefix}_{self._made}"
-        self._run(self._on_server(f"create database {name} template {self._prefix}"))
+        self._run(self._on_server(f"create database {name} template {of.name if of else self._prefix}"))
         return Database(name=name, dsn=self.server.dsn_for(name))
 
     def drop(self, database: Database) -> None:

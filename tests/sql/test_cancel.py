@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-from job_rows import NODE, dead, held_up, running, scheduled, state_of
+from factories import NODE, held_up, make_dead_letter, make_job, make_running_job, state_of
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def test_a_waiting_job_goes_into_the_ledger_at_once(conn: Connection[Record]) -> None:
     """Cancelled is an end like any other: one ledger row, with who and why."""
-    job_id = await scheduled(conn, attempts=2)
+    job_id = (await make_job(conn, attempt=2)).job_id
     await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'someone')", job_id)
     assert await conn.fetchval("select rota.cancel($1, note => 'moot')", job_id) == "cancelled"
     run = await conn.fetchrow("select * from rota.job_runs")
@@ -45,7 +45,7 @@ async def test_a_waiting_job_goes_into_the_ledger_at_once(conn: Connection[Recor
 
 async def test_a_running_job_is_asked_and_its_row_not_touched(conn: Connection[Record], database: Database) -> None:
     """A lock on the row, or a new version of it, would get in the way of the heartbeat."""
-    job_id, _ = await running(conn)
+    job_id, _ = await make_running_job(conn)
     before = await conn.fetchrow("select xmin, xmax, * from rota.jobs")
     heard: asyncio.Queue[object] = asyncio.Queue()
     async with database.connect() as listener:
@@ -63,7 +63,7 @@ async def test_cancel_does_not_wait_for_a_locked_row(
     conn: Connection[Record], database: Database, *, force: bool
 ) -> None:
     """A claim, or a transaction that somebody forgot, holds the row: the request is left behind and nobody hangs."""
-    job_id = await scheduled(conn)
+    job_id = (await make_job(conn)).job_id
     async with database.connect() as other, other.transaction():
         await other.execute("select from rota.jobs where job_id = $1 for update", job_id)
         await conn.execute("set lock_timeout = '2s'")
@@ -73,7 +73,7 @@ async def test_cancel_does_not_wait_for_a_locked_row(
 
 async def test_force_ends_a_running_job_and_makes_its_token_stale(conn: Connection[Record], database: Database) -> None:
     """Afterwards the holder can write nothing: its row is gone, and it hears of it soon."""
-    job_id, token = await running(conn)
+    job_id, token = await make_running_job(conn)
     heard: asyncio.Queue[object] = asyncio.Queue()
     async with database.connect() as listener:
         await listener.add_listener("rota_cancel", lambda *notice: heard.put_nowait(notice[3]))
@@ -89,9 +89,9 @@ async def test_force_ends_a_running_job_and_makes_its_token_stale(conn: Connecti
 
 async def test_what_has_ended_is_finished_and_what_never_was_is_unknown(conn: Connection[Record]) -> None:
     """The three answers never blur: done before, dead already, no such number."""
-    job_id, token = await running(conn)
+    job_id, token = await make_running_job(conn)
     await conn.execute("select rota.complete($1, $2)", job_id, token)
-    letter = await dead(conn)
+    letter = await make_dead_letter(conn)
     assert await conn.fetchval("select rota.cancel($1)", job_id) == "finished"
     assert await conn.fetchval("select rota.cancel($1, force => true)", letter) == "finished"
     assert await state_of(conn, letter) == "dead"
@@ -105,14 +105,14 @@ async def test_what_has_ended_is_finished_and_what_never_was_is_unknown(conn: Co
 async def test_a_client_cancels_and_reschedules_its_own_jobs_only(conn: Connection[Record]) -> None:
     """One tenant's mistake must not stop another's work; an operator may."""
     await conn.execute("begin")
-    theirs = await scheduled(conn)
+    theirs = (await make_job(conn)).job_id
     await conn.execute(
         """
         create role cancel_client;
         grant usage on schema rota to cancel_client;
         grant insert (handler), select (job_id) on rota.jobs to cancel_client;
         grant select on rota.handlers to cancel_client;
-        grant execute on function rota.cancel, rota.reschedule, rota.is_name, rota.is_instant, rota.is_duration
+        grant execute on function rota.cancel, rota.reschedule, rota.is_name, rota.is_duration
             to cancel_client;
         set local role cancel_client;
         """
@@ -133,9 +133,9 @@ async def test_a_client_cancels_and_reschedules_its_own_jobs_only(conn: Connecti
 
 async def test_cancel_many_takes_what_waits_asks_what_runs_and_ends_at_zero(conn: Connection[Record]) -> None:
     """An operator loops until nothing is left: each call is bounded, and the loop ends."""
-    waiting = [await scheduled(conn) for _ in range(5)]
-    running_one, _ = await running(conn)
-    other = await scheduled(conn, handler="other")
+    waiting = [(await make_job(conn)).job_id for _ in range(5)]
+    running_one, _ = await make_running_job(conn)
+    other = (await make_job(conn, handler="other")).job_id
     call = """select cancelled, requested from rota.cancel_many(handler => 'h', "limit" => 4, note => 'outage')"""
     assert [tuple(row) for row in await conn.fetch(call)] == [(4, 0)]
     assert await state_of(conn, waiting[4]) == "due", "the oldest go first"
@@ -154,7 +154,7 @@ async def test_cancel_many_takes_what_waits_asks_what_runs_and_ends_at_zero(conn
 
 async def test_cancel_many_steps_over_locked_rows(conn: Connection[Record], database: Database) -> None:
     """One forgotten transaction must not keep an operator from stopping the rest."""
-    locked, free = await scheduled(conn), await scheduled(conn)
+    locked, free = (await make_job(conn)).job_id, (await make_job(conn)).job_id
     async with database.connect() as other, other.transaction():
         await other.execute("select from rota.jobs where job_id = $1 for update", locked)
         await conn.execute("set lock_timeout = '2s'")
@@ -182,7 +182,7 @@ async def test_cancel_many_steps_over_locked_rows(conn: Connection[Record], data
 )
 async def test_bulk_calls_refuse_what_nobody_can_mean(conn: Connection[Record], call: str) -> None:
     """Without a filter, or without a bound, a slip of the hand would reach everything."""
-    await scheduled(conn)
+    await make_job(conn)
     with pytest.raises(asyncpg.PostgresError) as refused:
         await conn.execute(f"select * from {call}")
     assert refused.value.sqlstate == "RT006"
@@ -191,7 +191,7 @@ async def test_bulk_calls_refuse_what_nobody_can_mean(conn: Connection[Record], 
 
 async def test_reschedule_moves_run_at_and_nothing_else(conn: Connection[Record]) -> None:
     """The identity of the job, scheduled_for and the key made of it, stays."""
-    job_id = await scheduled(conn)
+    job_id = (await make_job(conn)).job_id
     before = await conn.fetchrow("select * from rota.jobs")
     stored = await conn.fetchval("select rota.reschedule($1, '2030-05-01 12:00+02')", job_id)
     after = await conn.fetchrow("select * from rota.jobs")
@@ -203,7 +203,7 @@ async def test_reschedule_moves_run_at_and_nothing_else(conn: Connection[Record]
 
 async def test_reschedule_refuses_what_does_not_wait(conn: Connection[Record]) -> None:
     """A running job has no next instant; an ended one needs a redrive or a new job; each is told apart."""
-    busy, token = await running(conn)
+    busy, token = await make_running_job(conn)
     with pytest.raises(asyncpg.PostgresError, match="is running") as refused:
         await conn.execute("select rota.reschedule($1, now())", busy)
     assert refused.value.sqlstate == "RT004"
@@ -211,7 +211,7 @@ async def test_reschedule_refuses_what_does_not_wait(conn: Connection[Record]) -
     with pytest.raises(asyncpg.PostgresError, match="succeeded") as refused:
         await conn.execute("select rota.reschedule($1, now())", busy)
     assert refused.value.sqlstate == "RT004"
-    letter = await dead(conn)
+    letter = await make_dead_letter(conn)
     with pytest.raises(asyncpg.PostgresError, match="dead") as refused:
         await conn.execute("select rota.reschedule($1, now())", letter)
     assert refused.value.sqlstate == "RT004"
@@ -222,7 +222,7 @@ async def test_reschedule_refuses_what_does_not_wait(conn: Connection[Record]) -
 
 async def test_reschedule_that_meets_a_claim_in_flight_is_refused(conn: Connection[Record], database: Database) -> None:
     """It waits for the claim's commit and then judges by the row that is there."""
-    job_id = await scheduled(conn)
+    job_id = (await make_job(conn)).job_id
     async with database.connect() as other, database.connect() as watcher:
         claim = other.transaction()
         await claim.start()
@@ -240,9 +240,9 @@ async def test_reschedule_that_meets_a_claim_in_flight_is_refused(conn: Connecti
 
 async def test_retry_now_wakes_those_that_wait_for_their_retry_only(conn: Connection[Record]) -> None:
     """A job planned for the future by its author isn't a retry, and stays where it is."""
-    retrying = await scheduled(conn, attempts=1, due_in="1 hour")
-    future = await scheduled(conn, due_in="1 hour")
-    other = await scheduled(conn, attempts=1, due_in="1 hour", handler="other")
+    retrying = (await make_job(conn, attempt=1, run_at=timedelta(hours=1))).job_id
+    future = (await make_job(conn, run_at=timedelta(hours=1))).job_id
+    other = (await make_job(conn, attempt=1, run_at=timedelta(hours=1), handler="other")).job_id
     assert await conn.fetchval("select rota.retry_now(handler => 'h')") == 1
     assert [await state_of(conn, job) for job in (retrying, future, other)] == ["due", "future", "retrying"]
     assert await conn.fetchval("select rota.retry_now(handler => 'h')") == 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from job_rows import dead, held_up, running, scheduled, state_of
+from factories import held_up, make_dead_letter, make_job, make_running_job, state_of
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def test_redrive_keeps_the_job_and_gives_attempts_afresh(conn: Connection[Record]) -> None:
     """The world knows this job by its number and key; what ended it before must not end it again at once."""
-    job_id = await dead(conn, key="k")
+    job_id = await make_dead_letter(conn, unique_key="k")
     letter = await conn.fetchrow("select * from rota.dead_letters")
     await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'someone')", job_id)
     await conn.execute(
@@ -48,7 +48,7 @@ async def test_redrive_keeps_the_job_and_gives_attempts_afresh(conn: Connection[
 
 async def test_a_holder_from_before_the_redrive_can_write_nothing(conn: Connection[Record]) -> None:
     """The token stays on the row, but a row without an owner takes no settlement."""
-    job_id = await dead(conn)
+    job_id = await make_dead_letter(conn)
     await conn.execute("select rota.redrive($1)", job_id)
     with pytest.raises(asyncpg.PostgresError) as refused:
         await conn.execute("select rota.complete($1, fence_token) from rota.jobs", job_id)
@@ -57,7 +57,7 @@ async def test_a_holder_from_before_the_redrive_can_write_nothing(conn: Connecti
 
 async def test_redrive_with_a_payload_replaces_it(conn: Connection[Record]) -> None:
     """A payload that can't succeed is the commonest reason to be here."""
-    job_id = await dead(conn)
+    job_id = await make_dead_letter(conn)
     await conn.execute("select rota.redrive($1, '{\"n\": 2}')", job_id)
     assert await conn.fetchval("select payload from rota.jobs") == '{"n": 2}'
 
@@ -66,7 +66,7 @@ async def test_redrive_with_a_payload_that_no_job_may_have_is_refused_and_the_le
     conn: Connection[Record],
 ) -> None:
     """The bounds that keep a row harmless hold on this way in, too."""
-    job_id = await dead(conn)
+    job_id = await make_dead_letter(conn)
     with pytest.raises(asyncpg.CheckViolationError, match="1 MiB"):
         await conn.execute("select rota.redrive($1, to_jsonb(repeat('x', 1048577)))", job_id)
     assert await state_of(conn, job_id) == "dead"
@@ -74,8 +74,8 @@ async def test_redrive_with_a_payload_that_no_job_may_have_is_refused_and_the_le
 
 async def test_redrive_refuses_while_a_live_job_has_the_key_and_names_it(conn: Connection[Record]) -> None:
     """B49: the letter stays, and the person learns what to wait for."""
-    job_id = await dead(conn, key="k")
-    live = await scheduled(conn, key="k")
+    job_id = await make_dead_letter(conn, unique_key="k")
+    live = (await make_job(conn, unique_key="k")).job_id
     with pytest.raises(asyncpg.PostgresError, match=f"live job {live}") as refused:
         await conn.execute("select rota.redrive($1)", job_id)
     assert refused.value.sqlstate == "RT005"
@@ -84,7 +84,7 @@ async def test_redrive_refuses_while_a_live_job_has_the_key_and_names_it(conn: C
 
 async def test_redrive_tells_live_ended_and_unknown_jobs_apart(conn: Connection[Record]) -> None:
     """Each needs another answer from the person."""
-    live, token = await running(conn)
+    live, token = await make_running_job(conn)
     for statement in ("select rota.redrive($1)", "select rota.discard($1)"):
         with pytest.raises(asyncpg.PostgresError, match="running") as refused:
             await conn.execute(statement, live)
@@ -100,7 +100,7 @@ async def test_redrive_tells_live_ended_and_unknown_jobs_apart(conn: Connection[
 
 async def test_two_redrives_at_once_send_the_job_back_once(conn: Connection[Record], database: Database) -> None:
     """The second waits for the first and is told that the job lives."""
-    job_id = await dead(conn)
+    job_id = await make_dead_letter(conn)
     async with database.connect() as other, database.connect() as watcher:
         first = other.transaction()
         await first.start()
@@ -116,9 +116,13 @@ async def test_two_redrives_at_once_send_the_job_back_once(conn: Connection[Reco
 
 async def test_redrive_many_leaves_out_what_is_blocked_and_fills_up_with_the_next(conn: Connection[Record]) -> None:
     """B49: one row that would break a unique index hinders none of the others, however far in front it lies."""
-    blocked = [await dead(conn, key="k"), await dead(conn, key="k"), await dead(conn, schedule_id=7)]
-    free = [await dead(conn) for _ in range(4)]
-    await scheduled(conn, key="k")
+    blocked = [
+        await make_dead_letter(conn, unique_key="k"),
+        await make_dead_letter(conn, unique_key="k"),
+        await make_dead_letter(conn, schedule_id=7),
+    ]
+    free = [await make_dead_letter(conn) for _ in range(4)]
+    await make_job(conn, unique_key="k")
     await conn.execute("insert into rota.jobs (handler, schedule_id, exclusive) values ('other', 7, true)")
     call = """select redriven, left_out from rota.redrive_many(handler => 'h', "limit" => 3, note => 'fixed')"""
     assert [tuple(row) for row in await conn.fetch(call)] == [(3, 3)]
@@ -131,7 +135,7 @@ async def test_redrive_many_leaves_out_what_is_blocked_and_fills_up_with_the_nex
 
 async def test_two_letters_with_one_key_in_a_batch_go_one_after_the_other(conn: Connection[Record]) -> None:
     """The older one goes; the younger stays a dead letter until it has ended."""
-    older, younger = await dead(conn, key="k"), await dead(conn, key="k")
+    older, younger = await make_dead_letter(conn, unique_key="k"), await make_dead_letter(conn, unique_key="k")
     row = await conn.fetchrow("select * from rota.redrive_many()")
     assert row is not None
     assert tuple(row) == (1, 1)
@@ -140,7 +144,7 @@ async def test_two_letters_with_one_key_in_a_batch_go_one_after_the_other(conn: 
 
 async def test_redrive_many_leaves_at_most_once_out_unless_named(conn: Connection[Record]) -> None:
     """Its author asked for no second run: only a person who says so gives it one."""
-    once = await dead(conn, delivery="at_most_once", reason="lost")
+    once = await make_dead_letter(conn, delivery="at_most_once", reason="lost")
     row = await conn.fetchrow("select * from rota.redrive_many(reason => 'lost')")
     assert row is not None
     assert tuple(row) == (0, 0)
@@ -152,7 +156,7 @@ async def test_redrive_many_leaves_at_most_once_out_unless_named(conn: Connectio
 
 async def test_redrive_many_spreads_evenly_in_the_order_of_the_jobs(conn: Connection[Record]) -> None:
     """What broke the target once must not come back as one wave."""
-    jobs = [await dead(conn) for _ in range(4)]
+    jobs = [await make_dead_letter(conn) for _ in range(4)]
     async with conn.transaction():
         await conn.execute("select * from rota.redrive_many(spread => '1 hour')")
         rows = await conn.fetch("select job_id, run_at - now() as offset from rota.jobs order by run_at")
@@ -163,7 +167,7 @@ async def test_redrive_many_steps_over_letters_that_somebody_works_on(
     conn: Connection[Record], database: Database
 ) -> None:
     """Two operators at once share the work; neither waits."""
-    locked, free = await dead(conn), await dead(conn)
+    locked, free = await make_dead_letter(conn), await make_dead_letter(conn)
     async with database.connect() as other, other.transaction():
         await other.execute("select rota.discard($1)", locked)
         await conn.execute("set lock_timeout = '2s'")
@@ -191,8 +195,8 @@ async def test_filters_mean_the_same_for_redrive_and_discard(
     conn: Connection[Record], condition: str, taken: int
 ) -> None:
     """What a person has looked at with one of them is what the other acts on."""
-    await dead(conn)
-    await dead(conn, handler="g", reason="poison")
+    await make_dead_letter(conn)
+    await make_dead_letter(conn, handler="g", reason="poison")
     redrive = conn.transaction()
     await redrive.start()
     assert await conn.fetchval(f"select redriven from rota.redrive_many({condition})") == taken
@@ -202,7 +206,7 @@ async def test_filters_mean_the_same_for_redrive_and_discard(
 
 async def test_discard_ends_in_the_ledger_with_who_and_why(conn: Connection[Record]) -> None:
     """A job that was given up is accounted for like any other."""
-    job_id = await dead(conn, key="k")
+    job_id = await make_dead_letter(conn, unique_key="k")
     await conn.execute("select rota.discard($1, 'the customer is gone')", job_id)
     me = await conn.fetchval("select session_user::text")
     run = await conn.fetchrow("select outcome, attempts, unique_key, idempotency_key, meta, note from rota.job_runs")
@@ -215,7 +219,7 @@ async def test_discard_ends_in_the_ledger_with_who_and_why(conn: Connection[Reco
 async def test_discard_many_is_bounded_and_ends_at_zero(conn: Connection[Record]) -> None:
     """One call is one transaction of a known size, and one row of audit."""
     for _ in range(5):
-        await dead(conn)
+        await make_dead_letter(conn)
     call = """select rota.discard_many(handler => 'h', "limit" => 3, note => 'old')"""
     assert [await conn.fetchval(call) for _ in range(3)] == [3, 2, 0]
     assert [row[0] for row in await conn.fetch("select affected from rota.audit order by audit_id")] == [3, 2, 0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from job_rows import held_up, running, scheduled, state_of
+from factories import held_up, make_job, make_running_job, state_of
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -66,7 +66,7 @@ async def test_keep_returns_the_live_job_that_has_the_key(conn: Connection[Recor
 
 async def test_error_names_the_live_job_and_not_its_payload(conn: Connection[Record]) -> None:
     """Whoever is refused must learn by whom, and no secret of the other's payload."""
-    job_id = await scheduled(conn, key="k")
+    job_id = (await make_job(conn, unique_key="k")).job_id
     with pytest.raises(asyncpg.PostgresError, match=f"live job {job_id}") as refused:
         await conn.fetchrow(ENQUEUE, "error")
     assert refused.value.sqlstate == "RT005"
@@ -119,7 +119,7 @@ async def test_a_key_is_free_once_its_job_has_ended_in_another_transaction(
     conn: Connection[Record], database: Database
 ) -> None:
     """The lookup after a conflict may find nothing: then the insert is made, and no number invented."""
-    job_id, token = await running(conn, key="k")
+    job_id, token = await make_running_job(conn, unique_key="k")
     async with database.connect() as other, database.connect() as watcher:
         holder = other.transaction()
         await holder.start()
@@ -137,7 +137,7 @@ async def test_a_key_freed_between_the_insert_and_the_lookup_is_taken(
     conn: Connection[Record], database: Database
 ) -> None:
     """The insert met a live job, the lookup finds none: the insert is tried again, and NULL is never called a job."""
-    job_id, token = await running(conn, key="k")
+    job_id, token = await make_running_job(conn, unique_key="k")
     await conn.execute(
         """
         create function pause_here() returns trigger language plpgsql as $$
@@ -178,7 +178,7 @@ async def test_replace_rewrites_a_job_that_has_never_been_claimed(conn: Connecti
 
 async def test_replace_leaves_a_running_job_alone(conn: Connection[Record]) -> None:
     """What runs has read its payload: writing another beneath it would be believed and not done."""
-    job_id, _ = await running(conn, key="k")
+    job_id, _ = await make_running_job(conn, unique_key="k")
     before = await conn.fetchrow("select * from rota.jobs")
     made = await conn.fetchrow(
         "select * from rota.enqueue('h', '{\"n\": 2}', unique_key => 'k', on_conflict => 'replace')"
@@ -190,7 +190,7 @@ async def test_replace_leaves_a_running_job_alone(conn: Connection[Record]) -> N
 
 async def test_replace_puts_a_new_job_in_the_place_of_one_that_waits_for_its_retry(conn: Connection[Record]) -> None:
     """An idempotency key that the world has seen, and a checkpoint, never go with another payload."""
-    old = await scheduled(conn, attempts=3, due_in="1 hour", key="k")
+    old = (await make_job(conn, attempt=3, run_at=timedelta(hours=1), unique_key="k")).job_id
     await conn.execute("update rota.jobs set checkpoint = '{\"done\": 3}'")
     made = await conn.fetchrow(
         "select * from rota.enqueue('h', '{\"n\": 2}', unique_key => 'k', on_conflict => 'replace')"
@@ -209,7 +209,7 @@ async def test_replace_waits_for_a_claim_in_flight_and_then_keeps_the_running_jo
     conn: Connection[Record], database: Database
 ) -> None:
     """The decision is made on the row as it is under the lock, not as it was before."""
-    job_id = await scheduled(conn, key="k")
+    job_id = (await make_job(conn, unique_key="k")).job_id
     async with database.connect() as other, database.connect() as watcher:
         claim = other.transaction()
         await claim.start()
@@ -240,7 +240,7 @@ async def test_a_client_replaces_its_own_job_and_nobody_elses(conn: Connection[R
         revoke execute on function rota.cancel_many from enqueue_client;
         """
     )
-    await scheduled(conn, key="theirs")
+    await make_job(conn, unique_key="theirs")
     await conn.execute("set local role enqueue_client")
     own = await conn.fetchrow("select * from rota.enqueue('h', '[1]', unique_key => 'own')")
     again = await conn.fetchrow("select * from rota.enqueue('h', '[2]', unique_key => 'own', on_conflict => 'replace')")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from job_rows import NODE, held_up, running, scheduled, state_of
+from factories import NODE, held_up, make_job, make_running_job, state_of
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -90,7 +90,7 @@ async def test_complete_settles_as_succeeded_in_the_callers_transaction(
     conn: Connection[Record], database: Database
 ) -> None:
     """Effect and completion commit together, or neither does."""
-    job_id, token = await running(conn, key="k")
+    job_id, token = await make_running_job(conn, unique_key="k")
     await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'someone')", job_id)
     async with database.connect() as other:
         undone = other.transaction()
@@ -111,8 +111,8 @@ async def test_complete_settles_as_succeeded_in_the_callers_transaction(
 
 async def test_complete_refuses_every_claim_but_the_present_one(conn: Connection[Record]) -> None:
     """A zombie, a job that waits for its retry under the same token, a job completed by this very token: all stale."""
-    job_id, token = await running(conn)
-    waiting = await scheduled(conn, attempts=1)
+    job_id, token = await make_running_job(conn)
+    waiting = (await make_job(conn, attempt=1)).job_id
     waiting_token = await conn.fetchval("select fence_token from rota.jobs where job_id = $1", waiting)
     for job, claim in ((job_id, token - 1), (job_id, None), (None, token), (waiting, waiting_token)):
         with pytest.raises(asyncpg.PostgresError, match="stale") as refused:
@@ -129,7 +129,7 @@ async def test_complete_that_waits_for_the_reaper_is_refused_afterwards(
     conn: Connection[Record], database: Database
 ) -> None:
     """The token is judged on the row as it is under the lock: reaped means stale."""
-    job_id, token = await running(conn)
+    job_id, token = await make_running_job(conn)
     async with database.connect() as other, database.connect() as watcher:
         reaper = other.transaction()
         await reaper.start()
@@ -148,7 +148,7 @@ async def test_complete_that_waits_for_the_reaper_is_refused_afterwards(
 
 async def test_complete_survives_a_heartbeat_in_flight(conn: Connection[Record], database: Database) -> None:
     """A lease extended meanwhile is still this claim's."""
-    job_id, token = await running(conn)
+    job_id, token = await make_running_job(conn)
     async with database.connect() as other, database.connect() as watcher:
         beat = other.transaction()
         await beat.start()
@@ -162,7 +162,7 @@ async def test_complete_survives_a_heartbeat_in_flight(conn: Connection[Record],
 
 async def test_complete_refuses_a_large_result_and_the_job_runs_on(conn: Connection[Record]) -> None:
     """The refusal says what to do, and doesn't print the result."""
-    job_id, token = await running(conn)
+    job_id, token = await make_running_job(conn)
     with pytest.raises(asyncpg.PostgresError, match="8 KiB") as refused:
         await conn.execute("select rota.complete($1, $2, to_jsonb(repeat('x', 8191)))", job_id, token)
     assert refused.value.sqlstate == "RT006"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from job_rows import dead, running, scheduled, state_of
+from factories import make_dead_letter, make_job, make_running_job, state_of
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
 async def test_each_job_has_exactly_one_state(conn: Connection[Record]) -> None:
     """The nine words of the view are all there are, and each means what the glossary says."""
     jobs = {
-        "future": await scheduled(conn, due_in="1 hour"),
-        "due": await scheduled(conn),
-        "retrying": await scheduled(conn, attempts=1, due_in="1 hour"),
-        "running": (await running(conn))[0],
-        "dead": await dead(conn),
-        "discarded": await dead(conn),
-        "cancelled": await scheduled(conn),
+        "future": (await make_job(conn, run_at=timedelta(hours=1))).job_id,
+        "due": (await make_job(conn)).job_id,
+        "retrying": (await make_job(conn, attempt=1, run_at=timedelta(hours=1))).job_id,
+        "running": (await make_running_job(conn))[0],
+        "dead": await make_dead_letter(conn),
+        "discarded": await make_dead_letter(conn),
+        "cancelled": (await make_job(conn)).job_id,
     }
-    done, token = await running(conn)
+    done, token = await make_running_job(conn)
     jobs["succeeded"] = done
     await conn.execute("select rota.complete($1, $2)", done, token)
     await conn.execute("select rota.discard($1)", jobs["discarded"])
@@ -35,13 +36,13 @@ async def test_each_job_has_exactly_one_state(conn: Connection[Record]) -> None:
     )
     assert {state: await state_of(conn, job) for state, job in jobs.items()} == {state: state for state in jobs}
     assert await conn.fetchval("select count(*) from rota.job_status") == len(jobs)
-    again = await scheduled(conn, attempts=1)
+    again = (await make_job(conn, attempt=1)).job_id
     assert await state_of(conn, again) == "due", "a retry whose instant has come waits for a slot like any other"
 
 
 async def test_the_view_shows_the_last_error_and_no_payload(conn: Connection[Record]) -> None:
     """People who may look at jobs may not therefore read what is in them."""
-    job_id = await scheduled(conn, attempts=2, due_in="1 hour")
+    job_id = (await make_job(conn, attempt=2, run_at=timedelta(hours=1))).job_id
     await conn.execute(
         "insert into rota.attempts (job_id, fence_token, attempt, outcome, error_kind) "
         "values ($1, 1, 1, 'failed', 'KeyError'), ($1, 2, 2, 'failed', 'ValueError')",

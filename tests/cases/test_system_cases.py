@@ -1,0 +1,219 @@
+"""Public failures of such systems that need real processes to be shown, by their ids."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from processes import stopped
+from scenes import Scene
+from waiting import eventually, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from processes import DaemonProcess
+    from servers import Database
+
+LEASE_S = 3.0
+REAP_S = 0.5
+LIBFAKETIME = [
+    Path(p) for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib", "/usr/local/lib")
+]
+
+
+@pytest.fixture
+async def scene(database: Database, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A migrated, empty database on the run's server, with no daemon yet."""
+    async with Scene(database.dsn, tmp_path) as made:
+        yield made
+
+
+async def test_b57_a_restarted_process_does_not_keep_its_predecessors_lease_alive(scene: Scene) -> None:
+    """A lease belongs to an incarnation: host name and seat are the same, the node is another."""
+    first = scene.daemons.start()
+    job = await scene.enqueue("work", {"seconds": 60})
+    await scene.begins(job)
+    held = await scene.job(job)
+    first.kill()
+
+    second = scene.daemons.start()
+
+    _, after = await scene.begins(job, 2, within=LEASE_S + REAP_S + 5)
+    assert after["pid"] == second.pid
+    row = await scene.job(job)
+    assert row is not None
+    assert held is not None
+    assert row["leased_by"] != held["leased_by"]
+    hosts = await scene.fetch("select host from rota.nodes")
+    assert {found["host"] for found in hosts} == {socket.gethostname()}
+
+
+async def test_b59_a_holder_held_still_is_told_by_its_first_refused_extension(scene: Scene) -> None:
+    """Nobody else may even exist: that the lease has run out and was taken back is enough to interrupt the handler."""
+    daemon = scene.daemons.start()
+    job = await scene.enqueue("work", {"seconds": 60})
+    (began,) = await scene.begins(job)
+    with stopped(daemon):
+        waited = time.monotonic()
+        await eventually(lambda: time.monotonic() > waited + LEASE_S + 0.5)
+
+    daemon.wait_for("lease.lost", within=3)
+
+    executions = await scene.begins(job, 2)
+    assert executions[0]["reason"] == "lease_lost"
+    assert executions[0]["stopped_at"] is not None
+    assert executions[1]["fence_token"] > began["fence_token"]
+
+
+def faketime() -> Path | None:
+    """Where the library is, if it is installed."""
+    found = [path for place in LIBFAKETIME for path in place.glob("faketime/libfaketimeMT.so.1")]
+    return found[0] if found else None
+
+
+@pytest.mark.skipif(faketime() is None, reason="the package libfaketime is not installed")
+async def test_b61_clocks_that_differ_change_nothing(scene: Scene) -> None:
+    """One node is an hour ahead, one ten minutes behind: nothing is reaped early, nothing starts early or late."""
+    library = str(faketime())
+    ahead = scene.daemons.start(LD_PRELOAD=library, FAKETIME="+1h", FAKETIME_DONT_FAKE_MONOTONIC="1")
+    behind = scene.daemons.start(LD_PRELOAD=library, FAKETIME="-10m", FAKETIME_DONT_FAKE_MONOTONIC="1")
+    assert wall_clock(ahead) - wall_clock(behind) > timedelta(minutes=69).total_seconds(), "the clocks differ in fact"
+    long = [await scene.enqueue("work", {"seconds": 7}) for _ in range(6)]  # more than two leases
+    await scene.execute(
+        """
+        insert into rota.jobs (handler, run_at)
+        select 'work', now() + n % 80 * interval '0.1 second' from generate_series(1, 1000) as n
+        """
+    )
+
+    await scene.empties(within=60)
+
+    rows = await scene.fetch(
+        """
+        select run.job_id, run.outcome, run.attempts, run.scheduled_for, execution.started_at, execution.pid
+        from rota.job_runs as run join executions as execution using (job_id)
+        """
+    )
+    assert len(rows) == len(long) + 1000, "each ran once"
+    assert {(row["outcome"], row["attempts"]) for row in rows} == {("succeeded", 1)}
+    assert {row["pid"] for row in rows} == {ahead.pid, behind.pid}
+    assert all(row["started_at"] >= row["scheduled_for"] for row in rows), "nothing early"
+    late = sorted((row["started_at"] - row["scheduled_for"]).total_seconds() for row in rows)
+    assert late[len(late) // 2] < 2, "nothing late"
+    assert late[-1] < 5
+    for daemon in (ahead, behind):
+        assert daemon.metric("rota_reaped_total") == 0
+        assert daemon.metric("rota_leases_lost_total") == 0
+
+
+def wall_clock(daemon: DaemonProcess) -> float:
+    """What time the daemon believes it is, by its log."""
+    from datetime import datetime
+
+    return datetime.fromisoformat(daemon.wait_for("node.started")["timestamp"]).timestamp()
+
+
+async def test_b75_after_the_drain_deadline_every_job_has_been_given_back(scene: Scene) -> None:
+    """Twenty handlers that need a minute, a drain of one second: interrupted, released by fenced writes, free to be claimed."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
+    jobs = [await scene.enqueue("work", {"seconds": 60}) for _ in range(20)]
+    await eventually(lambda: scene.value("select count(*) = 20 from executions"), what="twenty executions")
+
+    assert daemon.stop(within=6) == 0
+
+    rows = await scene.fetch("select state, attempt, releases, leased_by, run_at <= now() as due from rota.jobs")
+    assert [tuple(row) for row in rows] == [("scheduled", 0, 1, None, True)] * 20
+    told = await scene.fetch("select distinct outcome from rota.attempts")
+    assert [row["outcome"] for row in told] == ["interrupted"]
+    sessions = await scene.value("select count(*) from pg_stat_activity where application_name like 'rota %'")
+    assert sessions == 0, "no session, hence no lock, stays behind"
+    scene.daemons.start()
+    await scene.begins(jobs[-1], 2, within=10)
+
+
+async def test_b97_rows_of_short_lived_nodes_do_not_pile_up(scene: Scene) -> None:
+    """Ten thousand nodes that died without a word, and a few that come and go: only the living have a row."""
+    await scene.execute(
+        """
+        insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, state, seen_at)
+        select gen_random_uuid(), 'autoscaled-' || n, 1, '0', 'processes', '{work}', '{default}', '{}', 'running',
+            now() - interval '2 minutes'
+        from generate_series(1, 10000) as n
+        """
+    )
+    for _ in range(3):
+        assert scene.daemons.start().stop() == 0
+    killed = scene.daemons.start()
+    killed.kill()
+
+    living = scene.daemons.start()
+    job = await scene.enqueue("work")
+    await scene.comes_to(job, "succeeded", within=3)
+
+    async def few() -> bool:
+        return bool(await scene.value("select count(*) <= 2 from rota.nodes"))
+
+    await eventually(few, within=10, what="two rows: the living one's, and the one's that was killed a moment ago")
+    assert living.alive
+    await scene.execute("update rota.nodes set seen_at = seen_at - interval '2 minutes' where pid = $1", killed.pid)
+    scene.daemons.start()  # each looks at its start, and twice a minute
+    await eventually(lambda: scene.value("select count(*) = 2 from rota.nodes"), within=10, what="the living ones")
+
+
+async def test_b99_memory_stays_where_it_is_over_a_hundred_thousand_jobs(scene: Scene) -> None:
+    """A job that is done leaves nothing behind in the daemon, neither it nor its task, its claim or its labels."""
+    daemon = scene.daemons.start(ROTA_QUEUES="default:200")
+
+    async def through(jobs: int) -> int:
+        await scene.execute("insert into rota.jobs (handler) select 'noop' from generate_series(1, $1)", jobs)
+        await scene.empties(within=90)
+        return daemon.rss()
+
+    await through(20_000)
+    warm = await through(10_000)
+    after = max([await through(50_000), await through(50_000)])
+
+    assert after < warm * 1.10, f"{warm / 2**20:.1f} MB, then {after / 2**20:.1f} MB"
+
+
+async def test_b105_pages_are_for_this_machine_alone_and_change_nothing(scene: Scene) -> None:
+    """By default nobody from elsewhere reaches them, and nobody from here can do anything with them but look."""
+    daemon = scene.daemons.start()
+    assert urlsplit(daemon.url).hostname == "127.0.0.1"
+    assert listening(daemon.pid) == {("127.0.0.1", urlsplit(daemon.url).port)}
+
+    for page in ("metrics", "healthz", "readyz", "", "jobs", "api", "cancel"):
+        known = page in {"metrics", "healthz", "readyz"}
+        assert daemon.get(page)[0] == (200 if known else 404)
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            assert daemon.get(page, method=method)[0] == 405, f"{method} /{page}"
+    job = await scene.enqueue("tells", {"password": "S3CRET-canary"}, max_attempts=1)
+    await scene.comes_to(job, "dead")
+    until(lambda: daemon.metric("rota_settled_total") > 0)
+    assert "S3CRET" not in daemon.get("metrics")[1]
+
+
+def listening(pid: int) -> set[tuple[str, int | None]]:
+    """Where that process listens, by its own sockets."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(descriptor.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found: set[tuple[str, int | None]] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                address, port = words[1].split(":")
+                family = socket.AF_INET if table == "tcp" else socket.AF_INET6
+                packed = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+                found.add((socket.inet_ntop(family, packed), int(port, 16)))
+    return found

@@ -1,0 +1,81 @@
+"""What the planner makes of a statement, and what it costs in pages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rota.db.sql import SQL
+from statements import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncpg import Connection, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that has been carried out."""
+
+    root: dict[str, Any]
+
+    def nodes(self) -> Iterator[dict[str, Any]]:
+        """All of it, from the top."""
+        yield from _below(self.root)
+
+    @property
+    def buffers(self) -> int:
+        """Pages that were looked at, in memory or not."""
+        return int(self.root["Shared Hit Blocks"]) + int(self.root["Shared Read Blocks"])
+
+    @property
+    def indexes(self) -> set[str]:
+        """The indexes that were used."""
+        return {node["Index Name"] for node in self.nodes() if "Index Name" in node}
+
+    @property
+    def scanned_whole(self) -> set[str]:
+        """The tables that were read from end to end, and had pages to read."""
+        scans = [node for node in self.nodes() if node["Node Type"] == "Seq Scan"]
+        return {scan["Relation Name"] for scan in scans if scan["Shared Hit Blocks"] + scan["Shared Read Blocks"]}
+
+    @property
+    def sorted_tables(self) -> set[str]:
+        """The tables whose rows went through a sort."""
+        sorts = [node for node in self.nodes() if "Sort" in node["Node Type"]]
+        return {node["Relation Name"] for sort in sorts for node in _below(sort) if "Relation Name" in node}
+
+    @property
+    def most_rows_filtered(self) -> int:
+        """The most rows that a single node read in vain."""
+        return max((_in_vain(node) for node in self.nodes()), default=0)
+
+
+def _below(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _below(child)
+
+
+def _in_vain(node: dict[str, Any]) -> int:
+    names = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
+    return int(max(node.get(name, 0) for name in names) * node.get("Actual Loops", 1))
+
+
+async def prepare(conn: Connection[Record], name: str) -> None:
+    """PREPARE the query under its own name, as a daemon's connection does once."""
+    await conn.execute(f"prepare {name} as {SQL[name]}")
+
+
+async def explain(conn: Connection[Record], name: str, *arguments: Any) -> Plan:
+    """Carry out the prepared query in a transaction that is rolled back, and return how it was done."""
+    given = f"({', '.join(literal(argument) for argument in arguments)})" if arguments else ""
+    doing = conn.transaction()
+    await doing.start()
+    try:
+        text = await conn.fetchval(f"explain (analyze, buffers, timing off, format json) execute {name}{given}")
+    finally:
+        await doing.rollback()
+    return Plan(json.loads(text)[0]["Plan"])

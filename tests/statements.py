@@ -1,0 +1,166 @@
+"""Send the daemon's own statements from a test, with little to say, and look at everything they may have changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from factories import NODE
+from rota.db import queries
+from rota.db.sql import SQL
+from rota.domain.job import FenceToken, NodeId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from asyncpg import Connection, Record
+
+    from rota.db.queries import Lane, Verdict
+    from rota.domain.job import Claim
+
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
+LEASE = timedelta(seconds=30)
+GRACE = timedelta(seconds=5)
+
+
+def lanes(handler: str = "h", queue: str = "default", *, room: str | None = None) -> list[Lane]:
+    """All priorities of one handler in one queue, from the beginning of time."""
+    return [(room or queue, queue, handler, priority, EVER) for priority in range(10)]
+
+
+async def claim(
+    conn: Connection[Record],
+    slots: int = 10,
+    *,
+    node: UUID = NODE,
+    rooms: Mapping[str, int] | None = None,
+    where: Sequence[Lane] | None = None,
+    total: int | None = None,
+    suspects: bool = False,
+    lease: timedelta = LEASE,
+) -> list[Claim]:
+    """Claim as a dispatcher does; by default the jobs of handler h in the queue default."""
+    rooms = dict(rooms) if rooms is not None else {"default": slots}
+    claims, _ = await queries.claim_due_jobs(
+        conn,
+        node=NodeId(node),
+        rooms=rooms,
+        lanes=where if where is not None else lanes(),
+        suspects=suspects,
+        total=sum(rooms.values()) if total is None else total,
+        lease=lease,
+    )
+    return claims
+
+
+async def extend(
+    conn: Connection[Record], *held: tuple[int, int], node: UUID = NODE
+) -> dict[FenceToken, tuple[bool, bool]]:
+    """Beat once: token -> (extended, cancel requested) of what is still the node's."""
+    return await queries.extend_leases(conn, node=NodeId(node), held=_fenced(held), grace=GRACE, patience=10)
+
+
+async def succeed(
+    conn: Connection[Record],
+    *attempts: tuple[int, int],
+    node: UUID = NODE,
+    results: Mapping[int, str] = MappingProxyType({}),
+) -> list[int]:
+    """Settle these as succeeded, with results by token; return the tokens that were written, in order."""
+    said = [(FenceToken(token), result) for token, result in results.items()]
+    return sorted(await queries.settle_succeeded(conn, node=NodeId(node), attempts=_fenced(attempts), results=said))
+
+
+def verdict(
+    job: tuple[int, int],
+    settlement: str = "retry",
+    *,
+    node: UUID = NODE,
+    delay: timedelta | None = timedelta(hours=1),
+    run_at: datetime | None = None,
+    outcome: str = "failed",
+    reason: str | None = None,
+    error: str | None = "it broke",
+) -> Verdict:
+    """One row of settle_unfinished."""
+    if settlement == "bury":
+        reason = reason or "exhausted"
+    elif settlement == "cancel":
+        reason = reason or "moot"
+    return (job[0], FenceToken(job[1]), NodeId(node), settlement, delay, run_at, outcome, reason, "ValueError", error)
+
+
+async def settle(
+    conn: Connection[Record], *verdicts: Verdict, expired_only: bool = False, alert: str | None = None
+) -> dict[FenceToken, str]:
+    """Write these down; return token -> what it became."""
+    return await queries.settle_unfinished(conn, verdicts, expired_only=expired_only, alert=alert)
+
+
+async def reap(conn: Connection[Record]) -> dict[FenceToken, str]:
+    """Take back what has expired, each for one more try, as a reaper does."""
+    found = await queries.find_expired_leases(conn, limit=1000)
+    rows = [verdict((t.job_id, t.fence_token), node=t.leased_by, outcome="lost") for t in found]
+    return await settle(conn, *rows, expired_only=True) if rows else {}
+
+
+async def examine(conn: Connection[Record], *attempts: tuple[int, int], node: UUID = NODE) -> dict[FenceToken, str]:
+    """Ask why settlements wrote nothing."""
+    return await queries.examine_unsettled(conn, node=NodeId(node), attempts=_fenced(attempts))
+
+
+async def picture(conn: Connection[Record]) -> dict[str, list[str]]:
+    """Every row of every table of rota, with its place and who wrote it: equal pictures, and nothing was written."""
+    tables = await conn.fetch(
+        """
+        select format('%I.%I', n.nspname, c.relname) as name
+        from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+        where n.nspname = 'rota' and c.relkind = 'r' and c.relname <> 'migrations'
+        order by 1
+        """
+    )
+    shots = (
+        f"(select '{name}' as name, array_agg(ctid || ' ' || xmin || ' ' || t::text order by ctid) as all_of_it from {name} as t)"
+        for (name,) in tables
+    )
+    return {row["name"]: row["all_of_it"] or [] for row in await conn.fetch(" union all ".join(shots))}
+
+
+def sql(name: str) -> str:
+    """The text of a statement, for what `rota.db.queries` has no use for."""
+    return SQL[name]
+
+
+def literal(value: Any) -> str:
+    """Spell a value as SQL, for statements that take no parameters (EXECUTE)."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            return str(value)
+        case datetime():
+            return f"'{value.isoformat()}'"
+        case timedelta():
+            return f"'{value.total_seconds()} s'"
+        case list() | tuple():
+            return literal("{" + ",".join(_element(item) for item in value) + "}")
+        case _:
+            return "'{}'".format(str(value).replace("'", "''"))
+
+
+def _element(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case datetime():
+            return f'"{value.isoformat()}"'
+        case timedelta():
+            return f'"{value.total_seconds()} s"'
+        case _:
+            return '"{}"'.format(str(value).replace("\\", "\\\\").replace('"', '\\"'))
+
+
+def _fenced(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, FenceToken]]:
+    return [(job_id, FenceToken(token)) for job_id, token in pairs]

@@ -1,0 +1,126 @@
+"""The bench measures what it says, on a server that it leaves as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from rota.bench.ground import of_database
+from rota.bench.latency import percentile
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from servers import Server
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    """Run it to its end, and return its object."""
+    command = [sys.executable, "-m", "rota.bench", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def databases_of_benches(server: Server) -> Sequence[str]:
+    async def ask() -> Sequence[str]:
+        connection = await asyncpg.connect(server.dsn)
+        try:
+            rows = await connection.fetch(r"select datname from pg_database where datname like 'rota\_bench\_%'")
+            return [row["datname"] for row in rows]
+        finally:
+            await connection.close()
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(ask())
+
+
+def test_drain_counts_every_job_and_leaves_no_database_behind(server: Server) -> None:
+    """Figures of half a run, or a server full of leftovers, are worse than none."""
+    found = bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
+    assert found["jobs"] == 3000
+    assert found["jobs_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
+    assert found["ratio_to_floor"] == pytest.approx(found["jobs_per_second"] / found["floor_per_second"], rel=0.01)
+    assert 0 < found["commits_per_job"] < 2
+    assert 0 < found["statements_per_job"] < 2
+    assert found["wal_bytes_per_job"] > 100
+    assert found["rss_mb"] > 10
+    assert found["dead_tuples"] >= 0
+    assert databases_of_benches(server) == []
+
+
+def test_latency_is_counted_from_the_insert(server: Server) -> None:
+    """A delay that left the insert's own commit out would flatter us."""
+    found = bench("latency", "--dsn", server.dsn, "--rate", "100", "--seconds", "2")
+    assert found["jobs"] == 200
+    assert 0 < found["insert_p50_ms"] <= found["start_p50_ms"] <= found["start_p99_ms"] <= found["start_max_ms"]
+    assert databases_of_benches(server) == []
+
+
+def test_floor_needs_no_daemon(server: Server) -> None:
+    """It is what a daemon is compared with, so it must not have one in it."""
+    found = bench("floor", "--dsn", server.dsn, "--jobs", "2000")
+    assert found["floor_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
+    assert "daemons" not in found
+
+
+def test_without_a_server_it_names_both_ways_out() -> None:
+    """Nobody's embedded or production server is measured because a variable was missing."""
+    command = [sys.executable, "-m", "rota.bench", "floor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "DATABASE_URL" in done.stderr
+    assert "--embedded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_is_ended_cleans_up(server: Server) -> None:
+    """Without it, daemons and a database stay behind on a server that people use."""
+    command = [sys.executable, "-m", "rota.bench", "latency", "--dsn", server.dsn, "--seconds", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        if not children.exists():
+            run.kill()
+            pytest.skip("this system doesn't tell a process's children")
+
+        def of_run() -> list[int]:
+            return [int(pid) for pid in children.read_text(encoding="ascii").split()]
+
+        daemons = until(of_run, within=30, what="the bench's daemon")
+        run.send_signal(signal.SIGTERM)
+        run.wait(timeout=60)
+    assert run.returncode != 0
+    assert databases_of_benches(server) == []
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), what="the end of the bench's daemon")
+
+
+def test_percentiles_are_exact() -> None:
+    """An interpolated p99 is a delay that no job had."""
+    values = [float(n) for n in range(1, 101)]
+    assert [percentile(values, p) for p in (50, 99, 100)] == [50, 99, 100]
+    assert percentile([7.0], 99) == 7
+
+
+@pytest.mark.parametrize(
+    ("dsn", "own"),
+    [
+        ("postgresql://u:p@h:1/d?sslmode=require", "postgresql://u:p@h:1/b?sslmode=require"),
+        ("postgres://h", "postgres://h/b"),
+        ("postgresql://", "postgresql:///b"),
+        ("postgresql://?service=s", "postgresql:///b?service=s"),
+        ("postgresql://postgres@/postgres?host=/run/p&port=5", "postgresql://postgres@/b?host=/run/p&port=5"),
+    ],
+)
+def test_only_the_database_of_a_url_is_replaced(dsn: str, own: str) -> None:
+    """The bench goes to the same server, as the same user, in the same way."""
+    assert of_database(dsn, "b") == own
