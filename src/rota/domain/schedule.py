@@ -171,16 +171,16 @@ def plan(
 
 def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datetime, ...], datetime | None]:
     """Return as many of the newest due instants as may have to run, and the last of those before them, if there are any."""
-    wanted = 2 if rule.misfire != "all" else rule.catch_up_limit + 1
-    while True:
-        # `first` is due even where zone data that came meanwhile no longer knows it.
-        found = tuple(each for each in rule.last_until(now, wanted) if each > first)
-        late = bool(found) and found[0] <= now - rule.on_time_within
-        if len(found) < wanted:
-            return (first, *found), None
-        if wanted > rule.catch_up_limit or late:
-            return found[1:], found[0]
-        wanted = min(wanted * 2, rule.catch_up_limit + 1)
+    wanted = 2
+    found = rule.last_until(now, wanted)
+    if len(found) == wanted and (rule.misfire == "all" or found[0] > now - rule.on_time_within):
+        wanted = max(2, rule.catch_up_limit + 1)
+        found = rule.last_until(now, wanted)
+    # `first` is due even where zone data that came meanwhile no longer knows it.
+    later = tuple(each for each in found if each > first)
+    if len(later) < wanted:
+        return (first, *later), None
+    return later[1:], later[0]
 
 
 def _chosen(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
