@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from rota.app import App
+    from rota.attempt import Attempt
     from rota.config import Config
 
 STALLED = timedelta(seconds=60)
@@ -312,14 +313,14 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(drain.grace.total_seconds()):
                 await running.wait_until_empty()
-        if len(running):
-            await self._go_without(pool, running)
+        if stuck := [attempt for attempt in running.snapshot() if not attempt.ended_at]:
+            await self._go_without(pool, stuck)
 
-    async def _go_without(self, pool: Pool, running: Running) -> None:
+    async def _go_without(self, pool: Pool, left: list[Attempt]) -> None:
         """Leave handlers behind that will not stop: their jobs may run again when their leases end, for this process ends now."""
-        for attempt in running.snapshot():
+        for attempt in left:
             self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
-        stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in running.snapshot()]
+        stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
         outcome = Interrupted(began=True, still_running=True)
         with suppress(*TRANSIENT):
             async with connection(pool) as db:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -154,15 +154,15 @@ class Job(JobFacts[P]):
         self._transaction_used = self._transaction_used or completes
         async with self._environment.handler_pool.acquire() as conn:
             transaction = conn.transaction(isolation="read_committed")
-            await transaction.start()
             try:
+                await transaction.start()
                 yield conn
                 if completes:
                     await self._complete(conn, None)
                 else:
                     await self.save_checkpoint(checkpoint, conn)
             except BaseException:
-                await _roll_back(transaction)
+                await _roll_back(conn, transaction)
                 raise
             # Marked before COMMIT is sent: a row that has gone by the next heartbeat is then no loss.
             self._attempt.committing = completes
@@ -294,8 +294,11 @@ class SyncJob(JobFacts[P]):
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _roll_back(transaction: asyncpg.transaction.Transaction) -> None:
+async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transaction) -> None:
     try:
         await transaction.rollback()
     except LOST:
-        return  # the connection is gone, and the transaction with it
+        # The connection is gone, and the transaction with it; or an interruption fell into BEGIN, and nobody knows whether it
+        # has begun. Such a connection doesn't go back to the pool.
+        with suppress(*LOST):
+            conn.terminate()

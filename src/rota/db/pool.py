@@ -29,6 +29,7 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.TransactionRollbackError,  # class 40
     asyncpg.InsufficientResourcesError,  # class 53
     asyncpg.OperatorInterventionError,  # class 57
+    asyncpg.ReadOnlySQLTransactionError,  # the primary of a moment ago, after a fail-over
     OSError,  # refused, reset, no such host, no such socket, timed out
 )
 """What passes by itself: the database is away, restarting, full, or was told to cancel us. Nothing else is survived."""
@@ -85,8 +86,8 @@ async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Co
     try:
         with cut_is_transient(conn):
             yield conn
-    except TimeoutError:
-        # Without this, a connection over a cut link goes back to the pool, and the next one waits in vain, too.
+    except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
+        # Without this, a connection over a cut link, or to a server that is a standby now, goes back to the pool.
         with suppress(*LOST):
             conn.terminate()
         raise

@@ -14,7 +14,8 @@ import asyncpg
 from rota.attempt import margin
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, ConnectionLost, cut
+from rota.db.pool import PATIENCE, TRANSIENT, ConnectionLost, cut
+from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rota.attempt import Attempt
-    from rota.domain.job import FenceToken, NodeId
+    from rota.domain.job import NodeId
     from rota.lifecycle.running import Running
     from rota.telemetry import Telemetry
 
@@ -103,6 +104,10 @@ class Heartbeat:
         try:
             if conn is None or conn.is_closed():
                 conn = self._conn = await self._connect()
+                # The driver looks up its types at the first use, in several round trips: not within the patience of a beat.
+                await queries.extend_leases(
+                    conn, node=self._node, held=[(0, FenceToken(0))], grace=timedelta(0), patience=PATIENCE
+                )
             held = [(a.claim.job_id, a.claim.fence_token) for a in chosen]
             return await queries.extend_leases(
                 conn, node=self._node, held=held, grace=timedelta(seconds=self._grace), patience=patience

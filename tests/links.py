@@ -1,0 +1,239 @@
+"""Ways to a server that can be cut, slowed and refused: a forwarder from TCP to its Unix socket, and a network of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME = re.compile(rb"application_name\x00([^\x00]*)\x00")
+
+
+class Link:
+    """Forwards connections from a TCP address to the Unix socket that `dsn` names, on a thread of its own.
+
+    What is frozen is neither forwarded nor closed: to both ends it looks as if packets were dropped. Connections are
+    told apart by their application_name.
+    """
+
+    def __init__(self, dsn: str, *, host: str = "127.0.0.1") -> None:
+        parts = urlsplit(dsn)
+        query = parse_qs(parts.query)
+        self._socket = f"{query['host'][0]}/.s.PGSQL.{query['port'][0]}"
+        self._database = parts.path.lstrip("/")
+        self._host = host
+        self._port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, name="link")
+        self._server: asyncio.Server | None = None
+        self._frozen: Callable[[str], bool] = _nobody
+        self._slowed: tuple[Callable[[str], bool], float] = (_nobody, 0.0)
+        self._refusal: bytes | None = None
+        self._moved = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def dsn(self) -> str:
+        """How to connect through it."""
+        return f"postgresql://postgres@{self._host}:{self._port}/{self._database}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def listen(self) -> None:
+        """Take connections, again on the same port."""
+        self._do(self._listen())
+
+    def refuse(self) -> None:
+        """Cut all connections, and have further ones refused by the kernel, as when nobody listens."""
+        self._do(self._close())
+
+    def answer(self, sqlstate: str, message: str) -> None:
+        """Cut all connections, and answer further ones as a server does that takes none."""
+        fields = b"SFATAL\0VFATAL\0C" + sqlstate.encode() + b"\0M" + message.encode() + b"\0\0"
+        self._do(self._close())
+        self._refusal = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
+        self.listen()
+
+    def heal(self) -> None:
+        """Forward everything, at once."""
+        self._refusal = None
+        self._slowed = (_nobody, 0.0)
+        self.freeze(_nobody)
+        self.listen()
+
+    def freeze(self, which: Callable[[str], bool]) -> None:
+        """Hold back whatever is sent on the connections whose name fits, in both directions, old ones and new ones."""
+        self._frozen = which
+        self._loop.call_soon_threadsafe(self._moved.set)
+
+    def slow(self, which: Callable[[str], bool], seconds: float) -> None:
+        """Have what the server sends on those connections arrive so much later."""
+        self._slowed = (which, seconds)
+
+    def _do(self, work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]  # a coroutine of ours
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(task)
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, self._host, self._port)
+            self._port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            if self._refusal is not None:
+                await _refuse(reader, writer, self._refusal)
+                return
+            onward, backward = await asyncio.open_unix_connection(self._socket)
+            self._writers.add(backward)
+            name = [""]
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(reader, backward, name, answers=False))
+                pumps.create_task(self._pump(onward, writer, name, answers=True))
+            self._writers.discard(backward)
+        except OSError:
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, name: list[str], *, answers: bool
+    ) -> None:
+        try:
+            while data := await source.read(65536):
+                if not name[0] and (found := NAME.search(data)):
+                    name[0] = found[1].decode()
+                which, seconds = self._slowed
+                if answers and which(name[0]):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await asyncio.Event().wait()
+                while self._frozen(name[0]):
+                    self._moved.clear()
+                    await self._moved.wait()
+                target.write(data)
+                await target.drain()
+        except OSError:
+            return
+        finally:
+            target.close()
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusal: bytes) -> None:
+    """Play the first turns of the protocol: no encryption, then the error."""
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    words = await reader.readexactly(length - 4)
+    if length == 8 and int.from_bytes(words, "big") == 80877103:
+        writer.write(b"N")
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        await reader.readexactly(length - 4)
+    writer.write(refusal)
+    await writer.drain()
+
+
+def _nobody(_: str) -> bool:
+    return False
+
+
+def listeners(name: str) -> bool:
+    """Fit the connections on which daemons listen."""
+    return name.endswith("listener")
+
+
+def heartbeats(name: str) -> bool:
+    """Fit the connections on which daemons extend leases."""
+    return name.endswith("heartbeat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """A network namespace joined to ours by one cable."""
+
+    name: str
+    cable: str
+    address: str
+    """Ours, as it is reached from inside."""
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The words that run a command in there."""
+        return ("ip", "netns", "exec", self.name)
+
+    def cut(self) -> None:
+        """Pull the cable: packets vanish, nobody is told."""
+        _ip("link", "set", self.cable, "down")
+
+    def mend(self) -> None:
+        """Put it in again."""
+        _ip("link", "set", self.cable, "up")
+
+
+def why_no_island() -> str | None:
+    """Say why no namespace can be made here; None where one can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the package iproute2"
+    name = f"rota-try-{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return f"network namespaces are not allowed here: {tried.stderr.strip()}"
+    _ip("netns", "del", name)
+    return None
+
+
+@contextmanager
+def island() -> Iterator[Island]:
+    """Make one, with the addresses of a documentation network, and remove it."""
+    number = os.getpid() % 60
+    name, ours, theirs = f"rota-{os.getpid()}", f"rota{os.getpid() % 100000}a", f"rota{os.getpid() % 100000}b"
+    here, there = f"198.51.100.{number * 4 + 1}", f"198.51.100.{number * 4 + 2}"
+    with ExitStack() as undo:
+        _ip("netns", "add", name)
+        undo.callback(_ip, "netns", "del", name)
+        _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
+        _ip("addr", "add", f"{here}/30", "dev", ours)
+        _ip("link", "set", ours, "up")
+        _ip("-n", name, "addr", "add", f"{there}/30", "dev", theirs)
+        _ip("-n", name, "link", "set", theirs, "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        yield Island(name=name, cable=ours, address=here)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)

@@ -1,0 +1,94 @@
+"""An app for tests of handlers that run in threads and processes, which have to be found by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import rota
+
+app = rota.App("parted")
+
+
+@app.handler("returns", runs_in="process")
+def returns(job: rota.SyncJob[Any]) -> Any:
+    """Return what it was given, and where it ran."""
+    return {"payload": job.payload, "pid": os.getpid(), "attempt": job.attempt, "key": job.idempotency_key}
+
+
+@app.handler("returns async", runs_in="process")
+async def returns_async(job: rota.Job[Any]) -> Any:
+    """Do so on a loop."""
+    return {"payload": job.payload, "pid": os.getpid()}
+
+
+@app.handler("raises", runs_in="process", max_attempts=1)
+def raises(job: rota.SyncJob[Any]) -> None:
+    """Fail with a text that shows the payload."""
+    raise LookupError(f"no such thing: {job.payload['secret']} \x00")
+
+
+@app.handler("wishes", runs_in="process")
+def wishes(job: rota.SyncJob[Any]) -> None:
+    """Say what shall become of the job."""
+    if job.payload == "cancel":
+        raise rota.Cancel("moot")
+    if job.payload == "permanent":
+        raise rota.Permanent("never")
+    if job.payload == "snooze":
+        raise rota.Snooze(after=timedelta(hours=1))
+    raise rota.Retry(after=timedelta(hours=1))
+
+
+@app.handler("dies", runs_in="process", max_attempts=1)
+def dies(job: rota.SyncJob[Any]) -> None:
+    """End without a word."""
+    if job.payload == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@app.handler("relays", runs_in="process", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
+def relays(job: rota.SyncJob[Any]) -> Any:
+    """Save and report through the daemon."""
+    if job.checkpoint is None:
+        job.save_checkpoint({"done": 1})
+        job.report_progress(0.5, "half way")
+        try:
+            job.save_checkpoint("x" * 100_000)
+        except RuntimeError as error:
+            raise rota.Retry(after=timedelta(0)) from error
+        raise AssertionError("a checkpoint of 100 KB was taken")
+    return job.checkpoint
+
+
+@app.handler("family", runs_in="process", timeout=timedelta(seconds=1), max_attempts=1)
+def family(job: rota.SyncJob[Any]) -> None:
+    """Start a child, write both pids down, and heed no signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"])
+    Path(job.payload).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
+    signal.pause()
+    signal.pause()
+
+
+@app.handler("heeds", runs_in="process")
+def heeds(job: rota.SyncJob[Any]) -> None:
+    """Wait until it is told to stop."""
+    Path(job.payload).write_text(str(os.getpid()), encoding="ascii")
+    while not job.stop_requested:
+        signal.sigtimedwait([], 0.05)
+
+
+@app.handler("deaf")
+def deaf(job: rota.SyncJob[Any]) -> None:
+    """Run in a thread that nothing can stop; write down when it began."""
+    with Path(job.payload).open("a", encoding="ascii") as file:
+        file.write(f"{os.getpid()}\n")
+    threading.Event().wait()

@@ -1,0 +1,274 @@
+"""The app of the daemons that tests start as processes. Each handler writes down when it began and ended.
+
+It does so on connections of its own, each write a transaction of its own, with the server's clock: WITNESS_DSN may name
+another server than the daemon's, one to which nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pydantic
+
+import rota
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterator
+
+    from asyncpg import Pool, Record
+
+WITNESS = """
+create table executions (
+    job_id bigint, fence_token bigint, attempt int, handler text, pid int, key text, reason text,
+    started_at timestamptz, stopped_at timestamptz,
+    primary key (job_id, fence_token, pid)
+)
+"""
+"""What the tests make where WITNESS_DSN leads."""
+
+EFFECTS = "create table effects (job_id bigint, fence_token bigint, step int, at timestamptz default clock_timestamp())"
+"""What the tests make in the daemon's own database: what handlers write in job.transaction()."""
+
+
+class Witness:
+    """Where handlers write down what they do."""
+
+    def __init__(self) -> None:
+        self._pool: Pool[Record] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Witness]:
+        """Keep a few connections for the life of the app."""
+        self._loop = asyncio.get_running_loop()
+        if not (dsn := os.environ.get("WITNESS_DSN")):
+            yield self
+            return
+        settings = {"application_name": "witness"}
+        self._pool = await asyncpg.create_pool(dsn, min_size=0, max_size=4, server_settings=settings)
+        try:
+            yield self
+        finally:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def sees(self, job: rota.Job[Any]) -> AsyncIterator[None]:
+        """Write down this execution's begin and, whatever happens inside, its end."""
+        try:
+            await self._began(job)
+            yield
+        finally:
+            await self._ended(job)
+
+    @contextmanager
+    def sees_thread(self, job: rota.SyncJob[Any]) -> Iterator[None]:
+        """Do the same for a handler in a thread."""
+        try:
+            self._wait(self._began(job))
+            yield
+        finally:
+            self._wait(self._ended(job))
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _began(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
+        if self._pool is not None:
+            await self._write(
+                """
+                insert into executions (job_id, fence_token, attempt, handler, pid, key, started_at)
+                values ($1, $2, $3, $4, $5, $6, clock_timestamp())
+                on conflict do nothing
+                """,
+                *(job.job_id, job.fence_token, job.attempt, job.handler, os.getpid(), job.idempotency_key),
+            )
+
+    async def _ended(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
+        if self._pool is not None:
+            # The begin may have been cut off, and stand there or not.
+            await self._write(
+                """
+                insert into executions (job_id, fence_token, pid, reason, stopped_at)
+                values ($1, $2, $3, $4, clock_timestamp())
+                on conflict (job_id, fence_token, pid)
+                do update set stopped_at = excluded.stopped_at, reason = excluded.reason
+                """,
+                *(job.job_id, job.fence_token, os.getpid(), job.stop_reason),
+            )
+
+    async def _write(self, sql: str, *values: Any) -> None:
+        # The witness's server may be the one that is being restarted: to fail for it would be a failure of the job.
+        assert self._pool is not None
+        for turn in range(50):
+            try:
+                await self._pool.execute(sql, *values)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+                if turn == 49:
+                    raise
+                await take(0.1)
+            else:
+                return
+
+
+witness = Witness()
+app = rota.App("processes", lifespan=witness.open)
+
+
+async def take(seconds: float) -> None:
+    """Let time pass, as work does."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+    except TimeoutError:
+        return
+
+
+def options(job: rota.Job[Any] | rota.SyncJob[Any]) -> dict[str, Any]:
+    """The payload, which is an object in all that the tests enqueue."""
+    assert isinstance(job.payload, dict)
+    return job.payload
+
+
+@app.handler("noop")
+async def noop(job: rota.Job[Any]) -> None:
+    """Do nothing."""
+
+
+@app.handler("work")
+async def work(job: rota.Job[Any]) -> None:
+    """Take `seconds`, and be seen at it."""
+    async with witness.sees(job):
+        await take(float(options(job).get("seconds", 0.01)))
+
+
+@app.handler("once", delivery="at_most_once")
+async def once(job: rota.Job[Any]) -> None:
+    """Be seen, at most once."""
+    async with witness.sees(job):
+        await take(float(options(job).get("seconds", 0.01)))
+
+
+@app.handler("transactional")
+async def transactional(job: rota.Job[Any]) -> None:
+    """Write an effect that commits together with the job's completion, and take `seconds` with the transaction open."""
+    async with witness.sees(job), job.transaction() as conn:
+        await conn.execute("insert into effects values ($1, $2, 0)", job.job_id, job.fence_token)
+        await take(float(options(job).get("seconds", 0.01)))
+
+
+@app.handler("flaky")
+async def flaky(job: rota.Job[Any]) -> None:
+    """Fail with the probability `fails`."""
+    async with witness.sees(job):
+        if random.random() < float(options(job).get("fails", 0.4)):
+            raise RuntimeError("flaky, as asked")
+
+
+@app.handler("thread")
+def thread(job: rota.SyncJob[Any]) -> None:
+    """Take `seconds` in a thread, and leave when asked to, unless `deaf`."""
+    with witness.sees_thread(job):
+        seconds = float(options(job).get("seconds", 0.01))
+        if options(job).get("deaf"):
+            threading.Event().wait(seconds)
+        elif job.wait_for_stop(timedelta(seconds=seconds)):
+            raise InterruptedError("left early, as asked")  # to return would be to say that the work is done
+
+
+@app.handler("steps")
+async def steps(job: rota.Job[Any]) -> None:
+    """Commit `steps` effects one by one, each with the checkpoint that says so."""
+    async with witness.sees(job):
+        for step in range(int(job.checkpoint or 0), int(options(job).get("steps", 3))):
+            await take(0.05)
+            async with job.transaction(checkpoint=step + 1) as conn:
+                await conn.execute("insert into effects values ($1, $2, $3)", job.job_id, job.fence_token, step)
+
+
+@app.handler("snoozes")
+async def snoozes(job: rota.Job[Any]) -> None:
+    """Come again a few times, without a failure."""
+    async with witness.sees(job):
+        slept = int(job.checkpoint or 0)
+        if slept < int(options(job).get("times", 2)):
+            await job.save_checkpoint(slept + 1)
+            raise rota.Snooze(after=timedelta(milliseconds=300))
+
+
+@app.handler("stubborn")
+async def stubborn(job: rota.Job[Any]) -> None:
+    """Go on through the first interruption, to show a checkpoint, a progress and a transaction with a stale token."""
+    async with witness.sees(job):
+        try:
+            await take(float(options(job).get("seconds", 30)))
+        except asyncio.CancelledError:
+            for name, attempt in (("checkpoint", _checkpoint), ("progress", _progress), ("transaction", _transaction)):
+                try:
+                    await attempt(job)
+                except rota.StaleToken:
+                    continue
+                raise AssertionError(f"a zombie's {name} was let through") from None
+            raise
+
+
+async def _checkpoint(job: rota.Job[Any]) -> None:
+    await job.save_checkpoint({"zombie": True})
+
+
+async def _progress(job: rota.Job[Any]) -> None:
+    await job.report_progress(0.5, "zombie")
+
+
+async def _transaction(job: rota.Job[Any]) -> None:
+    async with job.transaction() as conn:
+        await conn.execute("insert into effects values ($1, $2, -1)", job.job_id, job.fence_token)
+
+
+@app.handler("tells")
+async def tells(job: rota.Job[Any]) -> None:
+    """Repeat the payload in what it raises, as exceptions do."""
+    raise ValueError(f"can't use {job.payload!r}")
+
+
+@app.handler("asks")
+async def asks(job: rota.Job[Any]) -> None:
+    """Have the database complain about the payload, and be slow with a statement in the open."""
+    async with job.transaction() as conn:
+        await conn.execute("select pg_sleep($1)", float(options(job).get("seconds", 0)))
+        await conn.execute("select $1::text::int", str(options(job).get("password")))
+
+
+class Login(pydantic.BaseModel):
+    """A payload with a type."""
+
+    user: str
+    password: int
+
+
+@app.handler("typed")
+async def typed(job: rota.Job[Login]) -> None:
+    """Take only payloads of its type."""
+
+
+@app.handler("gives_up")
+async def gives_up(job: rota.Job[Any]) -> None:
+    """Fail for good, from an error that shows the payload."""
+    try:
+        os.environ[json.dumps(job.payload)]
+    except KeyError as error:
+        raise rota.Permanent(f"no use: {options(job)}") from error
+
+
+@app.handler("apart", runs_in="process")
+def apart(job: rota.SyncJob[Any]) -> None:
+    """Repeat the payload in what it raises, in a process of its own."""
+    raise ValueError(f"can't use {job.payload!r}")

@@ -1,0 +1,124 @@
+"""A database, daemons of tests/process_app.py on it, and what a test asks about their jobs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+import asyncpg
+
+from process_app import EFFECTS, WITNESS
+from processes import Daemons
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncpg import Connection, Record
+
+
+GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection may raise whose server is away."""
+
+
+class Scene:
+    """Where a test with real daemons takes place. Its own connection is made anew when the server has been away."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.daemons = Daemons(folder, dsn, app="process_app:app", environ={"WITNESS_DSN": dsn})
+        self._stack = AsyncExitStack()
+        self._conn: Connection[Record] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._stack.enter_context(self.daemons)
+        await self.execute(f"{WITNESS}; {EFFECTS}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+        if self._conn is not None:
+            self._conn.terminate()
+
+    async def connection(self) -> Connection[Record]:
+        """The scene's connection, straight to the server; a new one where the last was cut."""
+        conn = self._conn
+        try:
+            if conn is not None:
+                await conn.execute("select")
+                return conn
+        except GONE:
+            pass
+
+        async def reached() -> Connection[Record] | None:
+            try:
+                return await asyncpg.connect(self.dsn, server_settings={"application_name": "scene"})
+            except GONE:
+                return None
+
+        self._conn = conn = await eventually(reached, what="a server that takes connections")
+        return conn
+
+    async def execute(self, sql: str, *arguments: Any) -> str:
+        """Run a statement."""
+        return await (await self.connection()).execute(sql, *arguments)
+
+    async def fetch(self, sql: str, *arguments: Any) -> list[Record]:
+        """Run a query, return its rows."""
+        return await (await self.connection()).fetch(sql, *arguments)
+
+    async def value(self, sql: str, *arguments: Any) -> Any:
+        """Run a query, return one value."""
+        return await (await self.connection()).fetchval(sql, *arguments)
+
+    async def enqueue(self, handler: str, payload: Any = None, **columns: Any) -> int:
+        """Insert a job as a client does, by plain SQL; columns of type interval are given as text."""
+        given = {"handler": handler, "payload": json.dumps({} if payload is None else payload), **columns}
+        casts = dict.fromkeys(("timeout", "lease", "backoff_base", "backoff_cap", "retry_for"), "::text::interval")
+        places = ", ".join(f"${number}{casts.get(name, '')}" for number, name in enumerate(given, 1))
+        sql = f"insert into rota.jobs ({', '.join(given)}) values ({places}) returning job_id"
+        return int(await self.value(sql, *given.values()))
+
+    async def job(self, job_id: int) -> Record | None:
+        """The live job's row."""
+        rows = await self.fetch("select * from rota.jobs where job_id = $1", job_id)
+        return rows[0] if rows else None
+
+    async def state(self, job_id: int) -> str | None:
+        """Where the job stands, as people see it."""
+        found = await self.value("select state from rota.job_status where job_id = $1", job_id)
+        return None if found is None else str(found)
+
+    async def executions(self, job_id: int) -> list[Record]:
+        """What handlers did for it, in order."""
+        return await self.fetch("select * from executions where job_id = $1 order by started_at", job_id)
+
+    async def begins(self, job_id: int, times: int = 1, *, within: float = 20.0) -> list[Record]:
+        """Return its executions once it has begun so many times."""
+
+        async def begun() -> list[Record] | None:
+            found = await self.executions(job_id)
+            return found if len(found) >= times else None
+
+        return await eventually(begun, within=within, what=f"execution {times} of job {job_id}")
+
+    async def comes_to(self, job_id: int, state: str, *, within: float = 20.0) -> None:
+        """Return once the job has come to that state."""
+
+        async def there() -> bool:
+            return await self.state(job_id) == state
+
+        try:
+            await eventually(there, within=within, what=f"job {job_id} {state}")
+        except AssertionError as error:
+            said = "".join(daemon.said()[-2000:] for daemon in self.daemons.started)
+            raise AssertionError(f"{error}; it is {await self.state(job_id)}\n{said}") from None
+
+    async def empties(self, *, within: float = 30.0) -> None:
+        """Return once no live job is left."""
+
+        async def empty() -> bool:
+            return not await self.value("select exists (select from rota.jobs)")
+
+        await eventually(empty, within=within, what="the end of all jobs")

@@ -1,0 +1,189 @@
+"""Daemons as processes: what becomes of jobs when one is killed, stopped, held still, or told to go."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from processes import stopped
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from scenes import Scene
+
+LEASE_S = 3.0
+REAP_S = 0.5
+MARGIN_S = 5.0
+
+
+async def test_a_killed_daemons_job_runs_again_elsewhere_soon_after_its_lease(scene: Scene) -> None:
+    """A worker that dies is found out by its lease alone: within lease + one sweep + 5 s another one has the job.
+
+    It gets a larger token and the same idempotency key, so that the effects can be told apart and be made once.
+    """
+    first = scene.daemons.start()
+    job = await scene.enqueue("work", {"seconds": 60})
+    await scene.begins(job)
+    scene.daemons.start()
+
+    first.kill()
+    killed = time.monotonic()
+
+    before, after = await scene.begins(job, 2, within=LEASE_S + REAP_S + MARGIN_S)
+    assert time.monotonic() - killed < LEASE_S + REAP_S + MARGIN_S
+    assert before["pid"] == first.pid != after["pid"]
+    assert before["fence_token"] < after["fence_token"]
+    assert before["key"] == after["key"]
+    assert (before["attempt"], after["attempt"]) == (1, 2)
+    assert after["started_at"] - before["started_at"] > timedelta(seconds=LEASE_S - 0.1), "not before the lease's end"
+    lost = await scene.fetch("select outcome from rota.attempts where job_id = $1", job)
+    assert [row["outcome"] for row in lost] == ["lost"]
+
+
+async def test_a_graceful_stop_loses_nothing_and_burns_no_attempt(scene: Scene) -> None:
+    """A deployment is no failure: what runs ends, what waits stays untouched for the next daemon."""
+    first = scene.daemons.start(ROTA_QUEUES="default:5")
+    jobs = [await scene.enqueue("work", {"seconds": 1.0}) for _ in range(12)]
+    await eventually(lambda: scene.value("select count(*) >= 5 from executions"), what="five jobs under way")
+
+    code = first.stop()
+
+    assert code == 0
+    rows = await scene.fetch("select state, attempt from rota.jobs")
+    assert rows, "some were still waiting"
+    assert {(row["state"], row["attempt"]) for row in rows} == {("scheduled", 0)}
+    assert await scene.value("select bool_and(stopped_at is not null and reason is null) from executions")
+    assert await scene.value("select count(*) from rota.nodes") == 0
+    scene.daemons.start()
+    await scene.empties()
+    ended = await scene.fetch("select job_id, outcome, attempts from rota.job_runs")
+    assert {(row["outcome"], row["attempts"]) for row in ended} == {("succeeded", 1)}
+    assert sorted(row["job_id"] for row in ended) == jobs
+    assert await scene.value("select count(*) from executions") == len(jobs)
+
+
+async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given_back(scene: Scene) -> None:
+    """Who can't wait says so twice: handlers are interrupted, their jobs are free at once, and nobody has failed."""
+    daemon = scene.daemons.start()
+    job = await scene.enqueue("work", {"seconds": 60})
+    thread = await scene.enqueue("thread", {"seconds": 60})
+    await scene.begins(job)
+    await scene.begins(thread)
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("node.stopping", how="drain")
+    assert daemon.alive
+
+    daemon.send(signal.SIGTERM)
+
+    assert daemon.ends(within=5) == 0
+    for each in (job, thread):
+        row = await scene.job(each)
+        assert row is not None
+        assert (row["state"], row["attempt"], row["releases"], row["losses"]) == ("scheduled", 0, 1, 0)
+        ((reason,),) = [[found["reason"]] for found in await scene.executions(each)]
+        assert reason == "drain"
+
+
+async def test_the_third_signal_ends_the_process_whatever_it_is_doing(scene: Scene) -> None:
+    """A handler that can't be stopped must not make the process unstoppable; the lease brings its job back."""
+    daemon = scene.daemons.start(ROTA_DRAIN_GRACE="60s")
+    job = await scene.enqueue("thread", {"seconds": 60, "deaf": True})
+    await scene.begins(job)
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("node.stopping", how="drain")
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("node.stopping", how="interrupt")
+
+    daemon.send(signal.SIGTERM)
+
+    assert daemon.ends(within=5) == -signal.SIGTERM
+    scene.daemons.start()
+    await scene.begins(job, 2)
+
+
+async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(scene: Scene) -> None:
+    """The process ends at the deadline all the same; a second execution begins only when the first one's lease is over."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
+    job = await scene.enqueue("thread", {"seconds": 60, "deaf": True})
+    await scene.begins(job)
+
+    assert daemon.stop(within=6) == 0
+
+    daemon.wait_for("handler.stuck", why="drain")
+    row = await scene.job(job)
+    assert row is not None
+    assert (row["state"], row["attempt"]) == ("scheduled", 0)
+    assert row["run_at"] > await scene.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
+
+
+async def test_a_zombies_writes_are_refused(scene: Scene) -> None:
+    """A process held still beyond its lease wakes up believing that the job is its own. It can't change a thing.
+
+    Its handler tries a checkpoint, a progress and a transaction, and the daemon would settle.
+    """
+    zombie = scene.daemons.start()
+    job = await scene.enqueue("stubborn", {"seconds": 8})
+    await scene.begins(job)
+    with stopped(zombie):
+        other = scene.daemons.start()
+        before, after = await scene.begins(job, 2)
+        assert after["pid"] == other.pid
+        held = await scene.job(job)
+
+    zombie.wait_for("lease.lost")
+
+    assert [event["what"] for event in zombie.events("write.refused")] == ["checkpoint", "progress", "complete"]
+    row = await scene.job(job)
+    assert row is not None
+    assert held is not None
+    assert row["fence_token"] == held["fence_token"] == after["fence_token"] > before["fence_token"]
+    assert (row["checkpoint"], row["progress"], row["state"]) == (None, None, "running")
+    assert await scene.value("select count(*) from effects") == 0
+    await scene.comes_to(job, "succeeded")
+    assert len(await scene.executions(job)) == 2
+    ended = await scene.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
+    assert [(each["fence_token"], each["attempts"]) for each in ended] == [(after["fence_token"], 2)]
+    assert zombie.metric("rota_stale_writes_total") == 3
+    assert zombie.metric("rota_leases_lost_total") == 1
+
+
+async def test_leases_are_extended_until_the_last_job_has_drained(scene: Scene) -> None:
+    """An order to stop must not end the heartbeat, or the job runs twice while it is being finished."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="30s")
+    other = scene.daemons.start()
+    job = await scene.enqueue("work", {"seconds": 6.5})
+    (began,) = await scene.begins(job)
+    draining = daemon if began["pid"] == daemon.pid else other
+    draining.send(signal.SIGTERM)
+    draining.wait_for("node.stopping", how="drain")
+
+    leases: set[datetime] = set()
+
+    async def ended() -> bool:
+        row = await scene.job(job)
+        if row is not None:
+            leases.add(row["lease_expires_at"])
+        return row is None
+
+    await eventually(ended, within=15, what="the end of the job")
+    assert draining.ends() == 0
+    assert len(leases) >= 4, "extended again and again"
+    assert await scene.state(job) == "succeeded"
+    assert len(await scene.executions(job)) == 1
+    assert await scene.value("select attempts from rota.job_runs where job_id = $1", job) == 1
+
+
+async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_ends(scene: Scene) -> None:
+    """Staying up is for databases that were there: a wrong URL has to be seen by whoever started the daemon."""
+    daemon = scene.daemons.launch(dsn="postgresql://nobody:s3cret@127.0.0.1:1/none")
+
+    assert daemon.ends() == 3
+
+    said = daemon.said()
+    assert "127.0.0.1:1" in said
+    assert "s3cret" not in said
+    assert "Traceback" not in said

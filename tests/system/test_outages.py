@@ -1,0 +1,257 @@
+"""The database goes away, comes back, is slow, or its packets vanish: the daemon stays up and goes on by itself."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from links import Link, heartbeats, island, listeners, why_no_island
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from processes import DaemonProcess
+    from scenes import Scene
+    from servers import DurableServer
+
+NO_ISLAND = why_no_island()
+LEASE_S = 3.0
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+async def test_b67_a_restart_of_the_server_under_a_running_job_is_no_second_execution(
+    fragile_scene: Scene, own_server: DurableServer, how: str
+) -> None:
+    """The lease lives on the job's row, not in a session: the holder extends it over a new connection."""
+    daemons = [fragile_scene.daemons.start(ROTA_LEASE="6s") for _ in range(2)]
+    job = await fragile_scene.enqueue("work", {"seconds": 8})
+    await fragile_scene.begins(job)
+
+    if how == "kill":
+        own_server.kill()
+    own_server.restart()
+
+    await fragile_scene.comes_to(job, "succeeded")
+    failed = await fragile_scene.fetch("select outcome, error_kind, error from rota.attempts")
+    assert failed == [], "nothing went wrong with the first execution"
+    assert len(await fragile_scene.executions(job)) == 1
+    assert await fragile_scene.value("select attempts from rota.job_runs where job_id = $1", job) == 1
+    assert all(daemon.alive for daemon in daemons)
+
+
+async def test_b67_the_server_restarts_between_the_handlers_end_and_its_settlement(
+    fragile_scene: Scene, own_server: DurableServer
+) -> None:
+    """What has been done and can't be written yet waits, with its slot taken; it isn't done again."""
+    daemon = fragile_scene.daemons.start(ROTA_LEASE="10s", WITNESS_DSN="")
+    job = await fragile_scene.enqueue("work", {"seconds": 1})
+
+    async def running() -> bool:
+        return await fragile_scene.state(job) == "running"
+
+    await eventually(running)
+    own_server.stop()
+    daemon.wait_for("service.failed", service="settle")
+    own_server.start()
+
+    await fragile_scene.comes_to(job, "succeeded")
+    assert await fragile_scene.value("select attempts from rota.job_runs where job_id = $1", job) == 1
+
+
+async def passing(seconds: float) -> None:
+    """Return when so much time has passed."""
+    until = time.monotonic() + seconds
+    await eventually(lambda: time.monotonic() >= until, within=seconds + 10)
+
+
+def pages(daemon: DaemonProcess) -> tuple[int, int]:
+    """What the probes are told: (liveness, readiness)."""
+    return daemon.get("healthz")[0], daemon.get("readyz")[0]
+
+
+async def test_b81_an_outage_of_any_kind_ends_no_daemon(scene: Scene) -> None:
+    """Refused, starting up, too many connections, shutting down, cut: one after the other, longer than readiness trusts.
+
+    Liveness stays green, for a restart would mend nothing; readiness turns red; afterwards it goes on by itself.
+    """
+    with Link(scene.dsn) as link:
+        daemon = scene.daemons.start(dsn=link.dsn)
+        assert pages(daemon) == (200, 200)
+        before = await scene.enqueue("work")
+        await scene.comes_to(before, "succeeded")
+
+        ways: list[Callable[[], None]] = [
+            link.refuse,
+            lambda: link.answer("57P03", "the database system is starting up"),
+            lambda: link.answer("53300", "sorry, too many clients already"),
+            lambda: link.answer("57P01", "terminating connection due to administrator command"),
+        ]
+        meanwhile = await scene.enqueue("work")
+        began = time.monotonic()
+        for number, away in enumerate(ways, 1):
+            away()
+            await passing(began + number * 4.2 - time.monotonic())
+            assert daemon.get("healthz")[0] == 200
+        assert pages(daemon) == (200, 503)
+        assert "the database was last reached" in daemon.get("readyz")[1]
+        assert daemon.alive
+        assert await scene.state(meanwhile) == "due"
+
+        link.heal()
+
+        await scene.comes_to(meanwhile, "succeeded", within=25)
+        await eventually(lambda: pages(daemon) == (200, 200), within=20)
+        assert daemon.noise() == []
+        assert len(daemon.events("node.started")) == 1
+
+
+async def test_b81_a_socket_that_is_gone_ends_no_daemon(fragile_scene: Scene, own_server: DurableServer) -> None:
+    """A stopped server takes its socket along, which is another error than a refused connection."""
+    daemon = fragile_scene.daemons.start()
+    own_server.stop()
+    daemon.wait_for("service.failed", service="dispatcher")
+    await passing(2)
+    assert daemon.get("healthz")[0] == 200
+    own_server.start()
+    job = await fragile_scene.enqueue("work")
+
+    await fragile_scene.comes_to(job, "succeeded")
+
+    assert daemon.alive
+    assert daemon.noise() == []
+
+
+async def test_b79_a_listener_that_hears_nothing_any_more_is_noticed_and_holds_up_no_job(scene: Scene) -> None:
+    """Packets of the listening connection vanish: nobody is told. The poll finds the job; a round trip finds the fault."""
+    with Link(scene.dsn) as link:
+        daemon = scene.daemons.start(dsn=link.dsn, ROTA_POLL_INTERVAL="1s")
+        daemon.wait_for("listener.up")
+        warm = await scene.enqueue("work")
+        await scene.comes_to(warm, "succeeded")
+
+        link.freeze(listeners)
+        frozen = time.monotonic()
+        job = await scene.enqueue("work")
+        await scene.begins(job, within=1.0 + 1.0)
+        daemon.wait_for("listener.down", within=15)
+        assert time.monotonic() - frozen < 15
+        await eventually(lambda: daemon.metric("rota_listener_up") == 0, within=2)
+
+        link.heal()
+        await eventually(lambda: daemon.metric("rota_listener_up") == 1, within=20)
+        assert len(daemon.events("listener.up")) == 2
+
+
+async def test_slow_answers_cost_no_lease(scene: Scene) -> None:
+    """A heartbeat that took a second must not rest ten: the database was slow, not away."""
+    with Link(scene.dsn) as link:
+        daemon = scene.daemons.start(dsn=link.dsn, ROTA_LEASE="6s")
+        job = await scene.enqueue("work", {"seconds": 12})
+        await scene.begins(job)
+        link.slow(heartbeats, 0.2)
+
+        await scene.comes_to(job, "succeeded", within=30)
+
+        assert len(await scene.executions(job)) == 1
+        assert daemon.metric("rota_leases_lost_total") == 0
+
+
+async def test_a_look_that_took_long_does_not_put_off_the_next_ones(scene: Scene) -> None:
+    """A server that stalled, or a process that was held still, in the middle of a look: what comes in next starts as ever."""
+    with Link(scene.dsn) as link:
+        daemon = scene.daemons.start(dsn=link.dsn, ROTA_POLL_INTERVAL="500ms")
+        daemon.wait_for("listener.up")
+        link.slow(lambda name: name.startswith("rota ") and not listeners(name) and not heartbeats(name), 2.5)
+        await passing(4)
+        link.heal()
+        await passing(3)  # the last slow answer has come in
+
+        job = await scene.enqueue("work")
+
+        await scene.begins(job, within=2.5)
+
+
+@pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
+async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_settle_it(scene: Scene) -> None:
+    """By its own clock it interrupts the handler before another node can have been given the job; then it comes back.
+
+    The cable of its network namespace is pulled: no FIN, no RST, only silence.
+    """
+    with island() as away, Link(scene.dsn, host=away.address) as link:
+        cut_off = scene.daemons.start(dsn=link.dsn, within=away.inside)
+        job = await scene.enqueue("work", {"seconds": 9})
+        await scene.begins(job)
+        other = scene.daemons.start()
+
+        away.cut()
+        before, after = await scene.begins(job, 2)
+        assert (before["pid"], after["pid"]) == (cut_off.pid, other.pid)
+        first, second = await scene.executions(job)
+        # Its handler can't tell the witness over the cut: what it logs has to do.
+        assert first["stopped_at"] is None or first["stopped_at"] < second["started_at"]
+        away.mend()
+
+        cut_off.wait_for("lease.lost", within=40)
+        await scene.comes_to(job, "succeeded")
+        ended = await scene.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
+        assert [tuple(row) for row in ended] == [(after["fence_token"], 2)]
+        again = await scene.enqueue("work")
+        other.kill()
+        await scene.comes_to(again, "succeeded", within=30)
+        assert cut_off.alive
+        assert cut_off.noise() == []
+
+
+@pytest.mark.parametrize("on_the_way", ["", "handlers"])
+async def test_b83_connections_cut_in_the_middle_cost_no_second_execution(scene: Scene, on_the_way: str) -> None:
+    """A reply that is lost after COMMIT leaves the outcome unknown; it is asked for, or sent again under the same token."""
+    daemon = scene.daemons.start(ROTA_LEASE="10s")
+    jobs = [await scene.enqueue("transactional", {"seconds": 0.02}) for _ in range(200)]
+    cuts = 0
+
+    async def done() -> bool:
+        nonlocal cuts
+        cuts += await scene.value(
+            """
+            select count(pg_terminate_backend(pid)) from pg_stat_activity
+            where application_name ~ '^rota .*' and application_name like '%' || $1 and random() < 0.2
+            """,
+            on_the_way,
+        )
+        return not await scene.value("select exists (select from rota.jobs where state = 'running' or attempt = 0)")
+
+    await eventually(done, within=30)
+    await scene.execute("update rota.jobs set run_at = now()")
+    await scene.empties()
+
+    assert cuts
+    assert daemon.alive
+    assert daemon.noise() == []
+    effects = await scene.fetch("select job_id, count(*) as count from effects group by 1 order by 1")
+    assert [(row["job_id"], row["count"]) for row in effects] == [(job, 1) for job in jobs]
+    outcomes = await scene.fetch("select distinct outcome from rota.job_runs")
+    assert [row["outcome"] for row in outcomes] == ["succeeded"]
+
+
+async def test_an_interruption_in_the_middle_of_begin_leaves_no_transaction_behind(scene: Scene) -> None:
+    """Who is cut off there can't know whether the transaction has begun: its connection must not go to the next job."""
+    daemon = scene.daemons.start(WITNESS_DSN="", ROTA_QUEUES="default:10")
+    await scene.execute(
+        """
+        insert into rota.jobs (handler, payload, max_attempts, timeout)
+        select 'transactional', '{"seconds": 0}', 1, (1 + n % 100) * interval '0.5 milliseconds'
+        from generate_series(1, 1000) as n
+        """
+    )
+
+    await scene.empties()
+
+    succeeded = await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'")
+    assert await scene.value("select count(*) from effects") == succeeded
+    assert await scene.value("select count(*) from rota.dead_letters") == 1000 - succeeded
+    assert 0 < succeeded < 1000, "some were cut off, and some were not"
+    assert daemon.noise() == []
+    assert daemon.alive
