@@ -208,7 +208,7 @@ class Telemetry:
         delays = []
         for claim in claims:
             queues[claim.queue] += 1
-            due = claim.run_at if claim.extras is None else max(claim.run_at, claim.extras.created_at)
+            due = claim.created_at or claim.run_at
             delays.append((claim.started_at - due).total_seconds())
         self._start_delay.observe(delays)
         for queue, count in queues.items():

@@ -13,15 +13,16 @@ PLANTED_AT_ONCE = 10_000
 
 PAYLOAD_BYTES = 200
 
-# Once a year, all of them: what is due is due because its clock was set, and not again while we measure.
+# Once a year, on one of many days: what is due is due because its clock was set, and not again while we measure.
 PLANT = """
 insert into rota.schedules (name, handler, cron, payload)
-select 'schedule ' || number, $1, '0 0 1 1 *', jsonb_build_object('fill', repeat('x', $4::int4 - 12))
+select 'schedule ' || number, $1, format('0 0 %s %s *', 1 + number % 25, 1 + number % 11),
+    jsonb_build_object('fill', repeat('x', $4::int4 - 12))
 from generate_series($2::int8, $3::int8) as number
 """
 PLAN = """
 update rota.schedule_clocks
-set next_fire_at = date_trunc('year', now()) + interval '1 year'
+set next_fire_at = date_trunc('year', now()) + interval '1 year' + schedule_id % 275 * interval '1 day'
 where next_fire_at = '-infinity'
 """
 

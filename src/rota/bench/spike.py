@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from rota.bench.daemons import daemons
+from rota.bench.drain import until_ended
 from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.schedules import plant
+from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -19,17 +22,16 @@ if TYPE_CHECKING:
     from rota.bench.figures import Show
     from rota.bench.ground import Ground
 
-POLL = 0.1
+A_DAY = timedelta(days=1)
 
-LEAST_LEAD = 3.0
-"""Seconds from the moment all is prepared to the instant: daemons take up what changed meanwhile."""
+LEAST_LEAD = timedelta(seconds=2)
+"""From the moment all is prepared to the instant."""
 
 # Spread over all of the table, as they would be: each due schedule's clock lies beside nine others' that aren't.
 SET_CLOCKS = """
 update rota.schedule_clocks set next_fire_at = now() + $2::interval where schedule_id % $1 = 0
 returning next_fire_at
 """
-ENDED = "select count(*) from rota.job_runs"
 FIRED = "select count(*) from rota.fires where disposition = 'enqueued'"
 LAST = """
 select max(finished_at) as finished, (select max(decided_at) from rota.fires) as fired from rota.job_runs
@@ -51,13 +53,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         before = await ground.counters(settled=False)
         used = running.cpu_seconds()
         with show.step(f"{due:,} fires, {count} daemon{'s' if count > 1 else ''}", due) as tell:
-            shown = 0
-            while shown < due:
-                running.check()
-                await asyncio.sleep(POLL)
-                ended = int(str(await ground.ask(ENDED)))
-                tell(ended - shown)
-                shown = ended
+            await until_ended(ground, running, 0, due, tell)
         used = running.cpu_seconds() - used
         rss = running.rss_mb()
         ours = ground.asked
@@ -67,7 +63,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         lateness: Any = await ground.db.fetchval(LATENESS)
         start: Any = await ground.db.fetchval(START)
         dead = await ground.dead_tuples()
-    assert fired == due == shown, f"{due} due, {fired} fired, {shown} done"  # noqa: S101  else there is nothing to tell
+    assert fired == due, f"{due} were due, {fired} fired"  # noqa: S101  else there is nothing to tell
     seconds = (last["finished"] - instant).total_seconds()
     statements = None
     if before.statements is not None and after.statements is not None:
@@ -95,24 +91,23 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
 
 async def _set_clocks(ground: Ground, nth: int) -> tuple[datetime, int]:
     """Make every nth schedule due in a moment, then write a checkpoint; return the instant, and how many are due then."""
-    lead = LEAST_LEAD
-    while True:
-        rows = await ground.db.fetch(SET_CLOCKS, nth, timedelta(seconds=lead))
-        await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
-        try:
-            await ground.db.execute("checkpoint")
-        except asyncpg.InsufficientPrivilegeError:
-            await asyncio.sleep(0)  # then the log is smaller than it would be, and its figure says so
-        instant: datetime = rows[0]["next_fire_at"]
-        now: datetime = await ground.db.fetchval("select clock_timestamp()")
-        left = (instant - now).total_seconds()
-        if left >= LEAST_LEAD / 2:
-            return instant, len(rows)
-        # Once more, now that we know how long it takes: the instant must not pass before all stands.
-        lead = (lead - left) * 1.5 + LEAST_LEAD
-        await ground.db.execute(
-            "update rota.schedule_clocks set next_fire_at = 'infinity' where schedule_id % $1 = 0", nth
-        )
+    began = time.monotonic()
+    await _prepare(ground, nth, A_DAY)  # to see how long it takes: the instant must not pass before all stands
+    took = timedelta(seconds=time.monotonic() - began)
+    instant, due = await _prepare(ground, nth, took * 2 + LEAST_LEAD)
+    now: datetime = await ground.db.fetchval("select clock_timestamp()")
+    if now >= instant:
+        raise DatabaseUnusable("preparing the spike took so long that it was over before all stood: try again")
+    return instant, due
+
+
+async def _prepare(ground: Ground, nth: int, lead: timedelta) -> tuple[datetime, int]:
+    rows = await ground.db.fetch(SET_CLOCKS, nth, lead)
+    await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
+    # Where we may not ask for a checkpoint, the log is smaller than it would be, and its figure says so.
+    with suppress(asyncpg.InsufficientPrivilegeError):
+        await ground.db.execute("checkpoint")
+    return rows[0]["next_fire_at"], len(rows)
 
 
 def _ms(interval: timedelta) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from rota.db.sql import SQL
-from rota.domain.job import Claim, Extras, FenceToken, NodeId, Terms
+from rota.domain.job import Claim, FenceToken, NodeId, Terms
 from rota.domain.schedule import Rule
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ async def claim_due_jobs(
         int(suspects),
         lease,
     )
-    next_in: timedelta | None = rows[0][11]
-    if rows[0][0] is None:
-        return [], next_in
-    return [Claim(*row[:10], Extras.parse(row[10]) if row[10] is not None else None) for row in rows], next_in  # type: ignore[call-arg]
+    next_in: timedelta | None = rows[0][17]
+    return [Claim(*row[:17]) for row in rows if row[0] is not None], next_in
 
 
 async def find_orphaned_claims(

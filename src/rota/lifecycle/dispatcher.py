@@ -230,7 +230,7 @@ class Dispatcher:
         )
         lease = self._lease.total_seconds()
         for claim in claims:
-            own = lease if claim.extras is None else claim.extras.lease.total_seconds()
+            own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
             group.create_task(self._execute(attempt))
