@@ -82,8 +82,7 @@ MEANING = {
     ),
     "start_p50_ms": (
         "{:.2f}",
-        "half of the jobs were in their handler so soon after their INSERT was sent, its commit included; after the "
-        "instant of their fire",
+        "half of the jobs were in their handler so soon after their INSERT was sent (commit included), or their instant",
     ),
     "start_p99_ms": ("{:.2f}", "… 99 of 100"),
     "start_max_ms": ("{:.2f}", "… all"),

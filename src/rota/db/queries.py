@@ -125,6 +125,22 @@ async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[i
     return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
 
 
+class EndsLook(NamedTuple):
+    """What a sweep has to do, and the database's time."""
+
+    now: datetime
+    lost: bool
+    late: bool
+    asked: bool
+
+
+async def look_for_ends(db: Connection) -> EndsLook:
+    """Return whether leases have expired, jobs weren't begun in time, and requests to cancel are there."""
+    row = await db.fetchrow(SQL["look_for_ends"])
+    assert row is not None  # noqa: S101  it always returns one row
+    return EndsLook(*row)
+
+
 async def find_expired_leases(db: Connection, *, limit: int) -> list[Terms]:
     """Return the terms of running jobs whose lease has expired, whoever held it."""
     return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], limit)]

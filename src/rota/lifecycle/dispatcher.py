@@ -42,7 +42,7 @@ LARGEST = 500
 QUIET = 60.0
 """Seconds after which a lane without work is no longer looked at but by sweeps."""
 
-SUSPECTS = 5.0
+SUSPECTS = 10.0
 """Seconds between two looks for jobs that were lost twice in a row."""
 
 MOST_QUEUES = 200
