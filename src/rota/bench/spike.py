@@ -58,6 +58,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         rss = running.rss_mb()
         ours = ground.asked
         after = await ground.counters(settled=False)
+        flushed = await ground.counters(settled=True)
         last: Any = await ground.db.fetchrow(LAST)
         fired = int(await ground.db.fetchval(FIRED))
         lateness: Any = await ground.db.fetchval(LATENESS)
@@ -65,7 +66,8 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         dead = await ground.dead_tuples()
     assert fired == due, f"{due} were due, {fired} fired"  # noqa: S101  else there is nothing to tell
     seconds = (last["finished"] - instant).total_seconds()
-    statements = None
+    commits = (flushed.commits - before.commits - ours) / due
+    statements = commits
     if before.statements is not None and after.statements is not None:
         statements = (after.statements - before.statements - ours) / due
     return Figures(
@@ -81,6 +83,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         start_max_ms=_ms(start[2]),
         cpu_us_per_job=used / due * 1e6 or None,
         statements_per_job=statements,
+        commits_per_job=commits,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / due,
         dead_tuples=dead,
         rss_mb=rss,
