@@ -49,6 +49,7 @@ from rota.lifecycle.executor import Executor
 from rota.lifecycle.heartbeat import Heartbeat, Trust
 from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.running import Running
+from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler, as_verdict
 from rota.lifecycle.wake import Wake
 from rota.loop import Pulse, Service, on_own_thread, run_forever
@@ -56,6 +57,7 @@ from rota.services.gauges import Gauges, LocalGauges
 from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
+from rota.services.track_record import TrackRecord
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
@@ -201,8 +203,29 @@ class Daemon:
         wake = Wake()
         grace = config.drain.grace.total_seconds()
         running = Running(self._slots, wake, grace=grace)
+        track_record = TrackRecord(pool)
+        scheduler = Scheduler(
+            pool,
+            Wake(),
+            telemetry,
+            node=self.node,
+            shards=lambda: presence.shards,
+            poll_interval=config.poll_interval,
+        )
+
+        def on_end(schedule_id: int, succeeded: bool | None) -> None:
+            if succeeded is not None:
+                track_record.add(schedule_id, succeeded=succeeded)
+            scheduler.job_ended()
+
         settler = Settler(
-            pool, running, telemetry, node=self.node, random=random.random, alert=config.dead_letters.handler
+            pool,
+            running,
+            telemetry,
+            node=self.node,
+            random=random.random,
+            alert=config.dead_letters.handler,
+            on_end=on_end,
         )
         heartbeat = Heartbeat(
             running,
@@ -216,7 +239,7 @@ class Daemon:
             grace=grace,
             wedged_after=config.lease.wedged_after.total_seconds(),
         )
-        listener = self._listener(wake, heartbeat)
+        listener = self._listener(wake, heartbeat, scheduler)
         executor = Executor(self._app.handlers, environment, settle=settler.add, abandon=settler.abandon, grace=grace)
         dispatcher = self._dispatcher = Dispatcher(
             pool,
@@ -235,6 +258,8 @@ class Daemon:
         gauges = Gauges(pool, telemetry)
         services: list[Service] = [
             settler,
+            scheduler,
+            track_record,
             Trust(running, telemetry, heartbeat, grace=grace),
             Reaper(
                 pool,
@@ -243,6 +268,7 @@ class Daemon:
                 lease=config.lease.duration,
                 random=random.random,
                 alert=config.dead_letters.handler,
+                on_end=on_end,
             ),
             presence,
             Pruner(pool, telemetry, config.retention),
@@ -319,7 +345,7 @@ class Daemon:
         sys.stderr.flush()
         os._exit(0)
 
-    def _listener(self, wake: Wake, heartbeat: Heartbeat) -> Listener | NoListener:
+    def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:
         route = self._route
         assert route is not None  # noqa: S101  set by run()
         if route.pooled and self._config.database.direct_url is None:
@@ -342,7 +368,14 @@ class Daemon:
             else:
                 wake.set()
 
-        return Listener(connect_directly, self.telemetry, on_wake=on_wake, on_cancel=heartbeat.look_now)
+        return Listener(
+            connect_directly,
+            self.telemetry,
+            on_wake=on_wake,
+            on_cancel=heartbeat.look_now,
+            on_schedules=scheduler.look,
+            on_nodes=scheduler.nodes_changed,
+        )
 
     async def _on_connect(self, conn: asyncpg.Connection) -> None:
         # A fail-over or a restore can set the sequence back, and a token must never be issued twice.
@@ -426,7 +459,7 @@ class Daemon:
             health.ServiceHealth(
                 name=name,
                 age=timedelta(seconds=now - succeeded),
-                allowed=timedelta.max if name in {"settle", "listener"} else STALLED,
+                allowed=timedelta.max if name in {"settle", "listener", "track record"} else STALLED,
                 failures=self._pulse.failures[name],
                 database_away=self._pulse.failures[name] > 0,
             )

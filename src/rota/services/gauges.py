@@ -78,6 +78,7 @@ class LocalGauges:
         """Show slots, and the ages of services and samples."""
         now = boottime()
         self._telemetry.slots_sampled(self._running.slots())
-        for service, succeeded in self._pulse.succeeded.items():
+        # A copy, for the heartbeat's thread enters itself while we start.
+        for service, succeeded in self._pulse.succeeded.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
         self._telemetry.sample_aged(timedelta(seconds=now - self._gauges.sampled))
