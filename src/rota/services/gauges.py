@@ -34,7 +34,9 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
+            states, last_success = await queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
+        self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
