@@ -169,7 +169,9 @@ class App:
         for function, handler, name, given in self._schedules:
             called = handler or self._name_of(function)
             if (name or called) in found:
-                raise ConfigError(f"schedule {name or called!r} is declared twice in app {self.name!r}: name one of them")
+                raise ConfigError(
+                    f"schedule {name or called!r} is declared twice in app {self.name!r}: name one of them"
+                )
             found[name or called] = declare_schedule(name or called, **given, handler=called)
         return found
 
@@ -177,7 +179,9 @@ class App:
         those = (function, getattr(function, "__wrapped__", function))
         names = [name for name, handler in self.handlers.items() if handler.function in those]
         if len(names) != 1:
-            what = f"is {len(names)} handlers" if names else "is no handler: put @app.handler(…) beside @app.schedule(…)"
+            what = (
+                f"is {len(names)} handlers" if names else "is no handler: put @app.handler(…) beside @app.schedule(…)"
+            )
             raise ConfigError(f"{getattr(function, '__qualname__', function)} {what}; or say which: handler=…")
         return names[0]
 
@@ -192,7 +196,7 @@ class App:
                 f"apps {self.name!r} and {other.name!r} both declare the schedule {', '.join(taken)}: rename one of them"
             )
         self._handlers.update(other.handlers)
-        self._schedules += other._schedules  # noqa: SLF001
+        self._schedules += other._schedules
 
 
 def find_app(reference: str) -> App:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rota.commands import check, dead, enqueue, job, run, schema, settings, status
+from rota.commands import check, cron, dead, enqueue, job, run, schedule, schema, settings, status, why
 from rota.commands.options import AsJson
 from rota.errors import RotaError
 
@@ -39,7 +39,10 @@ app.command()(settings.config)
 app.command()(status.status)
 app.command()(enqueue.enqueue)
 app.add_typer(job.app)
+app.add_typer(schedule.app)
+app.add_typer(cron.app)
 app.add_typer(dead.app)
+app.command()(why.why)
 
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

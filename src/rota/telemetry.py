@@ -373,9 +373,7 @@ class Telemetry:
             elif step.what == "refused":
                 self._event(logging.ERROR, "schedule.refused", schedule=step.name, reason=step.why)
             elif step.what in {"newer_release", "not_ours", "undeclared"}:
-                self._event(
-                    logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why
-                )
+                self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
 
     def shards_taken(self, count: int) -> None:
         """Tell that this node looks at another part of the schedules than before, because nodes came or went."""

@@ -7,7 +7,7 @@ import typer
 
 from rota.commands.enqueue import checked_json
 from rota.commands.job_sheet import read_job, show_job
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Handler, JobId, Queue, duration, instant
+from rota.commands.options import AsJson, ConfigFile, DryRun, Dsn, Embedded, Handler, JobId, Queue, duration, instant
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, table
 
@@ -27,7 +27,6 @@ Before = Annotated[
 ]
 Every = Annotated[bool, typer.Option("--all", help="Whatever there is.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="How many at most.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be.")]
 
 
 @app.command()

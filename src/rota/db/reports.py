@@ -410,9 +410,7 @@ async def list_handler_names(db: Connection) -> list[str]:
     return [row[0] for row in await db.fetch(SQL["list_handler_names"])]
 
 
-async def list_schedules(
-    db: Connection, *, handler: str | None, state: str | None, limit: int
-) -> list[ScheduleLine]:
+async def list_schedules(db: Connection, *, handler: str | None, state: str | None, limit: int) -> list[ScheduleLine]:
     """Return schedules by name; `state` may be silent, too."""
     return [ScheduleLine(**row) for row in await db.fetch(SQL["list_schedules"], handler, state, limit)]
 
@@ -439,9 +437,7 @@ async def find_fire(db: Connection, *, schedule_id: int | None, name: str, at: d
     return None if row is None else FireRecord(**row)
 
 
-async def find_job_fire(
-    db: Connection, *, job_id: int, schedule_id: int, scheduled_for: datetime
-) -> FireRecord | None:
+async def find_job_fire(db: Connection, *, job_id: int, schedule_id: int, scheduled_for: datetime) -> FireRecord | None:
     """Return the fire that the job was made for."""
     row = await db.fetchrow(SQL["find_job_fire"], job_id, schedule_id, scheduled_for)
     return None if row is None else FireRecord(**row)

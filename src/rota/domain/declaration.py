@@ -143,9 +143,8 @@ def reconcile(
     there = {each.name: each for each in stored}
     wanted = {each.name: each for each in declarations}
     steps = [_step(each, there.get(name), app=app, release=release, force=force) for name, each in wanted.items()]
-    for name in there.keys() - wanted.keys():
-        if there[name].declared_by == app:
-            steps.append(_left_over(there[name], release=release, force=force))
+    left_over = [each for each in there.values() if each.declared_by == app and each.name not in wanted]
+    steps += [_left_over(each, release=release, force=force) for each in left_over]
     return sorted(steps, key=lambda step: step.name)
 
 
