@@ -302,21 +302,8 @@ def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
     if fire is not None:
         how = "asked for by hand" if fire.disposition == "run_now" else f"for its instant {moment(fire.scheduled_for)}"
         parts.append(f"made by schedule {fire.name}, {how}" + (f"; {fire.note}" if fire.note else ""))
-    for name in (
-        "due",
-        "next try",
-        "but",
-        "attempt",
-        "last error",
-        "gives up",
-        "started",
-        "lease",
-        "ended",
-        "why",
-        "do",
-    ):
-        if text := lines.get(name):
-            parts.append(f"{name}: {text}")
+    more = ("due", "next try", "but", "attempt", "last error", "gives up", "started", "lease", "ended", "why", "do")
+    parts += [f"{name}: {text}" for name in more if (text := lines.get(name))]
     return "\n    ".join(parts)
 
 
