@@ -133,6 +133,7 @@ class Daemon:
         self.address: tuple[str, int] | None = None
         self._config = config
         self._app = app
+        self._declared = app.schedules
         self._app_reference = app_reference
         self._until_idle = until_idle
         self._slots = _slots(config, app)
@@ -184,7 +185,7 @@ class Daemon:
             stack.push_async_callback(self._leave, presence)
             async with connection(pool) as db:
                 declared = await declarations.apply(
-                    db, app=self._app.name, release=self._app.release, declarations=self._app.schedules
+                    db, app=self._app.name, release=self._app.release, declarations=self._declared
                 )
             self.telemetry.schedules_declared(declared)
             self.address = await stack.enter_async_context(

@@ -65,6 +65,9 @@ def checked_rule(expression: str, timezone: str, gap: str, fold: str) -> "Rule":
     from rota.cron import Cron
     from rota.domain.schedule import Rule
 
+    for option, value, known in (("--gap", gap, ("after", "skip")), ("--fold", fold, ("first", "both"))):
+        if value not in known:
+            raise typer.BadParameter(f"{value!r} is neither of {', '.join(known)}", param_hint=option)
     terms: Any = {"timezone": timezone, "gap": gap, "fold": fold}
     checked = Cron(expression, **terms)
     return Rule(cron=checked.expr, timezone=checked.timezone, dst_gap=checked.gap, dst_fold=checked.fold)

@@ -156,7 +156,7 @@ def _state(each: "ScheduleDescription") -> str:
 
 def _next(each: "ScheduleDescription") -> str:
     if each.next_fire_at is None:
-        return ""
+        return "to be planned, by the first daemon that looks" if each.state in {"ok", "overdue"} else ""
     local = "" if each.timezone == "UTC" else f", {_local(each.next_fire_at, each.timezone)}"
     return f"{relative(each.next_fire_at, each.now)}{local}"
 

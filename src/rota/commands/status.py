@@ -212,7 +212,7 @@ def _schedules(found: Status) -> "list[RenderableType]":
         ]
         parts.append(table(f"schedules ({counts}), next", "schedule…", "handler…", "fires", "#", "jitter", rows=rows))
     else:
-        parts.append(Text(f"schedules: {counts}; none of them fires any more"))
+        parts.append(Text(f"schedules: {counts}; none of them has a next instant by now"))
     bad = [state for state in ("invalid", "overdue") if found.schedules.get(state)]
     if found.schedules.get("silent"):
         bad.append("silent (no success in time)")

@@ -428,7 +428,7 @@ async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step])
 
 
 async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | None, float]]:
-    """Return state -> how many schedules, and name -> last success of watched ones: of all that aren't named the oldest, as None."""
+    """Return state -> how many, and name -> last success of watched schedules; as None the oldest of those that aren't named."""
     rows = await db.fetch(SQL["sample_schedules"], WATCHED)
     return {row[0]: row[1] for row in rows if row[0]}, {row[2]: row[3] for row in rows if not row[0]}
 
