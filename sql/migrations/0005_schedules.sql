@@ -314,7 +314,7 @@ select schedule_id, name, cron, every, timezone,
          when paused then 'paused'
          when next_fire_at is null then 'ended'
          -- One that is to be planned has -infinity, and should not have had it for long.
-         when greatest(next_fire_at, edited_at) < now() - interval '30 seconds' then 'overdue'
+         when coalesce(nullif(next_fire_at, '-infinity'), edited_at) < now() - interval '30 seconds' then 'overdue'
          else 'ok' end
      from rota.schedule_clocks as clock
      where clock.schedule_id = definition.schedule_id) as state
