@@ -117,7 +117,9 @@ def tzdata_version() -> str:
         return str(import_module("tzdata").IANA_VERSION)
     except ModuleNotFoundError as error:
         # Without this, a machine without zone files would know UTC alone, and one with old files would compute other fires.
-        raise ConfigError("the package tzdata is missing, without which no timezone can be trusted: install it") from error
+        raise ConfigError(
+            "the package tzdata is missing, without which no timezone can be trusted: install it"
+        ) from error
 
 
 @cache

@@ -41,9 +41,7 @@ def shop(cron: str | None = "0 6 * * *", *, name: str = "shop", release: str | N
 
 async def start(conn: Connection[Record], app: App, **options: bool) -> Sequence[Step]:
     """What a daemon of that app does at its start."""
-    return await declarations.apply(
-        conn, app=app.name, release=app.release, declarations=app.schedules, **options
-    )
+    return await declarations.apply(conn, app=app.name, release=app.release, declarations=app.schedules, **options)
 
 
 async def became(conn: Connection[Record], app: App, **options: bool) -> dict[str, str]:
@@ -98,7 +96,9 @@ async def test_a_change_that_has_nothing_to_do_with_time_is_no_edit_of_it(conn: 
 async def test_what_operators_have_edited_or_paused_survives(conn: Connection[Record]) -> None:
     """Restarts, and changes of the declaration elsewhere: only what has changed in the code is written."""
     await start(conn, shop(priority=3))
-    await conn.execute("update rota.schedules set cron = '30 5 * * *', priority = 1; select rota.pause_schedule('morning')")
+    await conn.execute(
+        "update rota.schedules set cron = '30 5 * * *', priority = 1; select rota.pause_schedule('morning')"
+    )
     assert await became(conn, shop(priority=3)) == {"morning": "unchanged"}
     assert await became(conn, shop(priority=3, overlap="allow")) == {"morning": "updated"}
     row = await morning(conn)

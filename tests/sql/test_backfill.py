@@ -33,7 +33,9 @@ async def hours(conn: Connection[Record], count: int) -> list[datetime]:
     return [last - back * HOUR for back in range(count, 0, -1)]
 
 
-async def backfill(conn: Connection[Record], instants: list[datetime], reason: str | None = None) -> tuple[int, int, int]:
+async def backfill(
+    conn: Connection[Record], instants: list[datetime], reason: str | None = None
+) -> tuple[int, int, int]:
     """(enqueued, left out, undecided)"""
     return await operations.backfill_schedule(conn, name="s", instants=instants, run_at=instants, reason=reason)
 
@@ -52,7 +54,9 @@ async def test_each_instant_becomes_a_job_under_its_own_name_once(conn: Connecti
     assert [job["start_by"] - job["run_at"] for job in jobs] == [HOUR] * 3
     notes = await conn.fetch("select distinct disposition, note from rota.fires")
     assert [tuple(row) for row in notes] == [("enqueued", "backfilled by postgres: new report")]
-    assert await conn.fetchval("select affected from rota.audit where action = 'backfill' order by audit_id limit 1") == 3
+    assert (
+        await conn.fetchval("select affected from rota.audit where action = 'backfill' order by audit_id limit 1") == 3
+    )
 
 
 async def test_what_has_a_row_of_its_own_is_left_out(conn: Connection[Record]) -> None:
@@ -95,7 +99,9 @@ async def test_what_is_not_decided_yet_is_the_daemons(conn: Connection[Record]) 
     made = await planned(conn)
     instants = await hours(conn, 3)
     await conn.execute(
-        "update rota.schedule_clocks set last_fire_at = null, next_fire_at = $1 where schedule_id = $2", instants[1], made
+        "update rota.schedule_clocks set last_fire_at = null, next_fire_at = $1 where schedule_id = $2",
+        instants[1],
+        made,
     )
     assert await backfill(conn, instants) == (1, 0, 2)
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity' where schedule_id = $1", made)
@@ -150,7 +156,9 @@ async def test_states_are_told_apart(conn: Connection[Record]) -> None:
         from rota.schedule_definitions as definition where definition.schedule_id = clock.schedule_id
         """
     )
-    await conn.execute("update rota.schedule_definitions set edited_at = now() - interval '1 hour' where name = 'forgotten'")
+    await conn.execute(
+        "update rota.schedule_definitions set edited_at = now() - interval '1 hour' where name = 'forgotten'"
+    )
     await conn.execute("select rota.pause_schedule('paused')")
     found = dict(await conn.fetch("select name, state from rota.schedules"))
     assert found == {

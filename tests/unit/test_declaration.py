@@ -28,9 +28,7 @@ def applied(step: Step, *, by: str = "shop") -> Stored:
 
 def one(wanted: Declaration | None, there: Stored | None, *, release: str | None = None, force: bool = False) -> Step:
     """What becomes of it."""
-    (step,) = reconcile(
-        [wanted] if wanted else [], [there] if there else [], app="shop", release=release, force=force
-    )
+    (step,) = reconcile([wanted] if wanted else [], [there] if there else [], app="shop", release=release, force=force)
     return step
 
 

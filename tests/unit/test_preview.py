@@ -64,9 +64,7 @@ def test_there_may_be_fewer_than_asked_for() -> None:
     st.sampled_from(["after", "skip"]),
     st.sampled_from(["first", "both"]),
 )
-def test_what_fires_is_what_the_scheduler_fires(
-    naive: datetime, expr: str, timezone: str, gap: str, fold: str
-) -> None:
+def test_what_fires_is_what_the_scheduler_fires(naive: datetime, expr: str, timezone: str, gap: str, fold: str) -> None:
     """One path from an expression to instants: the preview may say more, never something else."""
     after = naive.replace(tzinfo=utc(2026, 1, 1).tzinfo)
     rule = Rule(cron=expr, timezone=timezone, dst_gap=gap, dst_fold=fold)  # type: ignore[arg-type]

@@ -160,7 +160,7 @@ def node_findings(nodes: "Sequence[LivingNode]") -> Iterator[Finding]:
 
 async def schedule_findings(db: "Connection") -> list[Finding]:
     """Look for schedules that stand still, or do not succeed, or all fire together."""
-    from rota.commands.schedule_sheet import crowd_advice
+    from rota.commands.schedule_sheet import SPREAD
     from rota.db import reports
 
     counts = await reports.summarise_schedules(db)
@@ -181,8 +181,9 @@ async def schedule_findings(db: "Connection") -> list[Finding]:
     found += [
         Finding(
             check="crowd",
-            finding=f"{plural(crowd.schedules, 'schedule')} without jitter ({crowd.sample} among them)",
-            do=crowd_advice(crowd.next_fire_at),
+            finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
+            + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
+            do=SPREAD,
         )
         for crowd in await reports.find_crowds(db)
     ]

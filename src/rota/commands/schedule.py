@@ -12,7 +12,7 @@ import typer
 from rota.commands.cron import print_instants
 from rota.commands.enqueue import checked_json, unclaimed
 from rota.commands.options import App, AsJson, ConfigFile, DryRun, Dsn, Embedded, Handler, Reason, duration, instant
-from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule
+from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.session import ask, configure, using
 from rota.commands.show import age, console, moment, plural, print_json, printable, relative, table
 
@@ -619,7 +619,7 @@ async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
         known = await reports.list_handler_names(db)
         if why := unclaimed(made.handler, made.queue or "default", nodes, known):
             found.append(why)
-        if made.jitter == timedelta(0) and (too_many := await crowded(db, made)):
+        if too_many := await crowded(db, made):
             found.append(too_many)
     except asyncpg.InsufficientPrivilegeError:
         pass  # a client may make schedules, and see no daemons
@@ -627,7 +627,7 @@ async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
 
 
 def _say_when(made: "ScheduleDescription", warnings: Sequence[str], *, as_json: bool) -> None:
-    following = None if made.paused else made.rule.first_after(max(made.edited_at, made.last_fire_at or made.edited_at))
+    following = upcoming(made)
     if as_json:
         print_json(
             {

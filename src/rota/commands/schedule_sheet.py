@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
     from rota.db.reports import FireRecord, ScheduleDescription
 
+SPREAD = "spread them, rota schedule set NAME --jitter 5m"
+
 KNOWN = 10_000
 """Most names among which a likely one is looked for."""
 
@@ -52,14 +54,20 @@ async def crowded(db: "Connection", made: "ScheduleDescription") -> str | None:
     """Say that too many schedules fire at the instant at which this one fires next."""
     from rota.db import reports
 
-    for crowd in await reports.find_crowds(db, name=made.name):
-        return f"{plural(crowd.schedules, 'schedule')} without jitter {crowd_advice(crowd.next_fire_at)}"
-    return None
+    following = upcoming(made)
+    if made.jitter or following is None:
+        return None
+    count = await reports.count_crowd(db, at=following, cron=made.cron, timezone=made.timezone)
+    if count <= reports.CROWD:
+        return None
+    return f"{plural(count, 'schedule')} without jitter fire together at {moment(following)}: {SPREAD}"
 
 
-def crowd_advice(at: datetime) -> str:
-    """Say what to do about an instant that many share."""
-    return f"fire together at {moment(at)}: spread them, rota schedule set … --jitter 5m"
+def upcoming(made: "ScheduleDescription") -> datetime | None:
+    """Return when it fires next, as a daemon will plan it."""
+    if made.paused:
+        return None
+    return made.next_fire_at or made.rule.first_after(max(made.edited_at, made.last_fire_at or made.edited_at))
 
 
 def show_schedule(seen: Sheet, *, payload: bool, as_json: bool) -> None:

@@ -334,9 +334,10 @@ class NextFire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """An instant that many schedules without jitter share, and the first of their names."""
+    """An instant that many schedules without jitter share, and the first of their names. Not planned yet: only the expression."""
 
-    next_fire_at: datetime
+    next_fire_at: datetime | None
+    cron: str | None
     schedules: int
     sample: str
 
@@ -453,9 +454,15 @@ async def summarise_schedules(db: Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in await db.fetch(SQL["summarise_schedules"]) if row[1]}
 
 
-async def find_crowds(db: Connection, *, name: str | None = None) -> list[Crowd]:
-    """Return the instants that too many schedules without jitter share; with a name, only that one's next."""
-    return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD, name)]
+async def find_crowds(db: Connection) -> list[Crowd]:
+    """Return the next instants that too many schedules without jitter share."""
+    return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD)]
+
+
+async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezone: str) -> int:
+    """Return how many schedules without jitter fire at that instant; those not planned yet if they are alike."""
+    count: int = await db.fetchval(SQL["count_crowd"], at, cron, timezone)
+    return count
 
 
 async def examine_server(db: Connection) -> ServerLook:
