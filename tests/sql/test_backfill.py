@@ -160,7 +160,7 @@ async def test_states_are_told_apart(conn: Connection[Record]) -> None:
         "update rota.schedule_definitions set edited_at = now() - interval '1 hour' where name = 'forgotten'"
     )
     await conn.execute("select rota.pause_schedule('paused')")
-    found = dict(await conn.fetch("select name, state from rota.schedules"))
+    found = {row["name"]: row["state"] for row in await conn.fetch("select name, state from rota.schedules")}
     assert found == {
         "ok": "ok", "new": "ok", "paused": "paused", "invalid": "invalid", "ended": "ended", "overdue": "overdue",
         "forgotten": "overdue",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,7 +367,10 @@ async def test_a_crowd_without_jitter_is_told_of(rota: Shell, conn: Connection[R
         "insert into rota.schedules (name, handler, cron, start_at) "
         "select 's' || n, 'h', '0 0 * * *', now() from generate_series(1, 1000) n"
     )
-    midnight = "update rota.schedule_clocks set next_fire_at = date_trunc('day', now() at time zone 'utc') at time zone 'utc' + interval '1 day'"
+    midnight = (
+        "update rota.schedule_clocks set next_fire_at = "
+        "date_trunc('day', now() at time zone 'utc') at time zone 'utc' + interval '1 day'"
+    )
     await conn.execute(midnight)
     assert "crowd" not in checks(await rota("check", "--json"))
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
@@ -400,7 +404,7 @@ async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connectio
     assert (said.json["enqueued"], said.json["left_out"]) == (6, 0)
     jobs = await conn.fetch("select scheduled_for, run_at from rota.jobs order by scheduled_for")
     assert [job["scheduled_for"].hour for job in jobs] == list(range(6))
-    steps = {later["run_at"] - earlier["run_at"] for earlier, later in zip(jobs, jobs[1:], strict=False)}
+    steps = {later["run_at"] - earlier["run_at"] for earlier, later in pairwise(jobs)}
     assert steps == {timedelta(minutes=10)}
     again = await rota("schedule", "backfill", "hourly", *span, "--json")
     assert (again.json["enqueued"], again.json["left_out"]) == (0, 6)

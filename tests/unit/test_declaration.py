@@ -38,7 +38,7 @@ def test_what_is_missing_is_inserted() -> None:
     assert step.what == "inserted"
     assert step.columns["paused"] is True
     assert step.columns["jitter"] == "300 seconds"
-    assert step.payload == '{"n":1.5}'
+    assert json.loads(step.payload or "") == {"n": 1.5}
     assert json.loads(step.declared or "") == {
         "cron": "0 6 * * *", "handler": "h", "jitter": "300 seconds", "payload": {"n": 1.5}, "release": "2",
     }  # fmt: skip
@@ -148,7 +148,7 @@ def test_durations_are_written_exactly() -> None:
 def test_what_cannot_be_is_refused_where_it_is_declared() -> None:
     """An error of the line that made it, at import, and not of some daemon at night."""
     app = App("shop")
-    with pytest.raises(InvalidCron, match="schedule 'm'.*Europe/Berlin"):
+    with pytest.raises(InvalidCron, match=r"schedule 'm'.*Europe/Berlin"):
         app.schedule("0 6 * * *", timezone="Europe/Berlln", name="m")
     with pytest.raises(InvalidCron, match="February 30"):
         app.schedule("0 0 30 2 *")
