@@ -53,6 +53,7 @@ from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler, as_verdict
 from rota.lifecycle.wake import Wake
 from rota.loop import Pulse, Service, on_own_thread, run_forever
+from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
@@ -135,6 +136,7 @@ class Daemon:
         self.address: tuple[str, int] | None = None
         self._config = config
         self._app = app = app.joined_by(configured(config.handlers))
+        self._declared = app.schedules
         self._app_reference = app_reference
         self._until_idle = until_idle
         self._slots = _slots(config, app)
@@ -190,6 +192,11 @@ class Daemon:
             presence = self._presence = Presence(pool, self._node_row())
             await presence.run_once()
             stack.push_async_callback(self._leave, presence)
+            async with connection(pool) as db:
+                declared = await declarations.apply(
+                    db, app=self._app.name, release=self._app.release, declarations=self._declared
+                )
+            self.telemetry.schedules_declared(declared)
             self.address = await stack.enter_async_context(
                 health.serve(host=config.http.host, port=config.http.port, registry=self.telemetry.registry, probe=self)
             )

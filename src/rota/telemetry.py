@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
 
+    from rota.domain.declaration import Step
     from rota.domain.job import Claim
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -130,6 +131,19 @@ class Telemetry:
         self._unserved = Gauge(
             "rota_jobs_unserved",
             f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+            registry=r,
+        )
+        self._schedules = Gauge(
+            "rota_schedules",
+            f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
+            ["state"],
+            registry=r,
+        )
+        self._last_success = Gauge(
+            "rota_schedule_last_success_timestamp_seconds",
+            "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
+            f"name; of all others the one that has waited longest, as other. {cluster}",
+            ["schedule"],
             registry=r,
         )
         self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
@@ -356,6 +370,16 @@ class Telemetry:
         if count:
             self._event(logging.INFO, "schedules.resumed", count=count)
 
+    def schedules_declared(self, steps: Iterable[Step]) -> None:
+        """Tell what became of the schedules that the app's code declares: what was written, and what was left alone and why."""
+        for step in steps:
+            if step.what in {"inserted", "updated"}:
+                self._event(logging.INFO, f"schedule.{step.what}", schedule=step.name, changed=step.why)
+            elif step.what == "refused":
+                self._event(logging.ERROR, "schedule.refused", schedule=step.name, reason=step.why)
+            elif step.what in {"newer_release", "not_ours", "undeclared"}:
+                self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
+
     def shards_taken(self, count: int) -> None:
         """Tell that this node looks at another part of the schedules than before, because nodes came or went."""
         self._event(logging.DEBUG, "shards.taken", count=count)
@@ -416,6 +440,14 @@ class Telemetry:
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
         self._event(logging.WARNING, "jobs.unclaimed", queue=queue, handler=handler, due=due, why=why)
+
+    def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
+        """Show how the schedules are, and when those that are watched last succeeded."""
+        for state in ("ok", "invalid", "paused", "overdue"):
+            self._schedules.labels(state).set(states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0))
+        self._last_success.clear()
+        for name, at in last_success.items():
+            self._last_success.labels("other" if name is None else name).set(at)
 
     def sample_aged(self, age: timedelta) -> None:
         """Show how old the sampled gauges are."""

@@ -46,7 +46,9 @@ class Gauges:
                     if why := reports.why_unclaimed(handler, queue, nodes, known):
                         due = int(unclaimed[queue, handler])
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
+            states, last_success = await queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
+        self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
