@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from rota.cron import Fold, Gap
     from rota.db.pool import Connection
+    from rota.db.queries import Floor
     from rota.domain.schedule import Misfire, Overlap
 
 CROWD = 1000
@@ -524,3 +526,21 @@ def why_unclaimed(handler: str, queue: str, nodes: Sequence[LivingNode], known: 
     if close and close[0] != handler:
         return f"no living daemon has the handler {handler!r}; did you mean {close[0]!r}? As things are, {waits}"
     return f"no living daemon has the handler {handler!r}: {waits}. Start one that has it"
+
+
+async def count_pages_of_a_look(
+    db: Connection,
+    *,
+    shards: Sequence[int],
+    overdue: timedelta,
+    turn: int,
+    floor: Floor,
+    limit: int,
+    horizon: timedelta,
+) -> int:
+    """Return how many pages one `take_due_schedules` reads, by its plan."""
+    look = "explain (analyze, buffers, format json) " + SQL["take_due_schedules"]
+    text: str = await db.fetchval(look, shards, overdue, turn, *floor, limit, horizon)
+    plan = json.loads(text)[0]["Plan"]
+    pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return pages
