@@ -311,7 +311,7 @@ class Daemon:
         await self.stops.claiming.wait()
         wake.set()
         presence.state = "draining"
-        systemd.notify("STOPPING=1")
+        systemd.notify("STOPPING=1\nSTATUS=draining")
         with suppress(*TRANSIENT):
             await presence.run_once()
 
@@ -457,7 +457,7 @@ class Daemon:
             slots=dict(self._slots),
             http=f"http://{self.address[0]}:{self.address[1]}",
         )
-        systemd.notify("READY=1")
+        systemd.notify(f"READY=1\nSTATUS=up: {sum(self._slots.values())} slots for {len(self._app.handlers)} handlers")
 
     def services(self) -> list[health.ServiceHealth]:
         """Return the state of every service, for /healthz."""

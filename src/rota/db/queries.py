@@ -440,12 +440,12 @@ async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | N
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
     """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "unclaimed": {}, "dead": {}}
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "oldest_running": {}, "unclaimed": {}, "dead": {}}
     for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
         match kind:
             case "jobs" | "oldest_due" | "unclaimed":
                 sample[kind][queue, label] = value
-            case "dead":
+            case "dead" | "oldest_running":
                 sample[kind][queue] = value
             case _:
                 sample[kind] = value
@@ -454,6 +454,24 @@ async def sample_backlog(db: Connection) -> dict[str, Any]:
 
 WATCHED = 100
 """Most schedules that have a time series of their own."""
+
+
+async def sample_upkeep(db: Connection) -> dict[str, Any]:
+    """Return what `Telemetry.upkeep_sampled` shows."""
+    sample: dict[str, Any] = {"paused": [], "dead_tuples": {}}
+    for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], PAUSED):
+        match kind:
+            case "paused":
+                sample[kind].append((label, name))
+            case "dead_tuples":
+                sample[kind][name] = value
+            case _:
+                sample[kind] = value
+    return sample
+
+
+PAUSED = 100
+"""Most paused queues, and most paused handlers, that a sample shows."""
 
 SAMPLED = 100_000
 """Most rows of each table that a sample counts; beyond it, a gauge says this much."""

@@ -39,6 +39,7 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
+            upkeep = await queries.sample_upkeep(db)
             unclaimed = sample.pop("unclaimed")
             if fresh := self._to_tell(set(unclaimed), began):
                 nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
@@ -49,6 +50,7 @@ class Gauges:
             states, last_success = await queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
+        self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
