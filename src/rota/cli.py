@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rota.commands import check, dead, enqueue, job, run, schema, settings, status
+from rota.commands import call, check, dead, enqueue, handler, job, node, queue, run, schema, settings, status
 from rota.commands.options import AsJson
 from rota.errors import RotaError
 
@@ -38,7 +38,11 @@ app.command()(check.check)
 app.command()(settings.config)
 app.command()(status.status)
 app.command()(enqueue.enqueue)
+app.command()(call.call)
 app.add_typer(job.app)
+app.add_typer(queue.app)
+app.add_typer(handler.app)
+app.add_typer(node.app)
 app.add_typer(dead.app)
 
 

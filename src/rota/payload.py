@@ -22,7 +22,8 @@ def encode(value: Any, *, what: str = "payload") -> str:
     for path, fault in _faults(value, "$", 0):
         raise InvalidPayload(f"{what} {path}: {fault}")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse)
+        # With the blanks that the database writes, too, so that both count the same bytes.
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_refuse)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"{what}: {error}") from error
     if (size := len(text.encode())) > LIMITS[what]:
@@ -40,7 +41,7 @@ def encode_result(value: Any) -> str | None:
     if value is None:
         return None
     try:
-        text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False)
     except Exception:  # noqa: BLE001  objects of the handler's own making take part in this
         return None
     return text if len(text.encode()) <= LIMITS["result"] else None

@@ -195,11 +195,13 @@ async def test_b99_memory_stays_where_it_is_over_tens_of_thousands_of_fires(scen
 
     async def fire(times: int) -> int:
         for _ in range(times):
-            before = await scene.value("select count(*) from rota.fires")
+            wanted = 4000 + await scene.value("select count(*) from rota.fires")
+
+            async def fired(wanted: int = wanted) -> bool:
+                return bool(await scene.value("select count(*) >= $1 from rota.fires", wanted))
+
             await scene.execute("update rota.schedule_clocks set next_fire_at = now() where next_fire_at > now()")
-            await eventually(
-                lambda before=before: scene.value("select count(*) >= $1 + 4000 from rota.fires", before), within=30
-            )
+            await eventually(fired, within=30)
             await scene.empties()
         return daemon.rss()
 

@@ -27,6 +27,8 @@ Reason = Annotated[
 ]
 Queue = Annotated[str | None, typer.Option("--queue", help="Only those of this queue.", show_default=False)]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be.")]
+
 
 def duration(text: str | None, option: str) -> timedelta | None:
     """Read `30s`, `1h30m` or seconds; a usage error that names the option for anything else."""

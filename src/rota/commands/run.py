@@ -1,8 +1,10 @@
 """`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
 
 import errno
+import os
 import shutil
 import sys
+import traceback
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +102,11 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 f"can't serve metrics and health on {config.http.host}:{config.http.port}: {error.strerror}. "
                 "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
             ) from error
+        except ExceptionGroup:
+            # A bug of ours. Handlers in threads would keep the process alive, with leases that nobody extends any more.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:

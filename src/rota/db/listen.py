@@ -103,9 +103,13 @@ class Listener:
 
     async def _open(self) -> asyncpg.Connection:
         conn = await self._connect()
-        conn.add_termination_listener(self._gone)
-        await conn.add_listener("rota_wake", self._woken)
-        await conn.add_listener("rota_cancel", self._told_to_cancel)
+        try:
+            conn.add_termination_listener(self._gone)
+            await conn.add_listener("rota_wake", self._woken)
+            await conn.add_listener("rota_cancel", self._told_to_cancel)
+        except BaseException:
+            conn.terminate()  # a stop in this moment would leave it open, and uvloop waits for it without end
+            raise
         self._conn, self._held = conn, False
         self._telemetry.listener_changed(up=True)
         self._on_wake()

@@ -37,6 +37,8 @@ class Claim:
     idempotency_key: str | None = None
     meta: str | None = None
     checkpoint: str | None = None
+    schedule: str | None = None
+    """The schedule's name, where it is known: no claim carries it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,318 @@
+"""Claims: what is handed out, in which order, to whom, and when a node looks."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+from nodes import ended, insert, ledger, live_row, node, running_row
+from rota.db import queries
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+def recording_app(order: list[int], **declared: Any) -> rota.App:
+    """A handler that writes down the jobs it was called for."""
+    app = rota.App("recording")
+
+    @app.handler("record", **declared)
+    async def record(job: rota.Job[Any]) -> None:
+        order.append(job.job_id)
+
+    return app
+
+
+async def test_jobs_run_by_priority_and_then_by_age(database: Database, conn: Connection[Record]) -> None:
+    """Smaller numbers first, older ones first among equals."""
+    order: list[int] = []
+    async with conn.transaction():
+        jobs = {
+            (priority, age): await insert(conn, "record", priority=priority, run_at=f"now() - interval '{age} minutes'")
+            for priority, age in [(5, 1), (9, 9), (0, 1), (5, 3), (0, 2)]
+        }
+    async with node(database.dsn, recording_app(order), queues="default:1"):
+        for job_id in jobs.values():
+            await ended(conn, job_id)
+    assert order == [jobs[key] for key in [(0, 2), (0, 1), (5, 3), (5, 1), (9, 9)]]
+
+
+async def test_urgent_work_overtakes_a_backlog_within_a_poll(database: Database, conn: Connection[Record]) -> None:
+    """A lane that fills every free slot must not hide more urgent ones for as long as its backlog lasts."""
+    app = rota.App("busy")
+    order: list[int] = []
+    pace = asyncio.Semaphore(0)
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        order.append(job.job_id)
+        await pace.acquire()
+
+    async with node(database.dsn, app, queues="default:1") as one:
+        async with conn.transaction():
+            for _ in range(300):
+                await insert(conn, "work")
+        await one.told("jobs.claimed")
+        for _ in range(20):
+            pace.release()
+        await eventually(lambda: len(order) > 20, what="a steady pace")
+        urgent = await insert(conn, "work", priority=0)
+        swept = len(order)
+        for _ in range(10):  # one after the other, each a look
+            before = len(order)
+            await one.turns("trust", 2)
+            pace.release()
+            await eventually(partial(lambda before: len(order) > before, before), what="the next job")
+            if urgent in order:
+                break
+        assert urgent in order[swept:]
+
+
+async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn: Connection[Record]) -> None:
+    """A job that waits in a process is a job that nobody else can run."""
+    app = rota.App("slots")
+    go = asyncio.Event()
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await go.wait()
+
+    async with node(database.dsn, app, queues="default:3,other:1") as one:
+        async with conn.transaction():
+            jobs = [await insert(conn, "wait") for _ in range(10)]
+            jobs += [await insert(conn, "wait", queue="'other'") for _ in range(5)]
+        running = "select queue, count(*) from rota.jobs where state = 'running' group by 1 order by 1"
+
+        async def full() -> bool:
+            return [tuple(each) for each in await conn.fetch(running)] == [("default", 3), ("other", 1)]
+
+        await eventually(full, what="full slots")
+        await one.turns("reaper", 2)
+        assert await full()
+        go.set()
+        for job_id in jobs:
+            await ended(conn, job_id)
+        counts = [told["count"] for told in one.seen("jobs.claimed")]
+        assert max(counts) <= 4
+
+
+async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Database, conn: Connection[Record]) -> None:
+    """They wait for the node that can run them; no attempt is used."""
+    order: list[int] = []
+    async with node(database.dsn, recording_app(order)) as one:
+        foreign = await insert(conn, "foreign")
+        await ended(conn, await insert(conn, "record"))
+        await one.turns("dispatcher")
+        assert (await live_row(conn, foreign))["attempt"] == 0
+
+
+async def test_a_notification_during_the_claim_is_not_lost(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag is cleared before looking, so what comes while the statement is under way is looked for at once."""
+    order: list[int] = []
+    inserted: list[int] = []
+    real = queries.claim_due_jobs
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        answer = await real(*args, **kwargs)
+        if order and len(inserted) == 2:  # after the snapshot was taken, before the answer is there
+            inserted.append(await insert(conn, "record", queue="'late'"))
+        return answer
+
+    async with node(database.dsn, recording_app(order), poll_interval="1m", queues="default:5,late:5") as one:
+        await one.told("listener.up")
+        inserted.append(await insert(conn, "record"))
+        assert await ended(conn, inserted[0], within=5) == "succeeded"
+        monkeypatch.setattr(queries, "claim_due_jobs", slow)
+        inserted.append(await insert(conn, "record"))
+        await eventually(lambda: len(order) == 3, within=5, what="the job inserted during the claim")
+    assert order == inserted
+
+
+async def test_future_jobs_start_at_their_instant_and_not_at_the_next_poll(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The dispatcher sleeps until the next due instant that it saw."""
+    order: list[int] = []
+    async with node(database.dsn, recording_app(order), poll_interval="30s"):
+        job_id = await insert(conn, "record", run_at="now() + interval '700 milliseconds'")
+        assert await ended(conn, job_id, within=5) == "succeeded"
+        (run,) = await ledger(conn, job_id)
+        assert timedelta(0) <= run["started_at"] - run["scheduled_for"] < timedelta(seconds=0.5)
+
+
+@pytest.mark.parametrize("what", ["queue", "handler", "*"])
+async def test_a_pause_takes_effect_within_a_poll_and_so_does_its_end(
+    database: Database, conn: Connection[Record], what: str
+) -> None:
+    """A queue, a handler, or all of them; the jobs wait and lose nothing."""
+    order: list[int] = []
+    kind, name = {"queue": ("queue", "default"), "handler": ("handler", "record"), "*": ("queue", "*")}[what]
+    async with node(database.dsn, recording_app(order)) as one:
+        await ended(conn, await insert(conn, "record"))
+        await conn.execute(f"select rota.pause_{kind}($1, reason => 'maintenance')", name)
+        job_id = await insert(conn, "record")
+        await one.turns("dispatcher", 3)
+        assert (await live_row(conn, job_id))["attempt"] == 0
+        await conn.execute(f"select rota.resume_{kind}($1)", name)
+        assert await ended(conn, job_id, within=2) == "succeeded"
+    assert order.count(job_id) == 1
+
+
+async def test_what_has_not_begun_by_start_by_expires_and_never_runs(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Known handler or not; a job that has begun once is retried past it."""
+    app = rota.App("late")
+    calls: list[int] = []
+
+    @app.handler("work", backoff_base=timedelta(milliseconds=700), backoff_cap=timedelta(milliseconds=700))
+    async def work(job: rota.Job[Any]) -> None:
+        calls.append(job.job_id)
+        if job.attempt == 1:
+            raise ValueError
+
+    async with node(database.dsn, app):
+        late = await insert(conn, "work", start_by="now() - interval '1 second'")
+        foreign = await insert(conn, "foreign", start_by="now() - interval '1 second'")
+        begun = await insert(conn, "work", start_by="now() + interval '300 milliseconds'")
+        assert await ended(conn, late) == "expired"
+        assert await ended(conn, foreign) == "expired"
+        assert await ended(conn, begun) == "succeeded"
+    assert calls == [begun, begun]
+
+
+async def test_retry_for_ends_the_retries_in_time(database: Database, conn: Connection[Record]) -> None:
+    """A retry that would begin later than scheduled_for + retry_for is not waited for."""
+    app = rota.App("patience")
+
+    @app.handler("fail")
+    async def fail(_: rota.Job[Any]) -> None:
+        raise ValueError
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "fail", retry_for="interval '1 second'")
+        assert await ended(conn, job_id) == "dead: expired"
+
+
+async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Database, conn: Connection[Record]) -> None:
+    """Unique among live jobs, running ones and those waiting for a retry included."""
+    app = rota.App("unique")
+    go = asyncio.Event()
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await go.wait()
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "wait", unique_key="'k'")
+        await running_row(conn, job_id)
+        assert tuple(await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')") or ()) == (
+            job_id,
+            False,
+        )
+        go.set()
+        await ended(conn, job_id)
+        again = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
+        assert again is not None
+        assert again["created"]
+        assert await ended(conn, again["job_id"]) == "succeeded"
+
+
+async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Database, conn: Connection[Record]) -> None:
+    """A job lost twice in a row runs beside no other suspect, so that the one which kills its worker is found out."""
+    app = rota.App("suspects")
+    running: set[int] = set()
+    together: list[set[int]] = []
+    go = asyncio.Event()
+    suspects: set[int] = set()
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        running.add(job.job_id)
+        together.append(running & suspects)
+        await go.wait()
+        running.discard(job.job_id)
+
+    async with conn.transaction():
+        for _ in range(3):
+            job_id = await insert(conn, "work")
+            await conn.execute("update rota.jobs set losses = 2, attempt = 2 where job_id = $1", job_id)
+            suspects.add(job_id)
+        innocent = [await insert(conn, "work") for _ in range(3)]
+    async with node(database.dsn, app):
+        await eventually(lambda: running >= set(innocent) and running & suspects, what="one suspect and all others")
+        go.set()
+        for job_id in [*suspects, *innocent]:
+            assert await ended(conn, job_id, within=20) == "succeeded"
+    assert max(len(found) for found in together) == 1
+
+
+async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Rule 3: a fail-over can set a sequence back; each new connection raises it before it claims."""
+    tokens: list[int] = []
+    app = rota.App("tokens")
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        tokens.append(job.fence_token)
+
+    async with node(database.dsn, app) as one:
+        for turn in range(6):
+            job_id = await insert(conn, "work")
+            assert await ended(conn, job_id) == "succeeded"
+            if turn % 2:
+                await conn.execute(
+                    """
+                    select setval('rota.fence_tokens', 1);
+                    select pg_terminate_backend(pid) from pg_stat_activity
+                    where datname = current_database() and application_name like 'rota %' and pid <> pg_backend_pid();
+                    """
+                )
+                await one.told("fence_tokens.raised", times=turn // 2 + 1)
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 6
+    assert tokens[0] > 1_700_000_000_000_000
+    assert tokens[-1] < 2**53
+
+
+async def test_guards_order_effects_by_token(database: Database, conn: Connection[Record]) -> None:
+    """A straggler that reaches the resource after its successor is refused; an equal token may come again."""
+    app = rota.App("guards")
+    first_go, second_done = asyncio.Event(), asyncio.Event()
+    story: list[str] = []
+
+    @app.handler("write")
+    async def write(job: rota.Job[Any]) -> None:
+        if job.payload["n"] == 1:
+            await first_go.wait()
+        try:
+            async with database.connect() as mine, mine.transaction():
+                await job.guard(mine, "order:7")
+                await job.guard(mine, "order:7")
+                story.append(f"written by {job.payload['n']}")
+        except rota.StaleToken:
+            story.append(f"refused to {job.payload['n']}")
+        if job.payload["n"] == 2:
+            second_done.set()
+
+    async with node(database.dsn, app):
+        first = await insert(conn, "write", '{"n": 1}')
+        await running_row(conn, first)
+        second = await insert(conn, "write", '{"n": 2}')
+        await second_done.wait()
+        first_go.set()
+        for job_id in (first, second):
+            await ended(conn, job_id)
+    assert story == ["written by 2", "refused to 1"]

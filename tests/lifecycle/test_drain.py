@@ -1,0 +1,207 @@
+"""How a daemon stops: it claims nothing more, lets jobs finish under living leases, then interrupts and gives them back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import rota
+from nodes import ended, history, insert, live_row, node, passes, running_row
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+class Gate:
+    """An app with one handler that waits until it is let go, and tells how it was stopped."""
+
+    def __init__(self, **declared: Any) -> None:
+        self.app = rota.App("gate")
+        self.open = asyncio.Event()
+        self.began: list[int] = []
+        self.stopped: list[str | None] = []
+
+        @self.app.handler("wait", **declared)
+        async def wait(job: rota.Job[Any]) -> str:
+            self.began.append(job.job_id)
+            try:
+                await self.open.wait()
+            except asyncio.CancelledError:
+                self.stopped.append(job.stop_reason)
+                raise
+            return "done"
+
+
+async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishes_under_a_living_lease(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """SIGTERM is no accident: what runs is worth finishing, and must not look dead while it does."""
+    gate = Gate()
+    async with node(database.dsn, gate.app) as one:
+        job_id = await insert(conn, "wait")
+        lease = (await running_row(conn, job_id))["lease_expires_at"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        await one.told("node.stopping", how="drain")
+        later = await insert(conn, "wait")
+
+        async def advanced_twice() -> bool:
+            return bool((await live_row(conn, job_id))["lease_expires_at"] > lease + (await _lease(conn, job_id)))
+
+        await eventually(advanced_twice, what="the lease's advance during the drain")
+        assert not one.over.is_set()
+        gate.open.set()
+        await one.ended()
+        assert one.fell is None
+        assert await ended(conn, job_id) == "succeeded"
+        assert (await live_row(conn, later))["state"] == "scheduled"
+        assert gate.began == [job_id]
+        assert gate.stopped == []
+    assert not await conn.fetchval("select count(*) from rota.nodes")
+
+
+async def _lease(conn: Connection[Record], job_id: int) -> Any:
+    return await conn.fetchval("select lease / 2 from rota.jobs where job_id = $1", job_id)
+
+
+async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_given_back(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """An interruption is ours and not the job's: it must not use up an attempt, and the job is due again at once."""
+    gate = Gate()
+    async with node(database.dsn, gate.app, drain__timeout="500ms") as one:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        one.stop()
+        await one.ended()
+        assert one.fell is None
+        assert [told["how"] for told in one.seen("node.stopping")] == ["drain", "interrupt"]
+    back = await live_row(conn, job_id)
+    assert (back["state"], back["attempt"], back["releases"], back["losses"]) == ("scheduled", 0, 1, 0)
+    assert back["run_at"] <= back["now"]
+    assert back["leased_by"] is None
+    assert [(a["outcome"], a["attempt"]) for a in await history(conn, job_id)] == [("interrupted", 1)]
+    assert gate.stopped == ["drain"]
+
+
+async def test_a_second_order_interrupts_at_once(database: Database, conn: Connection[Record]) -> None:
+    """Who asks twice doesn't want to wait for the drain's deadline of an hour."""
+    gate = Gate()
+    async with node(database.dsn, gate.app, drain__timeout="1h") as one:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        os.kill(os.getpid(), signal.SIGINT)
+        await one.told("node.stopping", how="drain")
+        assert not one.over.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await one.ended(within=3)
+        assert one.fell is None
+    assert (await live_row(conn, job_id))["state"] == "scheduled"
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["interrupted"]
+
+
+async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
+    """A deployment must not wait for a drain of nothing."""
+    async with node(database.dsn, Gate().app, drain__timeout="1h") as one:
+        one.stop()
+        await one.ended(within=3)
+        assert one.fell is None
+
+
+async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
+    """Given back means due now: a rolling deployment moves jobs along without waiting for a lease."""
+    gate = Gate()
+    async with node(database.dsn, gate.app):
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+    async with node(database.dsn, gate.app):
+        again = await running_row(conn, job_id)
+        assert again["attempt"] == 1
+        gate.open.set()
+        assert await ended(conn, job_id) == "succeeded"
+    assert gate.began == [job_id, job_id]
+
+
+async def test_a_handler_that_swallows_the_interruption_for_a_while_still_settles_within_the_grace(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Cleaning up takes a moment; a handler that then finishes its work has succeeded, interruption or not."""
+    app = rota.App("stubborn")
+    began = asyncio.Event()
+
+    @app.handler("finish")
+    async def finish(job: rota.Job[Any]) -> str | None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return job.stop_reason
+        return None
+
+    async with node(database.dsn, app, drain__timeout="0s") as one:
+        job_id = await insert(conn, "finish")
+        await began.wait()
+        one.stop()
+        await one.ended()
+        assert one.fell is None
+    assert await ended(conn, job_id) == "succeeded"
+    assert await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id) == '"drain"'
+
+
+async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_an_attempt(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """At-most-once jobs may be released only then: nothing has happened yet."""
+    app = rota.App("once")
+    called: list[int] = []
+    blocked = asyncio.Event()
+
+    @app.handler("block", queue="q")
+    async def block(job: rota.Job[Any]) -> None:
+        called.append(job.job_id)
+        blocked.set()
+        await asyncio.Event().wait()
+
+    @app.handler("once", queue="q", delivery="at_most_once")
+    async def once(job: rota.Job[Any]) -> None:
+        called.append(job.job_id)
+
+    async with node(database.dsn, app, queues="q:2") as one:
+        held = await insert(conn, "block")
+        await blocked.wait()
+        # Interrupted in the very turn in which it is claimed: its task has not begun.
+        claimed = one.daemon.telemetry.jobs_claimed
+
+        def interrupt_now(claims: Any) -> None:
+            claimed(claims)
+            running = one.daemon._dispatcher._running  # type: ignore[union-attr]
+            running.interrupt_all()
+
+        one.daemon.telemetry.jobs_claimed = interrupt_now  # type: ignore[method-assign]
+        job_id = await insert(conn, "once")
+        await one.told("job.settled", job_id=job_id, settlement="released", outcome="interrupted")
+        one.daemon.telemetry.jobs_claimed = claimed  # type: ignore[method-assign]
+        assert job_id not in called
+        assert await ended(conn, job_id) == "succeeded"
+        assert held in called
+    assert called.count(job_id) == 1
+
+
+async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Connection[Record]) -> None:
+    """The heartbeat ends last: a drain longer than the lease must not make the job look lost to other nodes."""
+    gate = Gate()
+    async with node(database.dsn, gate.app, drain__timeout="1h") as one, node(database.dsn, rota.App("other")) as other:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        one.stop()
+        await passes(conn, 4.0, job_id=job_id)
+        gate.open.set()
+        await one.ended()
+        assert await ended(conn, job_id) == "succeeded"
+        assert not other.seen("lease.reaped")
+        assert not one.seen("lease.reaped")
+    assert gate.began == [job_id]

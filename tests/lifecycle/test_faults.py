@@ -1,0 +1,185 @@
+"""Connections that die, servers that restart: every job ends exactly once, and nothing has to be mended by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import rota
+from nodes import ended, history, insert, node, running_row
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncpg import Connection, Record
+
+    from servers import Database, DurableServer
+
+KILL = """
+select count(pg_terminate_backend(pid)) from (
+    select pid from pg_stat_activity
+    where datname = current_database() and application_name like 'rota %' and pid <> pg_backend_pid()
+) as theirs
+"""
+
+
+async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Hundreds of jobs while every connection of two daemons dies again and again: one row of the ledger each."""
+    app = rota.App("killed")
+    await conn.execute("create table public.effects (job_id bigint)")
+
+    @app.handler("plain")
+    async def plain(job: rota.Job[Any]) -> int:
+        await asyncio.sleep(0)
+        return job.job_id
+
+    @app.handler("thread")
+    def thread(job: rota.SyncJob[Any]) -> int:
+        return job.job_id
+
+    @app.handler("commit", max_attempts=200)
+    async def commit(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values ($1)", job.job_id)
+
+    async def outcomes() -> dict[str, int]:
+        rows = await conn.fetch(
+            "select outcome, count(*) as n from rota.job_runs group by 1 "
+            "union all select 'dead: ' || reason, count(*) from rota.dead_letters group by 1"
+        )
+        return {each["outcome"]: each["n"] for each in rows}
+
+    async with node(database.dsn, app, queues="default:20") as one, node(database.dsn, app, queues="default:20") as two:
+        inserted = 0
+        for turn in range(25):
+            async with conn.transaction():
+                for handler in ("plain", "thread", "commit") * 4:
+                    options = {"max_attempts": 200, "backoff_base": "interval '10 milliseconds'"}
+                    await insert(conn, handler, **options, backoff_cap="interval '100 milliseconds'")
+                    inserted += 1
+            await conn.fetchval(KILL)
+            await two.turns("trust", 1) if turn % 2 else await one.turns("trust", 1)
+
+        async def none_left() -> bool:
+            return not await conn.fetchval("select count(*) from rota.jobs")
+
+        await eventually(none_left, within=40, what="the end of all jobs")
+        assert one.fell is None
+        assert two.fell is None
+        assert await outcomes() == {"succeeded": inserted}
+        assert await conn.fetchval("select count(distinct job_id) from rota.job_runs") == inserted
+        assert await conn.fetchval("select count(*) - count(distinct job_id) from public.effects") == 0
+        assert await conn.fetchval("select count(*) from public.effects") == inserted // 3
+        counted = sum(
+            each.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded")
+            for each in (one, two)
+            for handler in ("plain", "thread", "commit")
+        )
+        assert counted <= inserted
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+async def test_a_restart_of_the_database_costs_no_attempt_that_outlives_it(
+    durable_server: Callable[..., DurableServer], how: str
+) -> None:
+    """B67: the lease on the row outlives the restart, and the node extends it over a new connection."""
+    server = durable_server()
+    app = rota.App("restart")
+    go = asyncio.Event()
+    calls: list[int] = []
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        await go.wait()
+
+    async with node(server.dsn, app, lease__duration="6s") as one:
+        conn = await asyncpg.connect(server.dsn)
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        await conn.close()
+        if how == "kill":
+            server.kill()
+            # Down for a while: backing off must not take longer than the lease has left.
+            await one.told("service.failed", service="dispatcher", failures=3)
+            server.start()
+        else:
+            server.restart()
+        beats = len(one.seen("leases.extended"))
+        await one.told("leases.extended", times=beats + 1)
+        conn = await asyncpg.connect(server.dsn)
+        go.set()
+        assert await ended(conn, job_id) == "succeeded"
+        assert calls == [1]
+        assert await history(conn, job_id) == []
+        assert not one.seen("lease.lost")
+        later = await insert(conn, "wait")
+        assert await ended(conn, later, within=20) == "succeeded"
+        await conn.close()
+        assert one.fell is None
+
+
+async def test_a_restart_between_outcome_and_settlement_settles_once(
+    durable_server: Callable[..., DurableServer],
+) -> None:
+    """The outcome waits in the node, with its slot taken, until the database is back."""
+    server = durable_server()
+    app = rota.App("mid-settle")
+    go = asyncio.Event()
+    calls: list[int] = []
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> str:
+        calls.append(job.attempt)
+        await go.wait()
+        return "done"
+
+    async with node(server.dsn, app, lease__duration="6s") as one:
+        conn = await asyncpg.connect(server.dsn)
+        jobs = [await insert(conn, "wait") for _ in range(5)]
+        for job_id in jobs:
+            await running_row(conn, job_id)
+        await conn.close()
+        server.stop()
+        go.set()
+        await one.told("service.failed", service="settle", times=2)
+        assert not one.daemon.readiness().draining
+        server.start()
+        conn = await asyncpg.connect(server.dsn)
+        for job_id in jobs:
+            assert await ended(conn, job_id) == "succeeded"
+            assert await history(conn, job_id) == []
+        await conn.close()
+        assert one.fell is None
+    assert calls == [1] * 5
+
+
+async def test_a_daemon_stops_in_good_time_though_the_database_is_away(
+    durable_server: Callable[..., DurableServer],
+) -> None:
+    """Every wait has an end, the stop as a whole included; what can't be written is the lease's affair."""
+    server = durable_server()
+    app = rota.App("away")
+    go = asyncio.Event()
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await go.wait()
+
+    async with node(server.dsn, app, drain__timeout="300ms") as one:
+        conn = await asyncpg.connect(server.dsn)
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        await conn.close()
+        server.stop()
+        go.set()
+        await one.told("service.failed", service="settle")
+        one.stop()
+        await one.ended(within=15)
+        assert one.fell is None

@@ -1,0 +1,476 @@
+"""Leases: who holds one, how it is kept, how it is lost, and that nothing counts once it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+from links import Link
+from nodes import STEAL, ended, history, insert, ledger, live_row, node, passes, row, running_row
+from rota.db import queries
+from waiting import eventually, until
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+async def test_a_lost_lease_cuts_the_handler_and_nothing_it_writes_counts(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A zombie's checkpoint, progress, completion and transaction are refused by name; the new claim isn't touched."""
+    app = rota.App("zombie")
+    refused: dict[str, str] = {}
+    told: list[str | None] = []
+    taken = asyncio.Event()
+    await conn.execute("create table public.effects (n int)")
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        await taken.wait()
+
+        async def complete_in_mine() -> None:
+            async with database.connect() as mine, mine.transaction():
+                await mine.execute("insert into public.effects values (2)")
+                await job.complete(mine, {"zombie": True})
+
+        async def transact() -> None:
+            async with job.transaction() as mine:
+                await mine.execute("insert into public.effects values (1)")
+
+        async def step() -> None:
+            async with job.transaction(checkpoint={"zombie": True}) as mine:
+                await mine.execute("insert into public.effects values (3)")
+
+        for name, write in {
+            "checkpoint": lambda: job.save_checkpoint({"zombie": True}),
+            "progress": lambda: job.report_progress(0.9),
+            "complete": complete_in_mine,
+            "transaction": transact,
+            "step": step,
+        }.items():
+            try:
+                await write()
+            except rota.StaleToken as error:
+                refused[name] = str(error)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.append(job.stop_reason)
+            raise
+
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "work")
+        mine = await running_row(conn, job_id)
+        token = await conn.fetchval(STEAL, job_id)
+        before = await live_row(conn, job_id)
+        taken.set()
+        await one.told("lease.lost", job_id=job_id)
+        assert refused.keys() == {"checkpoint", "progress", "complete", "transaction", "step"}
+        assert all(str(mine["fence_token"]) in text for text in refused.values())
+        assert told == ["lease_lost"]
+        assert token > mine["fence_token"]
+        assert one.metric("rota_leases_lost_total") == 1
+        assert one.metric("rota_stale_writes_total") == 5
+        after = await live_row(conn, job_id)
+        assert {**after, "now": 0} == {**before, "now": 0}
+        assert await ledger(conn, job_id) == []
+        assert await history(conn, job_id) == []
+        assert await conn.fetchval("select count(*) from public.effects") == 0
+
+
+async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_not(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It can't be cut, so it learns of its loss from the job, and the node from the settlement that is refused."""
+    import threading
+
+    app = rota.App("thread")
+    go = threading.Event()
+
+    @app.handler("work")
+    def work(job: rota.SyncJob[Any]) -> str | None:
+        assert job.wait_for_stop(timedelta(seconds=10))
+        go.wait(10)
+        return job.stop_reason
+
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "work")
+        await running_row(conn, job_id)
+        await conn.execute(STEAL, job_id)
+        before = await live_row(conn, job_id)
+        await one.told("lease.missed", job_id=job_id)
+        go.set()
+        await one.told("write.refused", job_id=job_id, what="settlement")
+        assert one.metric("rota_leases_lost_total") == 1
+        assert {**(await live_row(conn, job_id)), "now": 0} == {**before, "now": 0}
+        assert await ledger(conn, job_id) == []
+
+
+async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The heartbeat turns on a thread of its own, so that bad manners cost lateness and no second execution."""
+    app = rota.App("blocker")
+    tries: list[int] = []
+
+    @app.handler("block")
+    async def block(job: rota.Job[Any]) -> None:
+        tries.append(job.attempt)
+        blocked = time.monotonic() + 9
+        until(lambda: time.monotonic() > blocked, within=20)
+
+    async with node(database.dsn, app, queues="default:2") as one:
+        job_id = await insert(conn, "block")
+        assert await ended(conn, job_id, within=20) == "succeeded"
+        assert tries == [1]
+        assert not one.seen("lease.lost")
+        assert not one.seen("lease.reaped")
+        assert await history(conn, job_id) == []
+
+
+async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database, conn: Connection[Record]) -> None:
+    """A wedged handler can't hold its job for ever: timeout plus grace is all that the heartbeat gives."""
+    import threading
+
+    app = rota.App("wedged")
+    go = threading.Event()
+    tries: list[int] = []
+
+    @app.handler("wedge", timeout=timedelta(seconds=2), backoff_base=timedelta(milliseconds=1))
+    def wedge(job: rota.SyncJob[Any]) -> str | None:
+        tries.append(job.attempt)
+        if job.attempt == 1:
+            go.wait(30)
+        return job.stop_reason
+
+    other = rota.App("other")
+    async with node(database.dsn, app, queues="default:1") as one, node(database.dsn, other) as two:
+        job_id = await insert(conn, "wedge")
+        claimed = await running_row(conn, job_id)
+        await passes(conn, 2.2, job_id=job_id)
+        last = await live_row(conn, job_id)
+        assert last["lease_expires_at"] <= claimed["started_at"] + timedelta(seconds=3.1)
+
+        await one.told("handler.stuck", job_id=job_id, why="timeout")
+
+        async def reaped() -> bool:
+            return bool(one.seen("lease.reaped", job_id=job_id) or two.seen("lease.reaped", job_id=job_id))
+
+        await eventually(reaped, what="the end of the lease")
+        # Rule 12: the slot is the thread's until it ends, so no second one runs beside it here.
+        await one.turns("reaper", 3)
+        assert tries == [1]
+        go.set()
+        await one.told("write.refused", job_id=job_id)
+        assert await ended(conn, job_id) == "succeeded"
+        assert tries == [1, 2]
+        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+
+
+async def test_an_async_handler_is_cut_at_its_timeout(database: Database, conn: Connection[Record]) -> None:
+    """A timeout is a failure that counts, says what it was, and is retried."""
+    app = rota.App("slow")
+    reasons: list[str | None] = []
+
+    @app.handler("slow", timeout=timedelta(milliseconds=200), max_attempts=2, backoff_base=timedelta(milliseconds=1))
+    async def slow(job: rota.Job[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            reasons.append(job.stop_reason)
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "slow")
+        assert await ended(conn, job_id) == "dead: exhausted"
+    assert reasons == ["timeout", "timeout"]
+    assert {a["error_kind"] for a in await history(conn, job_id)} == {"Timeout"}
+
+
+async def test_a_completion_that_lingers_in_its_transaction_is_cut_at_the_timeout_all_the_same(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """job.complete() protects from being taken for lost, not from the job's own timeout."""
+    app = rota.App("lingering")
+
+    @app.handler("linger", timeout=timedelta(milliseconds=500), max_attempts=1)
+    async def linger(job: rota.Job[Any]) -> None:
+        async with database.connect() as mine, mine.transaction():
+            await job.complete(mine)
+            await asyncio.Event().wait()
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "linger")
+        assert await ended(conn, job_id) == "dead: exhausted"
+
+
+async def test_with_the_database_cut_off_the_handler_is_interrupted_before_its_lease_ends(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Rule 6: by the time another node may be given the job, this one has stopped; by the database's clock, not by ours."""
+    app = rota.App("island")
+    stopped: list[tuple[str | None, Any]] = []
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.append((job.stop_reason, await conn.fetchval("select clock_timestamp()")))
+            raise
+
+    with Link(database.dsn) as link:
+        async with node(link.dsn, app) as one:
+            job_id = await insert(conn, "work")
+            await running_row(conn, job_id)
+            await one.told("leases.extended")
+            link.freeze(lambda _: True)
+            await eventually(lambda: stopped, what="the interruption")
+            ((reason, when),) = stopped
+            assert reason == "lease_lost"
+            held = await live_row(conn, job_id)
+            assert when < held["lease_expires_at"]
+            link.heal()
+            one.stop()
+            one.stop()
+            await one.ended(within=25)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+async def test_a_job_that_was_let_go_for_lack_of_trust_is_not_handed_out_as_if_it_had_never_begun(
+    database: Database, conn: Connection[Record], delivery: str
+) -> None:
+    """Its handler had been called: for at-most-once a second call is the one thing promised not to happen."""
+    app = rota.App("untrusted")
+    calls: list[int] = []
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        if job.attempt == 1:
+            await asyncio.Event().wait()
+
+    with Link(database.dsn) as link:
+        # A long lease and a patient reaper: the node is back well before anybody may take the job from it.
+        async with node(link.dsn, app) as one:
+            job_id = await insert(conn, "work", delivery=f"'{delivery}'", lease="interval '6 seconds'")
+            await one.told("jobs.claimed")  # and not only committed: the answer has to have come
+            link.refuse()
+            await one.told("service.failed", service="dispatcher")
+            # As after a cut that lasted: the node no longer trusts the lease, which in truth still holds.
+            (attempt,) = one.daemon._dispatcher._running.attempts  # type: ignore[union-attr]
+            attempt.trusted_until = 0.0
+            await one.told("lease.lost", job_id=job_id)
+            link.listen()
+            await one.turns("dispatcher", 3)
+            how = await ended(conn, job_id, within=15)
+    if delivery == "at_most_once":
+        assert (how, calls) == ("dead: lost", [1])
+    else:
+        assert (how, calls) == ("succeeded", [1, 2])
+        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+
+
+async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Database, conn: Connection[Record]) -> None:
+    """Settle, heartbeat, reap and cancel step over a locked row; its job is settled when the lock goes."""
+    app = rota.App("locked")
+    go = asyncio.Event()
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await go.wait()
+
+    @app.handler("quick")
+    async def quick(_: rota.Job[Any]) -> None:
+        return
+
+    async with node(database.dsn, app) as one, database.connect() as client:
+        locked, other = await insert(conn, "wait"), await insert(conn, "wait", lease="interval '10 s'")
+        expired = await insert(conn, "nobody's")
+        for job_id in (locked, other):
+            await running_row(conn, job_id)
+        await conn.execute(
+            "update rota.jobs set state = 'running', leased_by = gen_random_uuid(), fence_token = 1, attempt = 1, "
+            "max_attempts = 3, lease_expires_at = now() - interval '1 s' where job_id = $1",
+            expired,
+        )
+        transaction = client.transaction()
+        await transaction.start()
+        await client.execute("select from rota.jobs where job_id = any ($1) for update", [locked])
+        assert await conn.fetchval("select rota.cancel($1)", locked) == "requested"
+        await one.told("lease.reaped", job_id=expired)
+        assert await ended(conn, await insert(conn, "quick")) == "succeeded"
+        lease = (await live_row(conn, other))["lease_expires_at"]
+        go.set()
+        assert await ended(conn, other) == "succeeded"
+        assert lease
+        assert (await live_row(conn, locked))["state"] == "running"
+        await transaction.rollback()
+        assert await ended(conn, locked) in {"succeeded", "cancelled"}
+        assert one.fell is None
+
+
+async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The work is done; nobody may begin it again only because the settlement takes longer than a lease."""
+    app = rota.App("done")
+    calls: list[int] = []
+
+    @app.handler("quick")
+    async def quick(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = queries.settle_succeeded
+        gone = asyncio.Event()
+
+        async def away(*args: Any, **kwargs: Any) -> Any:
+            if not gone.is_set():
+                raise ConnectionResetError
+            return await real(*args, **kwargs)
+
+        patch.setattr(queries, "settle_succeeded", away)
+        async with node(database.dsn, app) as one, node(database.dsn, rota.App("reaper")) as two:
+            job_id = await insert(conn, "quick")
+            await one.told("service.failed", service="settle")
+            await passes(conn, 4.0, job_id=job_id)
+            gone.set()
+            assert await ended(conn, job_id, within=20) == "succeeded"
+            assert not one.seen("lease.reaped")
+            assert not two.seen("lease.reaped")
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_running_job_is_cancelled_on_request(database: Database, conn: Connection[Record], kind: str) -> None:
+    """The holder is told within moments; the ledger says who asked and why."""
+    app = rota.App("cancel")
+    reasons: list[str | None] = []
+
+    @app.handler("async")
+    async def wait(job: rota.Job[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            reasons.append(job.stop_reason)
+
+    @app.handler("thread")
+    def wait_in_a_thread(job: rota.SyncJob[Any]) -> None:
+        while not job.wait_for_stop(timedelta(seconds=5)):
+            pass
+        reasons.append(job.stop_reason)
+        raise RuntimeError("stopped")
+
+    async with node(database.dsn, app, lease__duration="30s"):
+        job_id = await insert(conn, kind)
+        await running_row(conn, job_id)
+        assert await conn.fetchval("select rota.cancel($1, note => 'wrong customer')", job_id) == "requested"
+        assert await ended(conn, job_id, within=3) == "cancelled"
+    (run,) = await ledger(conn, job_id)
+    assert "wrong customer" in run["note"]
+    assert reasons == ["cancel"]
+    assert not await conn.fetchval("select count(*) from rota.cancel_requests")
+
+
+@pytest.mark.parametrize("does", ["retry", "snooze", "bury", "interrupted", "succeed"])
+async def test_a_cancel_request_wins_over_everything_but_success(
+    database: Database, conn: Connection[Record], does: str
+) -> None:
+    """Rule 13, in the statement that settles: the request may come at the last moment, unseen by the heartbeat."""
+    app = rota.App("wins")
+    go = asyncio.Event()
+
+    @app.handler("work")
+    async def work(_: rota.Job[Any]) -> None:
+        await go.wait()
+        match does:
+            case "retry":
+                raise ValueError
+            case "snooze":
+                raise rota.Snooze(after=timedelta(0))
+            case "bury":
+                raise rota.Permanent
+            case _:
+                return
+
+    async with node(database.dsn, app, lease__duration="60s") as one:
+        job_id = await insert(conn, "work")
+        await running_row(conn, job_id)
+        # Without a notification, so that only the settlement can see it.
+        await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", job_id)
+        if does == "interrupted":
+            one.stop()
+            one.stop()
+        else:
+            go.set()
+        assert await ended(conn, job_id) == ("succeeded" if does == "succeed" else "cancelled")
+
+    async with node(database.dsn, app) as one:
+
+        async def answered() -> bool:
+            return not await conn.fetchval("select count(*) from rota.cancel_requests")
+
+        await eventually(answered, what="the end of the request")
+    assert len(await ledger(conn, job_id)) == 1
+
+
+async def test_a_forced_cancel_ends_a_job_at_once_and_its_handler_as_lost(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """force: into the ledger without asking the holder, whose token is stale from then on."""
+    app = rota.App("force")
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await asyncio.Event().wait()
+
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        assert await conn.fetchval("select rota.cancel($1, force => true)", job_id) == "cancelled"
+        await one.told("lease.lost", job_id=job_id)
+        assert await row(conn, job_id) is None
+        assert [run["outcome"] for run in await ledger(conn, job_id)] == ["cancelled"]
+
+
+async def test_two_attempts_of_one_job_that_end_together_are_written_once(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A zombie of the same node in the same batch as its successor: one row of the ledger, one success counted."""
+    app = rota.App("twins")
+    first_lost, go = asyncio.Event(), asyncio.Event()
+    tokens: list[int] = []
+
+    @app.handler("twin")
+    async def twin(job: rota.Job[Any]) -> int:
+        tokens.append(job.fence_token)
+        while True:
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                first_lost.set()
+                continue
+            return job.fence_token
+
+    async with node(database.dsn, app, drain__grace="10s") as one:
+        job_id = await insert(conn, "twin")
+        await running_row(conn, job_id)
+        await conn.execute(
+            "update rota.jobs set state = 'scheduled', leased_by = null, lease_expires_at = null where job_id = $1",
+            job_id,
+        )
+        await eventually(lambda: len(tokens) == 2, what="the second attempt")
+        await first_lost.wait()
+        go.set()
+        assert await ended(conn, job_id) == "succeeded"
+        await one.told("write.refused", job_id=job_id)
+        (run,) = await ledger(conn, job_id)
+        assert (run["fence_token"], run["result"]) == (tokens[1], str(tokens[1]))
+        assert one.metric("rota_settled_total", queue="default", handler="twin", settlement="succeeded") == 1

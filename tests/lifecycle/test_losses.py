@@ -1,0 +1,264 @@
+"""Losses: a holder that is gone, what is done about it, and how often."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+import rota.services.reaper as reaper_module
+from nodes import ended, history, insert, ledger, letter, live_row, node
+from rota.db import queries
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+HOLD = """
+update rota.jobs
+set state = 'running', attempt = attempt + 1, fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid(),
+    started_at = clock_timestamp() - interval '1 minute', lease_expires_at = clock_timestamp() + $2::interval,
+    max_attempts = coalesce(max_attempts, 20), backoff_base = coalesce(backoff_base, interval '5 s'),
+    backoff_cap = coalesce(backoff_cap, interval '1 hour'), lease = coalesce(lease, interval '3 s'),
+    delivery = coalesce(delivery, 'at_least_once')
+where job_id = $1
+"""
+"""A claim by a node that is nowhere; the second parameter is what is left of its lease."""
+
+EXPIRED, HELD = timedelta(seconds=-1), timedelta(hours=1)
+
+
+async def held(conn: Connection[Record], handler: str, left: timedelta = EXPIRED, **columns: Any) -> int:
+    """A job whose holder is gone."""
+    async with conn.transaction():
+        job_id = await insert(conn, handler, **columns)
+        await conn.execute(HOLD, job_id, left)
+    return job_id
+
+
+def plain_app(calls: list[int]) -> rota.App:
+    """A handler that just works."""
+    app = rota.App("plain")
+
+    @app.handler("work")
+    async def work(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+
+    return app
+
+
+async def test_the_first_loss_is_retried_at_once(database: Database, conn: Connection[Record]) -> None:
+    """A worker that died says nothing against its job; no row of a table of workers is asked."""
+    calls: list[int] = []
+    async with node(database.dsn, plain_app(calls)) as one:
+        job_id = await held(conn, "work")
+        assert await ended(conn, job_id, within=3) == "succeeded"
+        assert one.metric("rota_reaped_total") == 1
+    assert calls == [2]
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+
+
+async def test_a_lease_that_still_holds_is_nobodys_to_take(database: Database, conn: Connection[Record]) -> None:
+    """Whatever the node's row says: here there is none at all."""
+    async with node(database.dsn, plain_app([])) as one:
+        job_id = await held(conn, "work", HELD)
+        await one.turns("reaper", 3)
+        assert (await live_row(conn, job_id))["state"] == "running"
+
+
+async def test_later_losses_wait_and_the_third_is_poison(database: Database, conn: Connection[Record]) -> None:
+    """A job that kills its workers is made to wait, then buried, by a limit of its own."""
+    async with node(database.dsn, rota.App("reaper")) as one:
+        job_id = await held(conn, "killer")
+        await one.told("lease.reaped", job_id=job_id)
+        first = await live_row(conn, job_id)
+        assert (first["losses"], first["run_at"] <= first["now"]) == (1, True)
+        await conn.execute(HOLD, job_id, EXPIRED)
+        await one.told("lease.reaped", job_id=job_id, times=2)
+        second = await live_row(conn, job_id)
+        assert second["losses"] == 2
+        assert timedelta(seconds=1) < second["run_at"] - second["now"] <= timedelta(seconds=5)
+        await conn.execute(HOLD, job_id, EXPIRED)
+        assert await ended(conn, job_id) == "dead: poison"
+    dead = await letter(conn, job_id)
+    assert (dead["attempt"], dead["losses"]) == (3, 3)
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"] * 3
+
+
+async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
+    """The retry rules hold for losses as for failures."""
+    async with node(database.dsn, rota.App("reaper")):
+        job_id = await held(conn, "work", max_attempts=1)
+        assert await ended(conn, job_id) == "dead: exhausted"
+
+
+@pytest.mark.parametrize(
+    ("does", "how"),
+    [
+        ("return", "succeeded"),
+        ("raise", "dead: exhausted"),
+        ("retry", "dead: exhausted"),
+        ("snooze", "dead: exhausted"),
+        ("time out", "dead: exhausted"),
+        ("permanent", "dead: permanent"),
+        ("drain", "dead: lost"),
+        ("lost", "dead: lost"),
+        ("bad payload", "dead: bad_payload"),
+    ],
+)
+async def test_at_most_once_is_called_once_whatever_happens(
+    database: Database, conn: Connection[Record], does: str, how: str
+) -> None:
+    """The claim is the acknowledgement: any end but success is a dead letter and never a second call."""
+    import asyncio
+
+    app = rota.App("once")
+    calls: list[str] = []
+
+    @app.handler(
+        "once", delivery="at_most_once", timeout=timedelta(seconds=1) if does == "time out" else None, max_attempts=9
+    )
+    async def once(_: rota.Job[int]) -> None:
+        calls.append(does)
+        match does:
+            case "raise":
+                raise ValueError
+            case "retry":
+                raise rota.Retry(after=timedelta(0))
+            case "snooze":
+                raise rota.Snooze(after=timedelta(0))
+            case "permanent":
+                raise rota.Permanent
+            case "return":
+                return
+            case _:
+                await asyncio.Event().wait()
+
+    async with node(database.dsn, app, drain__timeout="0s") as one:
+        payload = '"no number"' if does == "bad payload" else "1"
+        job_id = await insert(conn, "once", payload)
+        if does in {"drain", "lost"}:
+            await eventually(lambda: calls, what="the call")
+        if does == "drain":
+            one.stop()
+        if does == "lost":
+            await conn.execute(
+                "update rota.jobs set lease_expires_at = now() - interval '1 s', leased_by = gen_random_uuid()"
+            )
+        assert await ended(conn, job_id) == how
+        if does != "drain":
+            await one.turns("dispatcher")
+        if does == "lost":
+            await one.told("lease.lost", job_id=job_id)
+    assert calls == ([] if does == "bad payload" else [does])
+
+
+async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B55: between its look and its write the job was settled, renewed, or claimed anew: it touches none of them."""
+    real = queries.find_expired_leases
+    jobs: dict[str, int] = {}
+
+    async def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        found = await real(*args, **kwargs)
+        if found:
+            await conn.execute(
+                "select rota.complete($1, fence_token) from rota.jobs where job_id = $1", jobs["settled"]
+            )
+            await conn.execute(
+                "update rota.jobs set lease_expires_at = now() + interval '1 hour' where job_id = $1", jobs["renewed"]
+            )
+            await conn.execute(HOLD, jobs["claimed"], HELD)
+        return found
+
+    async with node(database.dsn, rota.App("reaper")) as one:
+        await one.turns("reaper")
+        monkeypatch.setattr(queries, "find_expired_leases", meanwhile)
+        async with conn.transaction():
+            for name in ("settled", "renewed", "claimed"):
+                jobs[name] = await insert(conn, name)
+                await conn.execute(HOLD, jobs[name], EXPIRED)
+        await one.turns("reaper", 3)
+        assert not one.seen("lease.reaped")
+    assert [run["outcome"] for run in await ledger(conn, jobs["settled"])] == ["succeeded"]
+    for name in ("renewed", "claimed"):
+        assert (await live_row(conn, jobs[name]))["state"] == "running"
+        assert await history(conn, jobs[name]) == []
+
+
+async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """B49: a dead letter of that job_id is already there; that row alone is left, the others are dealt with."""
+    async with node(database.dsn, rota.App("reaper")) as one:
+        async with conn.transaction():
+            bad = await insert(conn, "work", max_attempts=1)
+            good = [await insert(conn, "work", max_attempts=1) for _ in range(5)]
+            await conn.execute(
+                """
+                insert into rota.dead_letters (job_id, run_at, scheduled_for, created_at, attempt, losses, releases, priority,
+                    exclusive, handler, queue, created_by, payload, reason)
+                values ($1, now(), now(), now(), 1, 0, 0, 5, false, 'work', 'default', 'me', '{}', 'lost')
+                """,
+                bad,
+            )
+            for job_id in [bad, *good]:
+                await conn.execute(HOLD, job_id, EXPIRED)
+        for job_id in good:
+            assert await ended(conn, job_id) == "dead: exhausted"
+        assert one.fell is None
+
+
+async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: a lease that expired by a jump proves nothing; its holder gets one lease to renew it."""
+    ahead = [timedelta(0)]
+
+    async def read_clock(db: Any) -> datetime:
+        return await queries.read_clock(db) + ahead[0]
+
+    patched = SimpleNamespace(**{**vars(queries), "read_clock": read_clock})
+    monkeypatch.setattr(reaper_module, "queries", patched)
+    async with node(database.dsn, rota.App("reaper")) as one:
+        await one.turns("reaper")
+        ahead[0] = timedelta(seconds=30)
+        await one.told("reaper.waits")
+        job_id = await held(conn, "work")
+        assert not one.seen("lease.reaped")
+        await one.told("lease.reaped", job_id=job_id)
+        waited = await conn.fetchval(
+            "select finished_at - (select started_at + interval '1 minute' from rota.jobs where job_id = $1) "
+            "from rota.attempts where job_id = $1",
+            job_id,
+        )
+        assert waited > timedelta(seconds=2)
+
+
+async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, conn: Connection[Record]) -> None:
+    """Redundant, all alike, and each loss is one row of history and one count."""
+    async with (
+        node(database.dsn, rota.App("a")) as one,
+        node(database.dsn, rota.App("b")) as two,
+        node(database.dsn, rota.App("c")) as three,
+    ):
+        jobs = []
+        async with conn.transaction():
+            for _ in range(200):
+                job_id = await insert(conn, "nobody's")
+                await conn.execute(HOLD, job_id, EXPIRED)
+                jobs.append(job_id)
+
+        async def all_back() -> bool:
+            return not await conn.fetchval("select count(*) from rota.jobs where state = 'running'")
+
+        await eventually(all_back, what="the end of all leases")
+        assert sum(each.metric("rota_reaped_total") for each in (one, two, three)) == 200
+    assert await conn.fetchval("select count(*) from rota.attempts") == 200
+    assert await conn.fetchval("select max(losses) from rota.jobs") == 1

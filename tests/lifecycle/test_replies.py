@@ -1,0 +1,230 @@
+"""Lost replies: the server has committed, and nobody was told. What happened is found out, never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+from nodes import ended, history, insert, ledger, live_row, node
+from wire import wire
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+def app_of(calls: list[int], effects: Database | None = None) -> rota.App:
+    """Handlers that succeed, fail, and commit."""
+    app = rota.App("replies")
+
+    @app.handler("succeed")
+    async def succeed(job: rota.Job[Any]) -> str:
+        calls.append(job.attempt)
+        return "done"
+
+    @app.handler("fail", backoff_base=timedelta(hours=1))
+    async def fail(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        raise ValueError
+
+    @app.handler("permanent")
+    async def permanent(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        raise rota.Permanent
+
+    @app.handler("commit")
+    async def commit(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values ($1)", job.attempt)
+
+    @app.handler("step", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
+    async def step(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        if job.checkpoint is None:
+            async with job.transaction(checkpoint={"done": 1}) as mine:
+                await mine.execute("insert into public.effects values ($1)", job.attempt)
+
+    del effects
+    return app
+
+
+async def test_a_settlement_whose_reply_was_lost_is_settled_once_and_counted_as_success(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """B83: 'already settled by this very token' is success, not a stale write, and nothing runs again."""
+    calls: list[int] = []
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
+        way.lose("Move the jobs whose attempts succeeded")
+        job_id = await insert(conn, "succeed")
+        await one.told("service.failed", service="settle")
+        await one.told("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost == 1
+        assert len(await ledger(conn, job_id)) == 1
+        assert one.metric("rota_settled_total", queue="default", handler="succeed", settlement="succeeded") == 1
+        assert one.metric("rota_stale_writes_total") == one.metric("rota_leases_lost_total") == 0
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(("handler", "rest"), [("fail", "retried"), ("permanent", "dead: permanent")])
+async def test_a_failure_whose_settlements_reply_was_lost_is_no_success(
+    database: Database, conn: Connection[Record], handler: str, rest: str
+) -> None:
+    """It is known to be written, and must not be counted as what it was not."""
+    calls: list[int] = []
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
+        way.lose("Write down attempts that did not succeed")
+        job_id = await insert(conn, handler)
+        await one.told("settlement.confirmed", job_id=job_id)
+        assert one.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
+        assert one.metric("rota_stale_writes_total") == 0
+        if rest == "retried":
+            waits = await live_row(conn, job_id)
+            assert (waits["state"], waits["attempt"]) == ("scheduled", 1)
+        else:
+            assert await ended(conn, job_id) == rest
+        assert len(await history(conn, job_id)) == 1
+    assert calls == [1]
+
+
+async def test_claims_whose_reply_was_lost_come_back_at_once(database: Database, conn: Connection[Record]) -> None:
+    """Nobody would run them until their leases end: the next look gives them back, attempt and all."""
+    calls: list[int] = []
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls), lease__duration="60s") as one:
+        await one.told("listener.up")
+        await ended(conn, await insert(conn, "succeed"))
+        calls.clear()
+        # Not the claims of an idle node: only the one that carries something away.
+        async with conn.transaction():
+            jobs = [await insert(conn, "succeed", run_at="now() + interval '50 milliseconds'") for _ in range(5)]
+            way.lose("Hand due jobs to node", times=3)
+        for job_id in jobs:
+            assert await ended(conn, job_id) == "succeeded"
+        assert way.lost >= 1
+        assert sum(told["count"] for told in one.seen("claims.orphaned")) <= 15
+        for job_id in jobs:
+            (run,) = await ledger(conn, job_id)
+            assert run["attempts"] == 1
+    assert calls == [1] * 5
+
+
+async def test_a_commit_whose_reply_was_lost_is_asked_of_the_ledger(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Effect and completion are there together; the handler's own view is set right before it goes on."""
+    calls: list[int] = []
+    await conn.execute("create table public.effects (attempt int)")
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
+        way.lose("COMMIT;")
+        job_id = await insert(conn, "commit")
+        await one.told("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost == 1
+        assert one.metric("rota_settled_total", queue="default", handler="commit", settlement="succeeded") == 1
+        assert one.metric("rota_leases_lost_total") == 0
+    assert calls == [1]
+    assert len(await ledger(conn, job_id)) == 1
+    assert await conn.fetchval("select count(*) from public.effects") == 1
+
+
+async def test_a_step_whose_commit_was_not_heard_of_is_found_by_the_next_attempt(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Effect and checkpoint are one: the attempt fails, the next one sees the checkpoint and doesn't do it twice."""
+    calls: list[int] = []
+    await conn.execute("create table public.effects (attempt int)")
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)):
+        way.lose("COMMIT;")
+        job_id = await insert(conn, "step")
+        assert await ended(conn, job_id) == "succeeded"
+        assert way.lost == 1
+    assert calls == [1, 2]
+    assert await conn.fetchval("select array_agg(attempt) from public.effects") == [1]
+
+
+async def test_a_transaction_that_fails_leaves_neither_effect_nor_completion(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Together or neither; and what a handler does after its commit can't undo it."""
+    app = rota.App("transactions")
+    await conn.execute("create table public.effects (n int)")
+
+    @app.handler("fails", max_attempts=1)
+    async def fails(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values (1)")
+            raise ValueError
+
+    @app.handler("fails after")
+    async def fails_after(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values (2)")
+        raise ValueError
+
+    @app.handler("twice", max_attempts=1)
+    async def twice(job: rota.Job[Any]) -> None:
+        async with job.transaction(checkpoint=1) as mine:
+            await mine.execute("insert into public.effects values (3)")
+        async with job.transaction(checkpoint=2) as mine:
+            await mine.execute("insert into public.effects values (4)")
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values (5)")
+
+    @app.handler("completes in vain", max_attempts=1)
+    async def completes_in_vain(job: rota.Job[Any]) -> None:
+        async with database.connect() as mine:
+            transaction = mine.transaction()
+            await transaction.start()
+            await job.complete(mine, {"n": 1})
+            await transaction.rollback()
+
+    @app.handler("completes")
+    async def completes(job: rota.Job[Any]) -> None:
+        async with database.connect() as mine, mine.transaction():
+            await mine.execute("insert into public.effects values (6)")
+            await job.complete(mine, {"n": 1})
+
+    async with node(database.dsn, app) as one:
+        jobs = {
+            name: await insert(conn, name)
+            for name in ("fails", "fails after", "twice", "completes in vain", "completes")
+        }
+        ends = {name: await ended(conn, job_id) for name, job_id in jobs.items()}
+        assert ends == {
+            "fails": "dead: exhausted",
+            "fails after": "succeeded",
+            "twice": "succeeded",
+            "completes in vain": "dead: exhausted",
+            "completes": "succeeded",
+        }
+        await one.told("job.settled", job_id=jobs["completes"], settlement="succeeded")
+        assert one.metric("rota_settled_total", queue="default", handler="completes", settlement="succeeded") == 1
+    assert [r["n"] for r in await conn.fetch("select n from public.effects order by 1")] == [2, 3, 4, 5, 6]
+    (run,) = await ledger(conn, jobs["completes"])
+    assert run["result"] == '{"n": 1}'
+
+
+async def test_a_job_may_commit_long_after_its_heartbeat_saw_it_last(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Its row is locked by its own transaction: the heartbeat steps over it and takes it for neither lost nor extended."""
+    app = rota.App("long")
+    await conn.execute("create table public.effects (n int)")
+    seen = asyncio.Event()
+
+    @app.handler("long")
+    async def long(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("insert into public.effects values (1)")
+            await seen.wait()
+
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "long")
+        await one.told("leases.extended", times=4)
+        seen.set()
+        assert await ended(conn, job_id) == "succeeded"
+        assert not one.seen("lease.lost")

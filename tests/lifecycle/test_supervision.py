@@ -1,0 +1,170 @@
+"""The daemon as a whole: a bug of ours fells it, and nothing is left of it, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import rota
+from nodes import ended, history, insert, live_row, node, running_row
+from rota.db import queries
+from waiting import eventually
+
+if TYPE_CHECKING:
+    import pytest
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+CYCLES = 50
+"""On each of two loops."""
+
+
+def waiting_app() -> rota.App:
+    """A handler that waits on its first attempt, and returns on later ones."""
+    app = rota.App("waiting")
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> None:
+        if job.attempt == 1:
+            await asyncio.Event().wait()
+
+    return app
+
+
+async def test_a_bug_in_a_service_fells_the_daemon_and_its_jobs_are_taken_back(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody understands is not survived: run() raises, the platform restarts, leases bring the jobs back."""
+    real = queries.sample_backlog
+
+    async with node(database.dsn, waiting_app(), falls=True) as one:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+
+        async def buggy(*_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(queries, "expire_unstarted_jobs", buggy)
+        await one.ended()
+        assert isinstance(one.fell, BaseExceptionGroup)
+        assert one.fell.split(ZeroDivisionError)[0] is not None
+        monkeypatch.undo()
+    assert queries.sample_backlog is real
+    left = await live_row(conn, job_id)
+    assert (left["state"], left["attempt"]) == ("running", 1)
+    async with node(database.dsn, waiting_app()):
+        assert await ended(conn, job_id) == "succeeded"
+        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+
+
+async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that died in silence would let all leases run out under running handlers."""
+
+    async def buggy(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(queries, "extend_leases", buggy)
+    async with node(database.dsn, waiting_app(), falls=True) as one:
+        await insert(conn, "wait")
+        await one.ended()
+        assert isinstance(one.fell, BaseExceptionGroup)
+        assert one.fell.split(ZeroDivisionError)[0] is not None
+    await eventually(lambda: "heartbeat" not in {t.name for t in threading.enumerate()}, what="the end of the thread")
+
+
+async def test_many_starts_and_stops_leave_nothing_behind(database: Database, conn: Connection[Record]) -> None:
+    """No task, no thread, no connection, no row, no signal handler: with work done in each life, on a thread, too."""
+    app = rota.App("short")
+
+    @app.handler("loop")
+    async def loop(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("select 1")
+
+    @app.handler("thread")
+    def thread(job: rota.SyncJob[Any]) -> None:
+        job.report_progress(1.0)
+
+    async def others() -> list[str]:
+        rows = await conn.fetch(
+            "select application_name from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and application_name like 'rota %'"
+        )
+        return [each["application_name"] for each in rows]
+
+    tasks, threads = len(asyncio.all_tasks()), 0
+    for cycle in range(CYCLES):
+        async with node(database.dsn, app) as one:
+            jobs = [await insert(conn, "loop"), await insert(conn, "thread")]
+            for job_id in jobs:
+                assert await ended(conn, job_id) == "succeeded"
+            one.stop()
+            await one.ended()
+        if cycle == 0:
+            await eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("rota ")])
+            threads = threading.active_count()
+    assert len(asyncio.all_tasks()) == tasks
+    await eventually(lambda: threading.active_count() <= threads, what="the end of all threads")
+
+    async def gone() -> bool:
+        return not await others()
+
+    await eventually(gone, what="the end of all connections")
+    assert await conn.fetchval("select count(*) from rota.nodes") == 0
+    assert await conn.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+    assert await conn.fetchval("select count(*) from rota.job_runs") == 2 * CYCLES
+
+
+async def test_a_stop_at_any_moment_of_the_start_leaves_no_connection(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """An order that comes while connections are being opened ends as cleanly as any other, again and again."""
+    for _ in range(15):
+        async with node(database.dsn, waiting_app(), drain__timeout="1h") as one:
+            one.stop()
+            await one.ended(within=5)
+            assert one.fell is None
+
+    async def gone() -> bool:
+        return not await conn.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'rota %'"
+        )
+
+    await eventually(gone, what="the end of all connections")
+
+
+async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_drain(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """What handlers share is there before and after every one of them."""
+    from contextlib import asynccontextmanager
+
+    story: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> Any:
+        story.append("entered")
+        yield "state"
+        story.append("left")
+
+    app = rota.App("lives", lifespan=lifespan)
+    go = asyncio.Event()
+
+    @app.handler("tell")
+    async def tell(job: rota.Job[Any]) -> None:
+        story.append(str(job.state))
+        await go.wait()
+        story.append("done")
+
+    job_id = await insert(conn, "tell")
+    async with node(database.dsn, app) as one:
+        await running_row(conn, job_id)
+        one.stop()
+        await one.told("node.stopping")
+        go.set()
+        await one.ended()
+    assert story == ["entered", "state", "done", "left"]

@@ -1,0 +1,188 @@
+"""Handlers in threads, which can't be cut, and in processes, which can be ended alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import parted_app
+import rota
+from nodes import ended, history, insert, ledger, letter, live_row, node, running_row
+from processes import Daemons
+from rota.handlers import python as python_module
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+REFERENCE = "parted_app:app"
+
+
+@pytest.fixture(autouse=True)
+def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(parted_app.__file__).parent))
+
+
+def alive(pid: int) -> bool:
+    """Whether that process runs; a zombie doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()[2] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The same words, the same settlements, in a process that isn't the daemon's."""
+    async with node(database.dsn, parted_app.app, reference=REFERENCE, queues="default:4") as one:
+        jobs = {
+            "plain": await insert(conn, "returns", '{"big": 123456789012345678901234567890}'),
+            "async": await insert(conn, "returns async", "[1]"),
+            "raised": await insert(conn, "raises", '{"secret": "s3cret-canary"}'),
+            "segv": await insert(conn, "dies", '"segv"'),
+            "exit": await insert(conn, "dies", '"exit"'),
+            "cancel": await insert(conn, "wishes", '"cancel"'),
+            "permanent": await insert(conn, "wishes", '"permanent"'),
+        }
+        waiting = {wish: await insert(conn, "wishes", f'"{wish}"') for wish in ("snooze", "retry")}
+        ends = {name: await ended(conn, job_id, within=30) for name, job_id in jobs.items()}
+        assert ends == {
+            "plain": "succeeded",
+            "async": "succeeded",
+            "raised": "dead: exhausted",
+            "segv": "dead: exhausted",
+            "exit": "dead: exhausted",
+            "cancel": "cancelled",
+            "permanent": "dead: permanent",
+        }
+        result = json.loads((await ledger(conn, jobs["plain"]))[0]["result"])
+        assert result["payload"] == {"big": 123456789012345678901234567890}
+        assert result["pid"] != os.getpid()
+        assert result["key"].startswith("rota:")
+        dead = await letter(conn, jobs["raised"])
+        assert dead["error_kind"] == "LookupError"
+        assert "s3cret" not in dead["error"]
+        assert "SIGSEGV" in (await letter(conn, jobs["segv"]))["error"]
+        assert "exit code 7" in (await letter(conn, jobs["exit"]))["error"]
+        for wish, job_id in waiting.items():
+            await one.told("job.settled", job_id=job_id)
+            waits = await live_row(conn, job_id)
+            assert waits["attempt"] == (0 if wish == "snooze" else 1)
+            assert waits["run_at"] - waits["now"] > timedelta(minutes=59)
+
+
+async def test_a_process_saves_and_reports_through_the_daemon(database: Database, conn: Connection[Record]) -> None:
+    """It has no connection of its own; what is refused is raised where it was asked for."""
+    async with node(database.dsn, parted_app.app, reference=REFERENCE):
+        job_id = await insert(conn, "relays")
+        assert await ended(conn, job_id, within=20) == "succeeded"
+    (run,) = await ledger(conn, job_id)
+    assert json.loads(run["result"]) == {"done": 1}
+    assert run["attempts"] == 2
+
+
+async def test_a_timeout_ends_the_whole_family(
+    database: Database, conn: Connection[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TERM, a grace, KILL, to the group: nothing of an attempt goes on beside the next one."""
+    monkeypatch.setattr(python_module, "TERM_GRACE", 0.3)
+    pids = tmp_path / "pids"
+    async with node(database.dsn, parted_app.app, reference=REFERENCE):
+        job_id = await insert(conn, "family", json.dumps(str(pids)), timeout="interval '3 seconds'")
+        await eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the family")
+        family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
+        assert await ended(conn, job_id, within=15) == "dead: exhausted"
+        await eventually(lambda: not any(map(alive, family)), what="the family's end")
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+
+
+async def test_a_process_is_told_of_a_cancel_and_may_finish(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """SIGTERM is `job.stop_requested`; that it returned all the same is a success, which alone wins over a cancel."""
+    pid = tmp_path / "pid"
+    async with node(database.dsn, parted_app.app, reference=REFERENCE):
+        job_id = await insert(conn, "heeds", json.dumps(str(pid)))
+        await eventually(pid.exists, what="the handler's start")
+        await conn.execute("select rota.cancel($1)", job_id)
+        assert await ended(conn, job_id) == "succeeded"
+
+
+async def test_a_daemon_killed_takes_its_handlers_processes_along(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """Otherwise the old attempt would go on beside the next one, with nobody to tell it."""
+    pid = tmp_path / "pid"
+    with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
+        daemon = daemons.launch()
+        job_id = await insert(conn, "heeds", json.dumps(str(pid)))
+        await eventually(lambda: pid.exists() and pid.read_text(), within=30, what="the handler's start")
+        child = int(pid.read_text(encoding="ascii"))
+        assert alive(child)
+        daemon.kill()
+        await eventually(lambda: not alive(child), what="the end of the handler's process")
+        assert (await live_row(conn, job_id))["state"] == "running"
+
+
+async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_and_the_process_goes(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """Rule 12: nothing is settled while it runs; the last write makes the job due when the lease would have ended."""
+    pid = tmp_path / "pid"
+    with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
+        daemon = daemons.launch()
+        job_id = await insert(conn, "deaf", json.dumps(str(pid)), lease="interval '20 seconds'")
+        await eventually(pid.exists, within=30, what="the handler's start")
+        before = await live_row(conn, job_id)
+        daemon.send(signal.SIGTERM)
+        daemon.wait_for("handler.stuck")
+        assert daemon.ends() == 0
+        released = await live_row(conn, job_id)
+        assert (released["state"], released["attempt"], released["releases"]) == ("scheduled", 0, 1)
+        assert released["run_at"] >= before["lease_expires_at"]
+        assert released["run_at"] > released["now"]
+        assert [a["outcome"] for a in await history(conn, job_id)] == ["interrupted"]
+        assert await conn.fetchval("select count(*) from rota.nodes") == 0
+    assert len(pid.read_text(encoding="ascii").splitlines()) == 1
+
+
+async def test_a_thread_keeps_its_slot_until_it_ends(database: Database, conn: Connection[Record]) -> None:
+    """Rule 12: a job that timed out is not tried again beside the thread that still runs it."""
+    app = rota.App("thread")
+    go = threading.Event()
+    running: list[int] = []
+    most: list[int] = []
+
+    @app.handler("hang", timeout=timedelta(milliseconds=300), backoff_base=timedelta(milliseconds=1))
+    def hang(job: rota.SyncJob[Any]) -> None:
+        running.append(job.attempt)
+        most.append(len(running))
+        if job.attempt == 1:
+            go.wait(30)
+        running.remove(job.attempt)
+        if job.stop_requested:
+            raise RuntimeError("stopped late")
+
+    async with node(database.dsn, app, queues="default:1", lease__duration="30s") as one:
+        job_id = await insert(conn, "hang")
+        other = await insert(conn, "hang")
+        await running_row(conn, job_id)
+        await one.told("handler.stuck", job_id=job_id, why="timeout")
+        assert (await live_row(conn, other))["attempt"] == 0
+        assert (await live_row(conn, job_id))["state"] == "running"
+        assert await history(conn, job_id) == []
+        go.set()
+        assert await ended(conn, job_id) == "succeeded"
+        assert await ended(conn, other) == "succeeded"
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+    assert max(most) == 1

@@ -1,0 +1,223 @@
+"""Daemons in this process, with short settings: what they tell is collected, so that tests wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rota.config import load
+from rota.daemon import Daemon
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from asyncpg import Connection, Record
+
+    from rota.app import App
+
+QUICK: dict[str, Any] = {
+    "lease.duration": "3s",
+    "lease.reap_interval": "300ms",
+    "poll_interval": "200ms",
+    "drain.timeout": "10s",
+    "drain.grace": "1s",
+    "queues": "default:10",
+    "http.port": 0,
+    "log.level": "error",
+    "log.format": "json",
+}
+"""Settings under which what takes minutes in production takes seconds."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One daemon, what it has told so far, and how it ended."""
+
+    daemon: Daemon
+    events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    fell: BaseException | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def seen(self, name: str, **fields: Any) -> list[Mapping[str, Any]]:
+        """The events of that name with those fields, in the order in which they came."""
+        return [
+            told
+            for event, told in list(self.events)
+            if event == name and all(told.get(key) == value for key, value in fields.items())
+        ]
+
+    async def told(self, name: str, *, times: int = 1, within: float = 10.0, **fields: Any) -> Mapping[str, Any]:
+        """Wait for the event; with `times`, for that many of them; return the last."""
+        await eventually(
+            lambda: len(self.seen(name, **fields)) >= times or self.over.is_set(),
+            within=within,
+            what=f"the event {name} {fields}",
+        )
+        found = self.seen(name, **fields)
+        assert len(found) >= times, f"the daemon ended ({self.fell!r}) before it told {name} {fields}"
+        return found[-1]
+
+    async def turns(self, service: str, times: int = 2) -> None:
+        """Wait until a service has done so many more turns, the first of which may be under way already."""
+        await self.told("service.ran", service=service, times=len(self.seen("service.ran", service=service)) + times)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """What a scrape would show now; 0 for what was never counted."""
+        return self.daemon.telemetry.registry.get_sample_value(name, labels) or 0.0
+
+    def stop(self) -> None:
+        """Order it to stop: the first time it drains, the second time it interrupts."""
+        self.daemon.stops.order()
+
+    async def ended(self, within: float = 10.0) -> None:
+        """Wait until it is down."""
+        await eventually(self.over.is_set, within=within, what="the end of the daemon")
+
+
+@asynccontextmanager
+async def node(
+    dsn: str, app: App, *, falls: bool = False, reference: str | None = None, **settings: Any
+) -> AsyncIterator[Node]:
+    """Run a daemon until the block is left, and stop it then. `falls`: that run() raises is what the test is about.
+
+    Settings are written with underscores for dots: `lease_duration="3s"`.
+    """
+    overrides = QUICK | {key.replace("__", "."): value for key, value in settings.items()} | {"database.url": dsn}
+    held: list[Node] = []
+    daemon = Daemon(
+        load(overrides=overrides, environ={}),
+        app,
+        app_reference=reference,
+        watch=lambda event, fields: held[0].events.append((event, fields)),
+    )
+    one = Node(daemon)
+    held.append(one)
+
+    async def live() -> None:
+        try:
+            await daemon.run()
+        except BaseException as error:  # noqa: BLE001 - whatever felled it is what the test wants to know
+            one.fell = error
+        finally:
+            one.over.set()
+
+    def no_exit(code: int) -> None:
+        raise AssertionError(f"the daemon left by os._exit({code}) because a handler would not stop")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", no_exit)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(live(), name="daemon under test")
+            try:
+                await one.told("node.started")
+                yield one
+            finally:
+                one.stop()
+                one.stop()
+                await one.ended(within=20)
+    if one.fell is not None and not falls:
+        raise one.fell
+
+
+async def insert(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:
+    """Insert a job as a client does; a column's value is SQL where it is a str. Return its job_id."""
+    names = ["handler", "payload", *columns]
+    values = [
+        "$1",
+        "$2::text::jsonb",
+        *(value if isinstance(value, str) else repr(value) for value in columns.values()),
+    ]
+    return int(
+        await conn.fetchval(
+            f"insert into rota.jobs ({', '.join(names)}) values ({', '.join(values)}) returning job_id",
+            handler,
+            payload,
+        )
+    )
+
+
+async def row(conn: Connection[Record], job_id: int) -> Record | None:
+    """The live row of a job, with `now`: the database's time."""
+    return await conn.fetchrow("select *, clock_timestamp() as now from rota.jobs where job_id = $1", job_id)
+
+
+async def live_row(conn: Connection[Record], job_id: int) -> Record:
+    """The same, of a job that must be live."""
+    found = await row(conn, job_id)
+    assert found is not None, f"job {job_id} is not live"
+    return found
+
+
+async def ledger(conn: Connection[Record], job_id: int) -> list[Record]:
+    """What the ledger says of a job: one row at most, if all is well."""
+    return await conn.fetch("select * from rota.job_runs where job_id = $1", job_id)
+
+
+async def ended(conn: Connection[Record], job_id: int, *, within: float = 10.0) -> str:
+    """Wait until the job is in the ledger or among the dead letters; return its outcome, or 'dead: <reason>'."""
+
+    async def end() -> str | None:
+        ends: list[Record] = await conn.fetch(
+            """
+            select outcome as how from rota.job_runs where job_id = $1
+            union all select 'dead: ' || reason from rota.dead_letters where job_id = $1
+            """,
+            job_id,
+        )
+        assert len(ends) <= 1, f"job {job_id} has ended {len(ends)} times"
+        return str(ends[0]["how"]) if ends else None
+
+    return await eventually(end, within=within, what=f"the end of job {job_id}")
+
+
+async def history(conn: Connection[Record], job_id: int) -> list[Record]:
+    """The attempts of a job that did not succeed, oldest first."""
+    return await conn.fetch("select * from rota.attempts where job_id = $1 order by fence_token", job_id)
+
+
+async def letter(conn: Connection[Record], job_id: int) -> Record:
+    """The dead letter of a job."""
+    found = await conn.fetchrow("select * from rota.dead_letters where job_id = $1", job_id)
+    assert found is not None, f"job {job_id} is no dead letter"
+    return found
+
+
+async def running_row(conn: Connection[Record], job_id: int) -> Record:
+    """Wait until the job runs; return its row."""
+
+    async def claimed() -> Record | None:
+        found = await row(conn, job_id)
+        return found if found is not None and found["state"] == "running" else None
+
+    return await eventually(claimed, what=f"the claim of job {job_id}")
+
+
+async def passes(conn: Connection[Record], seconds: float, *, job_id: int) -> None:
+    """Wait until the job's attempt is that old on the database's clock."""
+
+    async def old() -> bool:
+        return bool(
+            await conn.fetchval(
+                "select clock_timestamp() > started_at + make_interval(secs => $2) from rota.jobs where job_id = $1",
+                job_id,
+                seconds,
+            )
+        )
+
+    await eventually(old, within=seconds + 10, what=f"an age of {seconds} s of job {job_id}")
+
+
+STEAL = """
+update rota.jobs
+set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid(), attempt = attempt + 1,
+    lease_expires_at = clock_timestamp() + interval '1 hour'
+where job_id = $1
+returning fence_token
+"""
+"""What a reaper and another node's claim do together, in one statement: the job now belongs to somebody else."""

@@ -1,0 +1,80 @@
+"""Commands as users run them: real processes in a folder of their own, with nothing of this shell's settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, read."""
+        return json.loads(self.out)
+
+
+@dataclass(slots=True)
+class Shell:
+    """Runs commands in a folder of their own, as a user at a prompt would."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    def environment(self) -> dict[str, str]:
+        """What the commands see: nothing of the shell's own settings of rota and PostgreSQL."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))}
+        return {**kept, "ROTA_HTTP_PORT": "0", "COLUMNS": "100", **self.environ}
+
+    async def __call__(self, *arguments: object, **environ: str) -> Said:
+        """Run `rota` with these arguments to its end. A traceback is a failure of every test."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rota", *map(str, arguments)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**self.environment(), **environ},
+            cwd=self.folder,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode is not None
+        said = Said(process.returncode, out.decode(), err.decode())
+        assert "Traceback" not in said.err, said.err
+        return said
+
+
+@contextmanager
+def started(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """A command that goes on until it is told to stop, and what it has said so far."""
+    log = shell.folder / "said"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rota", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=shell.environment(),
+            cwd=shell.folder,
+        )
+    try:
+        yield process, log.read_text
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(30)

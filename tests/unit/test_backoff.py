@@ -1,0 +1,44 @@
+"""The backoff: doubled, capped, jittered in the upper half, and never overflowing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.domain.backoff import backoff
+
+BASE, CAP = timedelta(seconds=5), timedelta(hours=1)
+TICK = timedelta(microseconds=2)
+durations = st.timedeltas(timedelta(microseconds=1), timedelta(days=366))
+
+
+@pytest.mark.parametrize(
+    ("failures", "longest"),
+    [(1, 5), (2, 10), (3, 20), (10, 2560), (11, 3600), (12, 3600), (10**6, 3600)],
+)
+def test_it_doubles_up_to_the_cap(failures: int, longest: int) -> None:
+    """base·2^(n-1), at most cap, between half of it and all of it."""
+    assert backoff(failures, base=BASE, cap=CAP, random=lambda: 1.0) == timedelta(seconds=longest)
+    assert backoff(failures, base=BASE, cap=CAP, random=lambda: 0.0) == timedelta(seconds=longest / 2)
+    assert backoff(failures, base=BASE, cap=CAP, random=lambda: 0.5) == timedelta(seconds=longest * 0.75)
+
+
+@given(st.integers(1, 10**9), durations, durations, st.floats(0, 1, exclude_max=True))
+def test_it_lies_between_half_the_delay_and_the_delay(
+    failures: int, base: timedelta, cap: timedelta, random: float
+) -> None:
+    """Whatever is asked: positive or nothing, never above the cap, never an overflow."""
+    delay = backoff(failures, base=base, cap=cap, random=lambda: random)
+    full = backoff(failures, base=base, cap=cap, random=lambda: 1.0)
+    assert full / 2 - TICK <= delay <= full + TICK
+    assert delay <= cap + TICK
+
+
+@given(st.integers(1, 200), durations, durations)
+def test_it_never_shrinks_with_further_failures(failures: int, base: timedelta, cap: timedelta) -> None:
+    """Who fails again waits at least as long."""
+    now = backoff(failures, base=base, cap=cap, random=lambda: 1.0)
+    assert backoff(failures + 1, base=base, cap=cap, random=lambda: 1.0) >= now - TICK

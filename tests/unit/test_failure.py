@@ -1,0 +1,109 @@
+"""From an exception to what is stored of it: bounded, storable, and without the payload's values."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.failure import ERROR_LIMIT, describe, readable
+from rota.signals import Permanent
+
+
+@dataclass
+class Carrier:
+    """What carries a payload as text."""
+
+    payload: str = "{}"
+
+
+class Unspeakable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def raised(error: BaseException) -> BaseException:
+    """Raise it, so that it has a traceback."""
+    try:
+        raise error  # noqa: TRY301 - a traceback of one line
+    except BaseException as caught:  # noqa: BLE001 - that is what it is for
+        return caught
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x" * 5_000_000),
+        KeyError("\x00\udcff"),
+        Unspeakable(),
+        ExceptionGroup("g", [Unspeakable()]),
+        SystemExit(1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_exception_has_a_text_that_can_be_stored(error: BaseException) -> None:
+    """Bounded in bytes, without NUL, in UTF-8; its kind is the class's name."""
+    failed = describe(raised(error), Carrier())
+    assert failed.kind == type(error).__name__
+    assert len(failed.text.encode()) <= ERROR_LIMIT
+    assert "\x00" not in failed.text
+    assert not failed.permanent
+
+
+def test_permanent_is_what_says_so_and_what_was_declared() -> None:
+    """Subclasses included."""
+    assert describe(Permanent(), Carrier()).permanent
+    assert describe(KeyError(), Carrier(), (LookupError,)).permanent
+    assert not describe(KeyError(), Carrier(), (ValueError,)).permanent
+
+
+SECRETS = ["S3CRET-canary", 'with "quotes" and \\', "ümläut € 😀", "line\nbreak"]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_the_payloads_values_are_masked(secret: str) -> None:
+    """B103: exceptions like to repeat their input, as it is, as repr, as JSON."""
+    payload = json.dumps({"deep": [{"password": secret}]})
+    told = f"bad: {secret} / {secret!r} / {json.dumps(secret)} / {payload}"
+    text = describe(raised(ValueError(told)), Carrier(payload)).text
+    assert secret not in text
+    assert repr(secret)[1:-1] not in text
+    assert "***" in text
+
+
+@given(st.text())
+def test_payloads_that_are_no_json_do_not_matter(payload: str) -> None:
+    """Describing a failure never fails."""
+    assert describe(ValueError("x"), Carrier(payload)).text
+
+
+def test_a_large_payload_beside_a_long_text_holds_up_nobody() -> None:
+    """A million bytes of short strings, repeated in the exception: still a moment, for the loop stands still meanwhile."""
+    items = [f"value{n}" for n in range(60_000)]
+    payload = json.dumps(items)
+    error = raised(ValueError(f"can't use {items}"))
+    began = time.monotonic()
+    failed = describe(error, Carrier(payload))
+    assert time.monotonic() - began < 3
+    assert failed.kind == "ValueError"
+    assert "value59999" not in failed.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [("moot", "moot"), (None, "None"), (7, "7"), ("a\x00b", "a\\x00b"), (Unspeakable(), "Unspeakable")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_reason_becomes_text_whatever_it_is(reason: Any, text: str) -> None:
+    """It stands in the ledger, where a person reads it."""
+    assert readable(reason).startswith(text)
+    assert len(readable("x" * 10**6).encode()) <= 1000

@@ -1,0 +1,98 @@
+"""The one loop: what it survives, what it lets through, and how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rota.db.pool import ConnectionLost
+from rota.lifecycle.heartbeat import Heartbeat
+from rota.lifecycle.settle import Settler
+from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, run_forever
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Told:
+    """What the loop tells of a service."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self.ran = 0
+
+    def service_failed(self, _service: str, _error: BaseException, *, failures: int, again_in: float) -> None:
+        assert failures >= 1
+        self.pauses.append(again_in)
+
+    def service_ran(self, _service: str) -> None:
+        self.ran += 1
+
+
+class Stopped(Exception):
+    """The end of a test's service: a bug, as far as the loop can tell."""
+
+
+class Scripted:
+    """A service that does what it is told, turn by turn."""
+
+    name = "scripted"
+    interval: timedelta | None = timedelta(0)
+
+    def __init__(self, turns: list[BaseException | None]) -> None:
+        self._turns = turns
+
+    async def run_once(self) -> None:
+        if not self._turns:
+            raise Stopped
+        if (error := self._turns.pop(0)) is not None:
+            raise error
+
+
+class Impatient(Scripted):
+    """One that must not be kept waiting."""
+
+    longest_pause = 0.5
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What is told; the loop's pauses take no time here."""
+
+    async def at_once(_: float) -> None:
+        return
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    return Told()
+
+
+@pytest.mark.parametrize(("kind", "longest"), [(Scripted, LONGEST_PAUSE), (Impatient, 0.5)])
+async def test_an_absent_database_is_waited_for_longer_and_longer_up_to_the_services_own_limit(
+    told: Any, kind: Callable[[list[BaseException | None]], Scripted], longest: float
+) -> None:
+    """Leases end meanwhile: a heartbeat that waited a quarter of a minute would lose what a short outage spared."""
+    with pytest.raises(Stopped):
+        await run_forever(kind([OSError()] * 30), told, Pulse())
+    assert len(told.pauses) == 30
+    assert max(told.pauses) <= longest
+    assert told.pauses[0] <= 0.2
+
+
+async def test_only_what_passes_by_itself_is_survived(told: Any) -> None:
+    """A lost connection is; a bug is not."""
+    with pytest.raises(Stopped):
+        await run_forever(Scripted([ConnectionLost(), None, TimeoutError()]), told, Pulse())
+    assert told.ran == 1
+    with pytest.raises(ZeroDivisionError):
+        await run_forever(Scripted([None, ZeroDivisionError()]), told, Pulse())
+
+
+def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:
+    """Three seconds is the shortest lease that the schema allows."""
+    assert Heartbeat.longest_pause <= 1
+    assert Settler.longest_pause <= 1
+    assert 0 < backoff_pause(1) <= 0.2
+    assert backoff_pause(10**6) <= LONGEST_PAUSE

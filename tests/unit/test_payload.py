@@ -1,0 +1,144 @@
+"""JSON on its way in and out: what can't be stored is refused with the path to it, and what can comes back exactly."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.errors import InvalidPayload
+from rota.payload import encode, encode_result, plain
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"a": [1, float("nan")]}, "$.a[1]"),
+        ({"a": {"b": float("inf")}}, "$.a.b"),
+        (float("-inf"), "$"),
+        ({"a": "x\x00y"}, "$.a"),
+        ({"x\x00y": 1}, "$"),
+        (["\ud800"], "$[0]"),
+        ({"\udfff": 1}, "$"),
+        ({1: "x"}, "$"),
+        (nested(102), "more than 100 deep"),
+        (nested(5000), "more than 100 deep"),
+        ({"a": datetime(2026, 1, 1, tzinfo=UTC)}, "datetime"),
+        ({"a": Decimal(1)}, "Decimal"),
+        ({"a": b"x"}, "bytes"),
+        ({1, 2}, "set"),
+        (10**5000, "payload"),
+        ("x" * (1 << 20), "bytes"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_json_is_refused_with_the_path_to_it(value: Any, where: str) -> None:
+    """B91, B93: NUL, surrogates, NaN, Infinity, depth and size, before the database sees them."""
+    with pytest.raises(InvalidPayload) as refused:
+        encode(value)
+    assert where in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**53 + 1,
+        -(10**400),
+        1e308,
+        5e-324,
+        "😀",
+        "\u2028 \u202e",
+        "",
+        None,
+        True,
+        [],
+        {},
+        {"": {"": [[]]}},
+        nested(99),
+        0.1,
+    ],
+    ids=lambda value: repr(value)[:12],
+)
+def test_what_is_json_comes_back_exactly(value: Any) -> None:
+    """Integers of any size, the smallest float, characters of four bytes."""
+    assert json.loads(encode(value)) == value
+
+
+def test_a_tuple_is_a_list_and_a_limit_is_in_bytes() -> None:
+    """What counts is how the text is stored, in UTF-8."""
+    assert encode((1, (2,))) == "[1, [2]]"
+    assert encode("x" * 65_534, what="checkpoint")
+    with pytest.raises(InvalidPayload, match=r"checkpoint has 98304 bytes|at most 65536"):
+        encode("€" * 32_767, what="checkpoint")
+
+
+@given(values)
+def test_encode_gives_storable_json_or_refuses(value: Any) -> None:
+    """No third way: either valid JSON without NUL and surrogates, or InvalidPayload."""
+    try:
+        text = encode(value)
+    except InvalidPayload:
+        return
+    assert "\x00" not in text
+    assert text.encode()
+    assert "\\u0000" not in text.replace("\\\\", "")
+    json.loads(text, parse_constant=pytest.fail)
+
+
+@given(values)
+def test_a_result_never_raises(value: Any) -> None:
+    """The work is done: an odd result is escaped or dropped."""
+    text = encode_result(value)
+    if text is not None:
+        assert len(text.encode()) <= 8192
+        json.loads(text, parse_constant=pytest.fail)
+
+
+class Evil:
+    """Has no text, no length, no truth."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __len__ = __bool__ = __str__
+
+
+@pytest.mark.parametrize("value", [Evil(), {Evil(): 1}, [Evil()], {"a": {Evil(): Evil()}}])
+def test_objects_of_a_handlers_own_making_are_no_result(value: Any) -> None:
+    """Whatever they do when they are looked at."""
+    assert encode_result(value) is None
+
+
+@given(st.text(), st.integers(10, 300))
+def test_plain_text_can_be_stored(text: str, limit: int) -> None:
+    """No NUL, no surrogate, at most so many bytes, and its end is kept."""
+    made = plain(text, limit)
+    assert "\x00" not in made
+    assert len(made.encode()) <= limit
+    if text.isascii() and "\x00" not in text:
+        assert made.endswith(text[-(limit - 4) :])
+
+
+def test_surrogates_and_nuls_stay_readable() -> None:
+    """Escaped, not dropped: the text is there for a person to find the fault."""
+    assert plain("a\x00b\udcffc", 100) == "a\\x00b\\udcffc"
