@@ -2,6 +2,79 @@
 
 CREATE SCHEMA rota;
 
+CREATE FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], reason text DEFAULT NULL::text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(backfill_schedule.reason);
+    which bigint := rota.find_schedule(backfill_schedule.name);
+    definition rota.schedule_definitions;
+    clock rota.schedule_clocks;
+    at timestamptz;
+    known bigint;
+begin
+    if cardinality(backfill_schedule.instants) > 10000 then
+        raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
+            hint = 'Each call is one transaction: give them in several.';
+    end if;
+    -- Whoever decides takes the same lock: what is undecided now stays so until the end of this transaction.
+    select * into clock from rota.schedule_clocks where schedule_id = which for update;
+    select * into definition from rota.schedule_definitions where schedule_id = which;
+    at := least(clock_timestamp(), case
+        when clock.next_fire_at = '-infinity' then greatest(definition.edited_at, clock.last_fire_at)
+        when clock.next_fire_at is not null then clock.next_fire_at - interval '1 microsecond'
+        else clock_timestamp() end);
+    select count(distinct given.instant), count(distinct given.instant) filter (where given.instant > at)
+    into known, undecided
+    from unnest(backfill_schedule.instants) as given (instant);
+    with wanted as (
+        select distinct on (given.instant) given.instant, coalesce(given.run_at, clock_timestamp()) as run_at
+        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as given (instant, run_at)
+        where given.instant <= at
+        order by given.instant, given.run_at
+    ),
+    missing as materialized (
+        select wanted.instant, wanted.run_at, nextval('rota.jobs_job_id_seq') as job_id
+        from wanted
+        where not exists (
+            select from rota.fires as fire
+            where fire.scheduled_for = wanted.instant
+              and fire.schedule_id = which
+              and (fire.missed_from is null or fire.job_id is not null)
+        )
+    ),
+    recorded as (
+        insert into rota.fires as fire (scheduled_for, schedule_id, name, disposition, job_id, note)
+        select missing.instant, which, definition.name, 'enqueued', missing.job_id, rota.signed_note('backfilled', why)
+        from missing
+        -- The last instant of a stretch: its row goes on to stand for the others, too.
+        on conflict (scheduled_for, schedule_id) do update
+        set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
+            note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
+        returning fire.job_id
+    ),
+    made as (
+        insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue,
+            priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
+        overriding system value
+        select missing.job_id, which, missing.instant, missing.run_at, missing.run_at + definition.start_within,
+            rota.caller(), definition.handler, definition.payload, definition.queue, definition.priority,
+            definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
+            definition.timeout, definition.lease, definition.delivery, definition.meta
+        from missing
+        where missing.job_id in (select recorded.job_id from recorded)
+        order by missing.instant
+        returning 1
+    )
+    select count(*) into enqueued from made;
+    left_out := known - undecided - enqueued;
+    insert into rota.audit (action, target, reason, affected) values ('backfill', 'schedule ' || definition.name, why, enqueued);
+end $$;
+
+COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run beside each other and beside its other jobs, as far as slots and run_at let them.';
+
 CREATE FUNCTION rota.bounded_limit("limit" integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -190,6 +263,34 @@ end $$;
 
 COMMENT ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) IS 'In the caller''s transaction: settle the running job as succeeded, so that its effect and its end commit together.';
 
+CREATE FUNCTION rota.cron_value(field integer, word text) RETURNS integer
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+declare
+    lows constant integer[] := '{0,0,0,1,1,0}';
+    highs constant integer[] := '{59,59,23,31,12,7}';
+    labels constant text[] := '{second,minute,hour,day of month,month,weekday}';
+    value numeric;
+begin
+    if word ~ '^[0-9]+$' then
+        value := word::numeric;
+        if value not between lows[field] and highs[field] then
+            raise exception using errcode = 'check_violation',
+                message = format('cron: %s %s is outside %s-%s', labels[field], left(word, 20), lows[field], highs[field]);
+        end if;
+        return value;
+    end if;
+    if field = 5 then
+        value := array_position('{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'::text[], word);
+    elsif field = 6 then
+        value := array_position('{sun,mon,tue,wed,thu,fri,sat}'::text[], word) - 1;
+    end if;
+    if value is null then
+        raise exception using errcode = 'check_violation', message = format('cron: %L is no %s', left(word, 20), labels[field]);
+    end if;
+    return value;
+end $_$;
+
 CREATE FUNCTION rota.discard(job_id bigint, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -337,6 +438,67 @@ begin
     return new;
 end $$;
 
+CREATE FUNCTION rota.fill_in_schedule() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+declare
+    at timestamptz := clock_timestamp();
+begin
+    -- ORMs send explicit NULLs, so a column's DEFAULT isn't enough.
+    new.timezone := coalesce(new.timezone, 'UTC');
+    new.payload := coalesce(new.payload, '{}');
+    new.priority := coalesce(new.priority, 5);
+    new.paused := coalesce(new.paused, false);
+    new.misfire := coalesce(new.misfire, 'latest');
+    new.on_time_within := coalesce(new.on_time_within, interval '60 seconds');
+    new.catch_up_limit := coalesce(new.catch_up_limit, 100);
+    new.overlap := coalesce(new.overlap, 'skip');
+    new.dst_gap := coalesce(new.dst_gap, 'after');
+    new.dst_fold := coalesce(new.dst_fold, 'first');
+    new.jitter := coalesce(new.jitter, interval '0');
+    if tg_op = 'INSERT' then
+        new.created_at := coalesce(new.created_at, at);
+        new.edited_at := coalesce(new.edited_at, new.created_at);
+        new.created_by := coalesce(new.created_by, rota.caller());
+        new.paused_at := case when new.paused then new.edited_at end;
+        return new;
+    end if;
+    new.created_at := coalesce(new.created_at, old.created_at);
+    new.created_by := coalesce(new.created_by, old.created_by);
+    new.schedule_id := old.schedule_id;
+    if new.paused and not old.paused then
+        new.paused_at := at;
+    elsif not new.paused and old.paused then
+        -- Its time had come earlier, but nobody was up to see it: then it was paused until then, and what fell due since was missed.
+        at := case when old.resume_at between old.edited_at and at then old.resume_at else at end;
+        new.resume_at := null;
+        new.paused_at := null;
+    end if;
+    if new.edited_at is not distinct from old.edited_at and
+       (new.cron, new.every, new.timezone, new.start_at, new.end_at, new.paused, new.dst_gap, new.dst_fold)
+       is distinct from
+       (old.cron, old.every, old.timezone, old.start_at, old.end_at, old.paused, old.dst_gap, old.dst_fold) then
+        new.edited_at := at;
+    end if;
+    new.edited_at := coalesce(new.edited_at, old.edited_at);
+    return new;
+end $$;
+
+CREATE FUNCTION rota.find_schedule(name text) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    found_id bigint;
+begin
+    select schedule_id into found_id from rota.schedule_definitions where schedule_definitions.name = find_schedule.name;
+    if found_id is null then
+        raise exception using errcode = 'RT002',
+            message = format('there is no schedule %L', left(find_schedule.name, 200)),
+            hint = 'rota.schedules lists them all, by name.';
+    end if;
+    return found_id;
+end $$;
+
 CREATE FUNCTION rota.guard(resource text, token bigint) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -369,6 +531,120 @@ end $$;
 
 COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s transaction: remember the highest fence token seen for the resource, refuse a lower one (RT001).';
 
+CREATE FUNCTION rota.is_cron(expression text) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+declare
+    lows constant integer[] := '{0,0,0,1,1,0}';
+    highs constant integer[] := '{59,59,23,31,12,7}';
+    sizes constant integer[] := '{60,60,24,31,12,7}';
+    labels constant text[] := '{second,minute,hour,day of month,month,weekday}';
+    longest constant integer[] := '{31,29,31,30,31,30,31,31,30,31,30,31}';
+    expr text;
+    fields text[];
+    item text;
+    parts text[];
+    low integer;
+    high integer;
+    step numeric;
+    days integer[] := '{}';      -- of the month; 0 is its last one
+    months integer[] := '{}';
+    weeks integer[] := '{}';     -- of the month, for numbered weekdays; 0 is the last one
+    plain_weekdays boolean := false;
+begin
+    -- The plain ones, nearly all of them, at the price of one match.
+    if expression ~ '^(\*|[0-5]?[0-9]|\*/([1-9]|[1-5][0-9]|60)) (\*|[01]?[0-9]|2[0-3]|\*/([1-9]|1[0-9]|2[0-4])) (\*|0?[1-9]|1[0-9]|2[0-8]) (\*|0?[1-9]|1[0-2]) (\*|[0-7])$' then
+        return true;
+    end if;
+    if length(expression) > 1000 then
+        raise exception using errcode = 'check_violation', message = 'cron: at most 1000 characters are read';
+    end if;
+    expr := btrim(expression, E' \t\r\n');
+    if expr ~ '[^\u0020-\u007e\u0009]' then
+        raise exception using errcode = 'check_violation', message = 'cron: there is a character that has no place in an expression';
+    end if;
+    expr := lower(expr);
+    if expr in ('@yearly', '@annually', '@monthly', '@weekly', '@daily', '@midnight', '@hourly') then
+        return true;
+    elsif starts_with(expr, '@') then
+        raise exception using errcode = 'check_violation',
+            message = format('cron: %L is not supported', left(expr, 20)),
+            hint = '@yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly are. For an interval, use the column every.';
+    end if;
+    if position('=' in expr) > 0 then
+        raise exception using errcode = 'check_violation', message = 'cron: "=" has no place in an expression',
+            hint = 'The timezone is a column of its own.';
+    end if;
+    fields := regexp_split_to_array(expr, '[ \t]+');
+    if cardinality(fields) = 5 then
+        fields := array_prepend('0', fields);
+    end if;
+    if cardinality(fields) <> 6 then
+        raise exception using errcode = 'check_violation',
+            message = format('cron: %s fields where 5 or 6 are needed', case expr when '' then 0 else cardinality(fields) end),
+            hint = 'minute hour day month weekday, with seconds in front if you like.';
+    end if;
+
+    for field in 1..6 loop
+        foreach item in array string_to_array(fields[field], ',') loop
+            parts := regexp_match(item, '^(?:\*|(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?)(?:/(\d+))?$');
+            if parts is not null then
+                low := coalesce(rota.cron_value(field, parts[1]), lows[field]);
+                high := case when parts[2] is not null then rota.cron_value(field, parts[2])
+                             when parts[1] is not null and parts[3] is null then low
+                             else highs[field] end;
+                step := coalesce(parts[3], '1')::numeric;
+                if low > high then
+                    raise exception using errcode = 'check_violation',
+                        message = format('cron: the %s range %L runs backwards', labels[field], left(item, 20));
+                end if;
+                if step not between 1 and sizes[field] then
+                    raise exception using errcode = 'check_violation',
+                        message = format('cron: the step of the %s %L is outside 1-%s', labels[field], left(item, 20), sizes[field]);
+                end if;
+                if field = 4 then
+                    days := days || array(select generate_series(low, high, step::integer));
+                elsif field = 5 then
+                    months := months || array(select generate_series(low, high, step::integer));
+                elsif field = 6 then
+                    plain_weekdays := true;
+                end if;
+            elsif field = 4 and item = 'l' then
+                days := days || 0;
+            elsif field = 6 and item ~ '^(l(\d+|[a-z]{3})|(\d+|[a-z]{3})l)$' then
+                perform rota.cron_value(field, coalesce(substring(item from '^l(.+)$'), substring(item from '^(.+)l$')));
+                weeks := weeks || 0;
+            elsif field = 6 and item ~ '^(\d+|[a-z]{3})#0*[1-5]$' then
+                perform rota.cron_value(field, split_part(item, '#', 1));
+                weeks := weeks || split_part(item, '#', 2)::integer;
+            else
+                raise exception using errcode = 'check_violation',
+                    message = format('cron: the %s %L is not a value, a range (1-5) or a step (*/5, 10-50/5)',
+                        labels[field], left(item, 20)),
+                    hint = 'L is the last day of the month; 5L or L5 the last Friday, 5#3 the third; ?, W, H and R are not supported.';
+            end if;
+        end loop;
+    end loop;
+
+    -- Where one day field starts with a star both must match, and some combinations never do: 0 0 30 2 *.
+    if fields[4] not like '*%' and fields[6] not like '*%' then
+        return true;
+    end if;
+    if exists (
+        select from unnest(months) as month
+        cross join lateral generate_series(longest[month] - (month = 2)::integer, longest[month]) as length
+        cross join unnest(days) as listed
+        cross join lateral (select case listed when 0 then length else listed end as day) as one
+        where day <= length
+          and (plain_weekdays or (day + 6) / 7 = any (weeks) or (0 = any (weeks) and day > length - 7))
+    ) then
+        return true;
+    end if;
+    raise exception using errcode = 'check_violation',
+        message = 'cron: there is no such day in any year, so this would never fire',
+        hint = 'Both day fields must match as soon as one of them starts with *.';
+end $_$;
+
 CREATE FUNCTION rota.is_duration(value interval) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
@@ -386,6 +662,10 @@ CREATE FUNCTION rota.is_name(value text) RETURNS boolean
 CREATE FUNCTION rota.is_operator() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN has_function_privilege((rota.caller())::name, 'rota.cancel_many(text, text, timestamptz, integer, text)'::text, 'EXECUTE'::text);
+
+CREATE FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) RETURNS interval
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN CASE WHEN (jitter = '00:00:00'::interval) THEN '00:00:00'::interval ELSE ('00:00:00.000001'::interval * ((((('x'::text || "left"(encode(sha256(((schedule_id)::text)::bytea), 'hex'::text), 15)))::bit(60))::bigint % ((EXTRACT(epoch FROM jitter) * (1000000)::numeric))::bigint))::double precision) END;
 
 CREATE FUNCTION rota.pause_handler(name text, reason text DEFAULT NULL::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -441,6 +721,205 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.pause_queue(name text, reason text) IS 'Keep the jobs of a queue (*: of all queues) from being claimed.';
+
+CREATE FUNCTION rota.pause_schedule(name text, cancel_live boolean DEFAULT NULL::boolean, reason text DEFAULT NULL::text, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(pause_schedule.reason);
+    which bigint := rota.find_schedule(pause_schedule.name);
+    changed boolean;
+    live bigint;
+begin
+    update rota.schedule_definitions
+    set paused = true, resume_at = pause_schedule.resume_at
+    where schedule_id = which and (not paused or resume_at is distinct from pause_schedule.resume_at);
+    changed := found;
+    if changed then
+        insert into rota.audit (action, target, reason) values ('pause', 'schedule ' || pause_schedule.name, why);
+    end if;
+    if pause_schedule.cancel_live then
+        for live in select job_id from rota.jobs where schedule_id = which order by job_id loop
+            perform rota.cancel(live, note => concat_ws(': ', 'its schedule was paused', why));
+        end loop;
+    end if;
+    return changed;
+end $$;
+
+COMMENT ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) IS 'Keep a schedule from firing, until resume_at if given; cancel_live also cancels the jobs that it has enqueued.';
+
+CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    put_id bigint;
+begin
+    if put_schedule.name is null or put_schedule.handler is null then
+        raise exception using errcode = 'RT006', message = 'name and handler must be given',
+            hint = 'And exactly one of cron and every.';
+    end if;
+    insert into rota.schedules as known (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
+        backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
+        resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter,
+        expect_success_within, description, owner)
+    values (put_schedule.name, put_schedule.handler, put_schedule.cron, put_schedule.every, put_schedule.timezone,
+        put_schedule.payload, put_schedule.queue, put_schedule.priority, put_schedule.max_attempts,
+        put_schedule.backoff_base, put_schedule.backoff_cap, put_schedule.retry_for, put_schedule.timeout,
+        put_schedule.lease, put_schedule.delivery, put_schedule.start_within, put_schedule.meta, put_schedule.start_at,
+        put_schedule.end_at, put_schedule.paused, put_schedule.resume_at, put_schedule.misfire,
+        put_schedule.on_time_within, put_schedule.too_late_after, put_schedule.catch_up_limit, put_schedule.overlap,
+        put_schedule.dst_gap, put_schedule.dst_fold, put_schedule.jitter, put_schedule.expect_success_within,
+        put_schedule.description, put_schedule.owner)
+    on conflict (name) do update
+    set handler = excluded.handler, cron = excluded.cron, every = excluded.every, timezone = excluded.timezone,
+        payload = excluded.payload, queue = excluded.queue, priority = excluded.priority,
+        max_attempts = excluded.max_attempts, backoff_base = excluded.backoff_base, backoff_cap = excluded.backoff_cap,
+        retry_for = excluded.retry_for, timeout = excluded.timeout, lease = excluded.lease, delivery = excluded.delivery,
+        start_within = excluded.start_within, meta = excluded.meta, start_at = excluded.start_at,
+        end_at = excluded.end_at, misfire = excluded.misfire, on_time_within = excluded.on_time_within,
+        too_late_after = excluded.too_late_after, catch_up_limit = excluded.catch_up_limit, overlap = excluded.overlap,
+        dst_gap = excluded.dst_gap, dst_fold = excluded.dst_fold, jitter = excluded.jitter,
+        expect_success_within = excluded.expect_success_within, description = excluded.description,
+        owner = excluded.owner,
+        paused = coalesce(put_schedule.paused, known.paused),
+        resume_at = coalesce(put_schedule.resume_at, known.resume_at)
+    returning schedule_id into put_id;
+    return put_id;
+end $$;
+
+COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) IS 'Insert a schedule, or make the one of that name be as given (NULL: the default; whether it is paused stays, unless named).';
+
+CREATE FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select exists (
+        select from rota.fires
+        where fires.scheduled_for = ran.scheduled_for
+          and fires.name = ran.schedule
+          and exists (select from rota.job_runs where job_runs.job_id = fires.job_id and job_runs.outcome = 'succeeded'))
+$$;
+
+COMMENT ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) IS 'Did this fire already run? True when its job has succeeded and is still in the ledger.';
+
+CREATE TABLE rota.schedule_definitions (
+    schedule_id bigint NOT NULL,
+    name text NOT NULL,
+    cron text,
+    every interval,
+    timezone text DEFAULT 'UTC'::text NOT NULL,
+    handler text NOT NULL,
+    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    queue text,
+    priority smallint DEFAULT 5 NOT NULL,
+    max_attempts integer,
+    backoff_base interval,
+    backoff_cap interval,
+    retry_for interval,
+    timeout interval,
+    lease interval,
+    delivery text,
+    start_within interval,
+    meta jsonb,
+    start_at timestamp with time zone,
+    end_at timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    resume_at timestamp with time zone,
+    misfire text DEFAULT 'latest'::text NOT NULL,
+    on_time_within interval DEFAULT '00:01:00'::interval NOT NULL,
+    too_late_after interval,
+    catch_up_limit integer DEFAULT 100 NOT NULL,
+    overlap text DEFAULT 'skip'::text NOT NULL,
+    dst_gap text DEFAULT 'after'::text NOT NULL,
+    dst_fold text DEFAULT 'first'::text NOT NULL,
+    jitter interval DEFAULT '00:00:00'::interval NOT NULL,
+    expect_success_within interval,
+    description text,
+    owner text,
+    declared_by text,
+    declared jsonb,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    edited_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    paused_at timestamp with time zone,
+    CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_base)),
+    CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_cap)),
+    CONSTRAINT "catch_up_limit must lie between 1 and 1000" CHECK (((catch_up_limit >= 1) AND (catch_up_limit <= 1000))),
+    CONSTRAINT "cron must be a valid expression" CHECK (rota.is_cron(cron)),
+    CONSTRAINT "declared must be an object of at most 64 KiB" CHECK (((jsonb_typeof(declared) = 'object'::text) AND (octet_length((declared)::text) <= 65536))),
+    CONSTRAINT "declared_by must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(declared_by)),
+    CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
+    CONSTRAINT "description must have at most 2000 characters" CHECK ((length(description) <= 2000)),
+    CONSTRAINT "dst_fold must be first or both" CHECK ((dst_fold = ANY (ARRAY['first'::text, 'both'::text]))),
+    CONSTRAINT "dst_gap must be after or skip" CHECK ((dst_gap = ANY (ARRAY['after'::text, 'skip'::text]))),
+    CONSTRAINT "end_at must lie after start_at" CHECK ((end_at > start_at)),
+    CONSTRAINT "end_at must lie between the years 1970 and 2200" CHECK (((end_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (end_at < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "every must lie between 1 second and 366 days, without months" CHECK ((rota.is_duration(every) AND (every >= '00:00:01'::interval))),
+    CONSTRAINT "exactly one of cron and every must be given" CHECK ((num_nonnulls(cron, every) = 1)),
+    CONSTRAINT "expect_success_within must be positive, at most 366 days" CHECK (rota.is_duration(expect_success_within)),
+    CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(handler)),
+    CONSTRAINT "jitter must lie between 0 and 366 days, without months" CHECK (((jitter = '00:00:00'::interval) OR rota.is_duration(jitter))),
+    CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK ((((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease))),
+    CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536))),
+    CONSTRAINT "misfire must be latest, skip or all" CHECK ((misfire = ANY (ARRAY['latest'::text, 'skip'::text, 'all'::text]))),
+    CONSTRAINT "name must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(name)),
+    CONSTRAINT "on_time_within must be positive, at most 366 days, no months" CHECK (rota.is_duration(on_time_within)),
+    CONSTRAINT "overlap must be skip, allow, queue_one or replace" CHECK ((overlap = ANY (ARRAY['skip'::text, 'allow'::text, 'queue_one'::text, 'replace'::text]))),
+    CONSTRAINT "owner must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(owner)),
+    CONSTRAINT "payload must be at most 1 MiB as text, nest at most 100 deep" CHECK (
+CASE
+    WHEN (octet_length((payload)::text) < 200) THEN true
+    WHEN (octet_length((payload)::text) > 1048576) THEN false
+    ELSE (NOT jsonb_path_exists(payload, 'strict $.**{101}'::jsonpath))
+END),
+    CONSTRAINT "priority must lie between 0 (first) and 9 (last)" CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(queue)),
+    CONSTRAINT "resume_at must lie between the years 1970 and 2200" CHECK (((resume_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (resume_at < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "resume_at needs paused" CHECK ((paused OR (resume_at IS NULL))),
+    CONSTRAINT "retry_for must be positive, at most 366 days, without months" CHECK (rota.is_duration(retry_for)),
+    CONSTRAINT "start_at must lie between the years 1970 and 2200" CHECK (((start_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (start_at < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "start_within must be positive, at most 366 days, no months" CHECK (rota.is_duration(start_within)),
+    CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (rota.is_duration(timeout)),
+    CONSTRAINT "timezone must be a name such as Europe/Vienna" CHECK ((timezone ~ '^[A-Za-z][A-Za-z0-9_+/-]{0,63}$'::text)),
+    CONSTRAINT "too_late_after must be positive, at most 366 days, no months" CHECK (rota.is_duration(too_late_after))
+)
+WITH (fillfactor='90');
+
+COMMENT ON TABLE rota.schedule_definitions IS 'What people write of schedules, by way of the view rota.schedules.';
+
+COMMENT ON COLUMN rota.schedule_definitions.edited_at IS 'The last edit that changed when it fires: what comes next lies strictly after it.';
+
+CREATE FUNCTION rota.record_undecided(definition rota.schedule_definitions, next_fire_at timestamp with time zone, disposition text, note text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    first timestamptz := record_undecided.next_fire_at;
+    until timestamptz := clock_timestamp();
+    more bigint := 0;
+    note text := record_undecided.note;
+begin
+    if first is null or first = '-infinity' or first > until or definition.paused then
+        return;
+    end if;
+    if definition.every is not null then
+        more := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first)
+                      / extract(epoch from definition.every));
+    else
+        -- How many instants a cron expression has, only the daemons can tell.
+        note := concat_ws('; ', note, 'stands for every instant until ' || until);
+    end if;
+    insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
+    values (
+        -- Not more * every: days added to an instant are days of the session's timezone.
+        first + make_interval(secs => (more * extract(epoch from coalesce(definition.every, '0')))::double precision),
+        definition.schedule_id, definition.name, record_undecided.disposition, first,
+        case when definition.every is not null and more < 1000 then more + 1 end, until, note)
+    on conflict do nothing;
+end $$;
 
 CREATE FUNCTION rota.redrive(job_id bigint, payload jsonb DEFAULT NULL::jsonb, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -575,6 +1054,20 @@ begin
                'ledger is kept.';
 end $$;
 
+CREATE FUNCTION rota.remove_schedule(name text, reason text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(remove_schedule.reason);
+begin
+    delete from rota.schedule_definitions where schedule_id = rota.find_schedule(remove_schedule.name);
+    insert into rota.audit (action, target, reason) values ('remove', 'schedule ' || remove_schedule.name, why);
+end $$;
+
+COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule; its history stays, and so do its live jobs.';
+
 CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -634,6 +1127,33 @@ begin
         return 'kept';
     end if;
     return 'gone';
+end $$;
+
+CREATE FUNCTION rota.replan_schedule() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    clock rota.schedule_clocks;
+begin
+    select * into clock from rota.schedule_clocks where schedule_id = new.schedule_id for update;
+    perform rota.record_undecided(old, clock.next_fire_at,
+        case when new.paused then 'skipped_paused' else 'skipped_edit' end,
+        case when new.paused then 'paused' else 'edited' end || ' by ' || rota.caller());
+    if new.paused and not old.paused then
+        update rota.fires
+        set disposition = 'skipped_paused', decided_at = clock_timestamp(), note = 'it waited when the schedule was paused'
+        where schedule_id = new.schedule_id and disposition = 'waiting';
+    end if;
+    update rota.schedule_clocks
+    set version = version + 1,
+        next_fire_at = case when not new.paused then timestamptz '-infinity'
+            when new.resume_at is not null then greatest(new.resume_at, last_fire_at + interval '1 microsecond') end,
+        paused_from = case when old.paused and not new.paused then old.paused_at else paused_from end,
+        invalid_reason = null
+    where schedule_id = new.schedule_id;
+    perform rota.wake_schedulers();
+    return null;
 end $$;
 
 CREATE FUNCTION rota.reschedule(job_id bigint, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, note text DEFAULT NULL::text) RETURNS timestamp with time zone
@@ -713,6 +1233,25 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.resume_queue(name text, reason text) IS 'Let the jobs of a paused queue be claimed again.';
+
+CREATE FUNCTION rota.resume_schedule(name text, reason text DEFAULT NULL::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(resume_schedule.reason);
+begin
+    update rota.schedule_definitions set paused = false, resume_at = null
+    where schedule_id = rota.find_schedule(resume_schedule.name) and paused;
+    if not found then
+        return false;
+    end if;
+    insert into rota.audit (action, target, reason) values ('resume', 'schedule ' || resume_schedule.name, why);
+    return true;
+end $$;
+
+COMMENT ON FUNCTION rota.resume_schedule(name text, reason text) IS 'Let a paused schedule fire again, at its next instant strictly after now.';
 
 CREATE FUNCTION rota.retry_now(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, "limit" integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -800,6 +1339,40 @@ begin
     return next;
 end $_$;
 
+CREATE FUNCTION rota.run_schedule_now(name text, payload jsonb DEFAULT NULL::jsonb, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(run_schedule_now.reason);
+    which bigint := rota.find_schedule(run_schedule_now.name);
+    at timestamptz := clock_timestamp();
+    made bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
+begin
+    loop
+        -- Between the whole seconds, where no cron expression ever fires.
+        if at = date_trunc('second', at) then
+            at := at + interval '1 microsecond';
+        end if;
+        insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, note)
+        values (at, which, run_schedule_now.name, 'run_now', made, rota.signed_note('asked for', why))
+        on conflict do nothing;
+        exit when found;
+        at := at + interval '1 microsecond';
+    end loop;
+    insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue, priority,
+        max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
+    overriding system value
+    select made, schedule_id, at, at, at + start_within, rota.caller(), handler, coalesce(run_schedule_now.payload, payload),
+        queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
+    from rota.schedule_definitions where schedule_id = which;
+    insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, why);
+    return made;
+end $$;
+
+COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text) IS 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
+
 CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) RETURNS bigint[]
     LANGUAGE sql
     AS $$
@@ -839,6 +1412,18 @@ CREATE FUNCTION rota.signed_note(verb text, note text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (((verb || ' by '::text) || rota.caller()) || COALESCE((': '::text || note), ''::text));
 
+CREATE FUNCTION rota.start_clocks() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into rota.schedule_clocks (schedule_id, next_fire_at)
+    select schedule_id, case when not paused then timestamptz '-infinity' else resume_at end
+    from made;
+    perform rota.wake_schedulers();
+    return null;
+end $$;
+
 CREATE FUNCTION rota.state_of(job_id bigint) RETURNS text
     LANGUAGE sql STABLE
     AS $$
@@ -847,6 +1432,33 @@ CREATE FUNCTION rota.state_of(job_id bigint) RETURNS text
         (select 'dead' from rota.dead_letters where dead_letters.job_id = state_of.job_id),
         (select outcome from rota.job_runs where job_runs.job_id = state_of.job_id limit 1))
 $$;
+
+CREATE FUNCTION rota.stop_all_clocks() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from rota.schedule_clocks;
+    update rota.fires
+    set disposition = 'skipped_deleted', decided_at = clock_timestamp(), note = 'it waited when the table was truncated'
+    where disposition = 'waiting';
+    return null;
+end $$;
+
+CREATE FUNCTION rota.stop_clock() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    clock rota.schedule_clocks;
+begin
+    delete from rota.schedule_clocks where schedule_id = old.schedule_id returning * into clock;
+    perform rota.record_undecided(old, clock.next_fire_at, 'skipped_deleted', 'removed by ' || rota.caller());
+    update rota.fires
+    set disposition = 'skipped_deleted', decided_at = clock_timestamp(), note = 'it waited when the schedule was removed'
+    where schedule_id = old.schedule_id and disposition = 'waiting';
+    return null;
+end $$;
 
 CREATE FUNCTION rota.tell_of_dead_letter() RETURNS trigger
     LANGUAGE plpgsql
@@ -867,6 +1479,18 @@ begin
         perform pg_notify('rota_wake', '');
     end if;
     return null;
+end $$;
+
+CREATE FUNCTION rota.wake_schedulers() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if pg_try_advisory_lock(1919906913, 1) then
+        perform pg_advisory_unlock(1919906913, 1);
+    else
+        perform pg_notify('rota_wake', 'schedules');
+    end if;
 end $$;
 
 CREATE TABLE rota.attempts (
@@ -957,40 +1581,21 @@ CREATE SEQUENCE rota.fence_tokens
     NO MAXVALUE
     CACHE 1;
 
-CREATE TABLE rota.guards (
-    resource text NOT NULL,
-    token bigint NOT NULL,
-    seen_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "resource must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(resource))
-);
+CREATE TABLE rota.fires (
+    scheduled_for timestamp with time zone NOT NULL,
+    decided_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    schedule_id bigint NOT NULL,
+    job_id bigint,
+    missed_from timestamp with time zone,
+    missed_count integer,
+    disposition text NOT NULL,
+    name text NOT NULL,
+    note text,
+    CONSTRAINT "disposition must be one of the ten" CHECK ((disposition = ANY (ARRAY['enqueued'::text, 'waiting'::text, 'replaced'::text, 'run_now'::text, 'skipped_misfire'::text, 'skipped_overlap'::text, 'skipped_gap'::text, 'skipped_paused'::text, 'skipped_edit'::text, 'skipped_deleted'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.05');
 
-COMMENT ON TABLE rota.guards IS 'The highest fence token that rota.guard() has seen for a resource.';
-
-CREATE TABLE rota.handlers (
-    handler text NOT NULL,
-    app text,
-    release text,
-    queue text,
-    max_attempts integer,
-    backoff_base interval,
-    backoff_cap interval,
-    timeout interval,
-    delivery text,
-    seen_at timestamp with time zone,
-    paused boolean DEFAULT false NOT NULL,
-    pause_reason text,
-    paused_by text,
-    paused_at timestamp with time zone,
-    CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_base)),
-    CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_cap)),
-    CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
-    CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(handler)),
-    CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(queue)),
-    CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (rota.is_duration(timeout))
-);
-
-COMMENT ON TABLE rota.handlers IS 'One row per handler name, written by daemons at their start; people write only paused, by rota.pause_handler().';
+COMMENT ON TABLE rota.fires IS 'What became of each due instant of each schedule. A row with missed_from stands for all instants from that one to scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Outlives the schedule.';
 
 CREATE TABLE rota.job_runs (
     job_id bigint NOT NULL,
@@ -1015,29 +1620,6 @@ CREATE TABLE rota.job_runs (
 PARTITION BY RANGE (finished_at);
 
 COMMENT ON TABLE rota.job_runs IS 'The ledger: one row per finished job. Partitioned by the UTC day of its end; rota.rotate_ledger() makes and drops partitions.';
-
-CREATE TABLE rota.job_runs_default (
-    job_id bigint CONSTRAINT job_runs_job_id_not_null NOT NULL,
-    schedule_id bigint,
-    scheduled_for timestamp with time zone CONSTRAINT job_runs_scheduled_for_not_null NOT NULL,
-    fence_token bigint,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone CONSTRAINT job_runs_finished_at_not_null NOT NULL,
-    node uuid,
-    attempts integer CONSTRAINT job_runs_attempts_not_null NOT NULL,
-    outcome text CONSTRAINT job_runs_outcome_not_null NOT NULL,
-    handler text CONSTRAINT job_runs_handler_not_null NOT NULL,
-    queue text CONSTRAINT job_runs_queue_not_null NOT NULL,
-    unique_key text,
-    idempotency_key text,
-    meta jsonb,
-    result jsonb,
-    note text,
-    CONSTRAINT "outcome must be succeeded, cancelled, expired or discarded" CHECK ((outcome = ANY (ARRAY['succeeded'::text, 'cancelled'::text, 'expired'::text, 'discarded'::text]))),
-    CONSTRAINT "result must be at most 8 KiB as text" CHECK ((octet_length((result)::text) <= 8192))
-);
-
-ALTER TABLE ONLY rota.job_runs_default REPLICA IDENTITY FULL;
 
 CREATE TABLE rota.jobs (
     job_id bigint NOT NULL,
@@ -1209,6 +1791,83 @@ UNION ALL
 
 COMMENT ON VIEW rota.job_status IS 'Every job, live or ended. state: future, due, retrying, running, succeeded, dead, discarded, cancelled or expired.';
 
+CREATE VIEW rota.fire_history AS
+ SELECT schedule_id,
+    name,
+    scheduled_for,
+    disposition,
+    decided_at,
+    (decided_at - scheduled_for) AS lateness,
+    job_id,
+    ( SELECT job_status.state
+           FROM rota.job_status
+          WHERE (job_status.job_id = fires.job_id)
+         LIMIT 1) AS job_state,
+    missed_from,
+    missed_count,
+    note
+   FROM rota.fires;
+
+COMMENT ON VIEW rota.fire_history IS 'What became of each due instant of each schedule, and of its job (NULL: none, or longer ago than the ledger is kept).';
+
+CREATE TABLE rota.guards (
+    resource text NOT NULL,
+    token bigint NOT NULL,
+    seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "resource must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(resource))
+);
+
+COMMENT ON TABLE rota.guards IS 'The highest fence token that rota.guard() has seen for a resource.';
+
+CREATE TABLE rota.handlers (
+    handler text NOT NULL,
+    app text,
+    release text,
+    queue text,
+    max_attempts integer,
+    backoff_base interval,
+    backoff_cap interval,
+    timeout interval,
+    delivery text,
+    seen_at timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    pause_reason text,
+    paused_by text,
+    paused_at timestamp with time zone,
+    CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_base)),
+    CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_cap)),
+    CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
+    CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(handler)),
+    CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(queue)),
+    CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (rota.is_duration(timeout))
+);
+
+COMMENT ON TABLE rota.handlers IS 'One row per handler name, written by daemons at their start; people write only paused, by rota.pause_handler().';
+
+CREATE TABLE rota.job_runs_default (
+    job_id bigint CONSTRAINT job_runs_job_id_not_null NOT NULL,
+    schedule_id bigint,
+    scheduled_for timestamp with time zone CONSTRAINT job_runs_scheduled_for_not_null NOT NULL,
+    fence_token bigint,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone CONSTRAINT job_runs_finished_at_not_null NOT NULL,
+    node uuid,
+    attempts integer CONSTRAINT job_runs_attempts_not_null NOT NULL,
+    outcome text CONSTRAINT job_runs_outcome_not_null NOT NULL,
+    handler text CONSTRAINT job_runs_handler_not_null NOT NULL,
+    queue text CONSTRAINT job_runs_queue_not_null NOT NULL,
+    unique_key text,
+    idempotency_key text,
+    meta jsonb,
+    result jsonb,
+    note text,
+    CONSTRAINT "outcome must be succeeded, cancelled, expired or discarded" CHECK ((outcome = ANY (ARRAY['succeeded'::text, 'cancelled'::text, 'expired'::text, 'discarded'::text]))),
+    CONSTRAINT "result must be at most 8 KiB as text" CHECK ((octet_length((result)::text) <= 8192))
+);
+
+ALTER TABLE ONLY rota.job_runs_default REPLICA IDENTITY FULL;
+
 ALTER TABLE rota.jobs ALTER COLUMN job_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME rota.jobs_job_id_seq
     START WITH 1
@@ -1265,6 +1924,103 @@ CREATE TABLE rota.queues (
 
 COMMENT ON TABLE rota.queues IS 'Which queues are paused. The name * stands for all of them.';
 
+CREATE TABLE rota.schedule_clocks (
+    schedule_id bigint NOT NULL,
+    next_fire_at timestamp with time zone,
+    last_fire_at timestamp with time zone,
+    last_success_at timestamp with time zone,
+    version bigint DEFAULT 1 NOT NULL,
+    paused_from timestamp with time zone,
+    consecutive_failures integer DEFAULT 0 NOT NULL,
+    shard smallint GENERATED ALWAYS AS (((schedule_id % (256)::bigint))::smallint) STORED NOT NULL,
+    invalid_reason text,
+    CONSTRAINT "no instant is decided twice" CHECK (((next_fire_at > last_fire_at) OR (next_fire_at = '-infinity'::timestamp with time zone)))
+)
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.05', autovacuum_analyze_threshold='1000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
+
+COMMENT ON TABLE rota.schedule_clocks IS 'What daemons and triggers write of schedules, one narrow row each. next_fire_at: the first instant that is not decided yet; -infinity: to be planned; NULL: none (paused, invalid, at its end). version grows with every edit of when it fires.';
+
+ALTER TABLE rota.schedule_definitions ALTER COLUMN schedule_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME rota.schedule_definitions_schedule_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE VIEW rota.schedules AS
+ SELECT schedule_id,
+    name,
+    cron,
+    every,
+    timezone,
+    handler,
+    payload,
+    queue,
+    priority,
+    max_attempts,
+    backoff_base,
+    backoff_cap,
+    retry_for,
+    timeout,
+    lease,
+    delivery,
+    start_within,
+    meta,
+    start_at,
+    end_at,
+    paused,
+    resume_at,
+    misfire,
+    on_time_within,
+    too_late_after,
+    catch_up_limit,
+    overlap,
+    dst_gap,
+    dst_fold,
+    jitter,
+    description,
+    owner,
+    declared_by,
+    declared,
+    expect_success_within,
+    created_at,
+    created_by,
+    edited_at,
+    paused_at,
+    ( SELECT NULLIF(clock.next_fire_at, '-infinity'::timestamp with time zone) AS "nullif"
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS next_fire_at,
+    ( SELECT clock.last_fire_at
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS last_fire_at,
+    ( SELECT clock.last_success_at
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS last_success_at,
+    ( SELECT clock.consecutive_failures
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS consecutive_failures,
+    ( SELECT clock.invalid_reason
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS invalid_reason,
+    ( SELECT clock.version
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS version,
+    ( SELECT
+                CASE
+                    WHEN (clock.invalid_reason IS NOT NULL) THEN 'invalid'::text
+                    WHEN definition.paused THEN 'paused'::text
+                    WHEN (clock.next_fire_at IS NULL) THEN 'ended'::text
+                    WHEN (COALESCE(NULLIF(clock.next_fire_at, '-infinity'::timestamp with time zone), definition.edited_at) < (now() - '00:00:30'::interval)) THEN 'overdue'::text
+                    ELSE 'ok'::text
+                END AS "case"
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS state
+   FROM rota.schedule_definitions definition;
+
+COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
+
 ALTER TABLE ONLY rota.job_runs ATTACH PARTITION rota.job_runs_default DEFAULT;
 
 ALTER TABLE ONLY rota.attempts
@@ -1278,6 +2034,9 @@ ALTER TABLE ONLY rota.cancel_requests
 
 ALTER TABLE ONLY rota.dead_letters
     ADD CONSTRAINT dead_letters_pkey PRIMARY KEY (job_id);
+
+ALTER TABLE ONLY rota.fires
+    ADD CONSTRAINT fires_pkey PRIMARY KEY (scheduled_for, schedule_id);
 
 ALTER TABLE ONLY rota.guards
     ADD CONSTRAINT guards_pkey PRIMARY KEY (resource);
@@ -1300,6 +2059,15 @@ ALTER TABLE ONLY rota.nodes
 ALTER TABLE ONLY rota.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (queue);
 
+ALTER TABLE ONLY rota.schedule_clocks
+    ADD CONSTRAINT schedule_clocks_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY rota.schedule_definitions
+    ADD CONSTRAINT schedule_definitions_name_key UNIQUE (name);
+
+ALTER TABLE ONLY rota.schedule_definitions
+    ADD CONSTRAINT schedule_definitions_pkey PRIMARY KEY (schedule_id);
+
 CREATE INDEX claim_due_jobs_idx ON rota.jobs USING btree (queue, handler, ((losses / 2)), priority, run_at) WHERE (state = 'scheduled'::text);
 
 CREATE INDEX expire_unstarted_jobs_idx ON rota.jobs USING btree (start_by) WHERE ((start_by IS NOT NULL) AND (state = 'scheduled'::text) AND (fence_token IS NULL));
@@ -1314,6 +2082,8 @@ CREATE UNIQUE INDEX jobs_exclusive_idx ON rota.jobs USING btree (schedule_id) WH
 
 CREATE UNIQUE INDEX jobs_unique_key_idx ON rota.jobs USING btree (handler, unique_key) WHERE (unique_key IS NOT NULL);
 
+CREATE INDEX promote_waiting_fires_idx ON rota.fires USING btree (schedule_id, scheduled_for) WHERE (disposition = 'waiting'::text);
+
 CREATE INDEX prune_attempts_idx ON rota.attempts USING btree (finished_at);
 
 CREATE INDEX prune_dead_letters_idx ON rota.dead_letters USING btree (finished_at);
@@ -1322,15 +2092,31 @@ CREATE INDEX prune_guards_idx ON rota.guards USING btree (seen_at);
 
 CREATE INDEX redrive_dead_letters_idx ON rota.dead_letters USING btree (handler, finished_at);
 
+CREATE INDEX revive_invalid_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (invalid_reason IS NOT NULL);
+
+CREATE INDEX take_due_schedules_idx ON rota.schedule_clocks USING btree (next_fire_at, schedule_id) WHERE (next_fire_at IS NOT NULL);
+
 ALTER INDEX rota.job_runs_job_id_idx ATTACH PARTITION rota.job_runs_default_job_id_idx;
 
-CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW EXECUTE FUNCTION rota.fill_in_job();
+CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)) EXECUTE FUNCTION rota.fill_in_job();
+
+CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
+
+CREATE TRIGGER replan AFTER UPDATE OF cron, every, timezone, start_at, end_at, paused, resume_at, dst_gap, dst_fold ON rota.schedule_definitions FOR EACH ROW WHEN ((((((((((new.cron IS DISTINCT FROM old.cron) OR (new.every IS DISTINCT FROM old.every)) OR (new.timezone IS DISTINCT FROM old.timezone)) OR (new.start_at IS DISTINCT FROM old.start_at)) OR (new.end_at IS DISTINCT FROM old.end_at)) OR (new.paused IS DISTINCT FROM old.paused)) OR (new.resume_at IS DISTINCT FROM old.resume_at)) OR (new.dst_gap IS DISTINCT FROM old.dst_gap)) OR (new.dst_fold IS DISTINCT FROM old.dst_fold))) EXECUTE FUNCTION rota.replan_schedule();
+
+CREATE TRIGGER start_clocks AFTER INSERT ON rota.schedule_definitions REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION rota.start_clocks();
+
+CREATE TRIGGER stop_all_clocks AFTER TRUNCATE ON rota.schedule_definitions FOR EACH STATEMENT EXECUTE FUNCTION rota.stop_all_clocks();
+
+CREATE TRIGGER stop_clock AFTER DELETE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.stop_clock();
 
 CREATE TRIGGER tell AFTER INSERT ON rota.dead_letters FOR EACH ROW EXECUTE FUNCTION rota.tell_of_dead_letter();
 
 CREATE TRIGGER wake AFTER INSERT ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
 
 CREATE TRIGGER wake_again AFTER UPDATE OF run_at ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
+
+REVOKE ALL ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.bounded_limit("limit" integer) FROM PUBLIC;
 
@@ -1344,6 +2130,8 @@ REVOKE ALL ON FUNCTION rota.cancel_many(handler text, queue text, before timesta
 
 REVOKE ALL ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.cron_value(field integer, word text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.discard(job_id bigint, note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.discard_letters(job_ids bigint[], note text) FROM PUBLIC;
@@ -1354,7 +2142,13 @@ REVOKE ALL ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run
 
 REVOKE ALL ON FUNCTION rota.fill_in_job() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.fill_in_schedule() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.find_schedule(name text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.guard(resource text, token bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.is_cron(expression text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.is_duration(value interval) FROM PUBLIC;
 
@@ -1362,9 +2156,19 @@ REVOKE ALL ON FUNCTION rota.is_name(value text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.is_operator() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.pause_handler(name text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.pause_queue(name text, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.record_undecided(definition rota.schedule_definitions, next_fire_at timestamp with time zone, disposition text, note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.redrive(job_id bigint, payload jsonb, note text) FROM PUBLIC;
 
@@ -1378,7 +2182,11 @@ REVOKE ALL ON FUNCTION rota.refuse_not_dead(job_id bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.refuse_unknown(job_id bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.remove_schedule(name text, reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.replan_schedule() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.reschedule(job_id bigint, run_at timestamp with time zone, note text) FROM PUBLIC;
 
@@ -1386,16 +2194,28 @@ REVOKE ALL ON FUNCTION rota.resume_handler(name text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.resume_queue(name text, reason text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.resume_schedule(name text, reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.retry_now(handler text, queue text, "limit" integer, note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.rotate_ledger(keep interval, ahead integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.signed_note(verb text, note text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.start_clocks() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.state_of(job_id bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.stop_all_clocks() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.stop_clock() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.tell_of_dead_letter() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.wake_dispatchers() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.wake_schedulers() FROM PUBLIC;

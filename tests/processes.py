@@ -189,7 +189,7 @@ class Daemons:
         }
         environment = {
             **kept,
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "DATABASE_URL": dsn or self._dsn,
             "PYTHONUNBUFFERED": "1",
             **self._environ,

@@ -31,3 +31,11 @@ select job_id, handler, queue, outcome, null, null, scheduled_for, attempts, nul
 from rota.job_runs;
 comment on view rota.job_status is
     'Every job, live or ended. state: future, due, retrying, running, succeeded, dead, discarded, cancelled or expired.';
+
+create view rota.fire_history as
+select schedule_id, name, scheduled_for, disposition, decided_at, decided_at - scheduled_for as lateness, job_id,
+    (select state from rota.job_status where job_status.job_id = fires.job_id limit 1) as job_state,
+    missed_from, missed_count, note
+from rota.fires;
+comment on view rota.fire_history is
+    'What became of each due instant of each schedule, and of its job (NULL: none, or longer ago than the ledger is kept).';

@@ -1,6 +1,6 @@
 -- End jobs that were to begin by an instant that has passed, and never began.
 --   $1 limit  int8
---   -> job_id int8, handler text, queue text
+--   -> job_id int8, handler text, queue text, schedule_id int8?
 -- index: expire_unstarted_jobs_idx (0002)
 with late as materialized (
     select job.job_id
@@ -30,5 +30,5 @@ recorded as (
         'not begun by ' || ended.start_by
     from ended
 )
-select ended.job_id, ended.handler, ended.queue
+select ended.job_id, ended.handler, ended.queue, ended.schedule_id
 from ended

@@ -1,4 +1,4 @@
--- Enter this daemon among the living, or say that it still is.
+-- Enter this daemon among the living, or say that it still is; when it is on its way out, tell the others at once.
 --   $1 node_id       uuid
 --   $2 host          text
 --   $3 pid           int4
@@ -10,18 +10,34 @@
 --   $9 slots         text    JSON object: queue -> slots
 --   $10 tzdata       text
 --   $11 state        text
---   -> alive int8?           how many daemons are alive, this one included
+--   $12 shards       int4[]  whose schedules it looks at
+--   -> living uuid[]?, told int8?   the daemons that are alive and not draining; this one included, unless it is
 with entered as (
     insert into rota.nodes as node (
-        node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state
+        node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards
     )
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, $12::int4[])
     on conflict (node_id) do update
     set seen_at = now(),
-        state = excluded.state
-    returning node.node_id
+        state = excluded.state,
+        shards = excluded.shards
+    returning node.node_id, node.state
+),
+told as (
+    select pg_notify('rota_wake', 'nodes')
+    from entered
+    where entered.state = 'draining'
 )
-select count(*) + 1 as alive
-from rota.nodes as node
-where node.seen_at > now() - interval '15 seconds'
-  and node.node_id not in (select entered.node_id from entered)
+select
+    array(
+        select node.node_id
+        from rota.nodes as node
+        where node.seen_at > now() - interval '15 seconds'
+          and node.state = 'running'
+          and node.node_id not in (select entered.node_id from entered)
+        union all
+        select entered.node_id
+        from entered
+        where entered.state = 'running'
+    ) as living,
+    (select count(*) from told) as told

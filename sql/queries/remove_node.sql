@@ -1,4 +1,9 @@
--- Take this daemon from the list of the living.
+-- Take this daemon from the list of the living, and tell the others, who look after its schedules from now on.
 --   $1 node_id  uuid
-delete from rota.nodes
-where node_id = $1
+with gone as (
+    delete from rota.nodes
+    where node_id = $1
+    returning node_id
+)
+select pg_notify('rota_wake', 'nodes')
+from gone

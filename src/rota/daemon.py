@@ -49,13 +49,16 @@ from rota.lifecycle.executor import Executor
 from rota.lifecycle.heartbeat import Heartbeat, Trust
 from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.running import Running
+from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler, as_verdict
 from rota.lifecycle.wake import Wake
 from rota.loop import Pulse, Service, on_own_thread, run_forever
+from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
+from rota.services.track_record import TrackRecord
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
@@ -133,6 +136,7 @@ class Daemon:
         self.address: tuple[str, int] | None = None
         self._config = config
         self._app = app = app.joined_by(configured(config.handlers))
+        self._declared = app.schedules
         self._app_reference = app_reference
         self._until_idle = until_idle
         self._slots = _slots(config, app)
@@ -188,6 +192,11 @@ class Daemon:
             presence = self._presence = Presence(pool, self._node_row())
             await presence.run_once()
             stack.push_async_callback(self._leave, presence)
+            async with connection(pool) as db:
+                declared = await declarations.apply(
+                    db, app=self._app.name, release=self._app.release, declarations=self._declared
+                )
+            self.telemetry.schedules_declared(declared)
             self.address = await stack.enter_async_context(
                 health.serve(host=config.http.host, port=config.http.port, registry=self.telemetry.registry, probe=self)
             )
@@ -201,8 +210,29 @@ class Daemon:
         wake = Wake()
         grace = config.drain.grace.total_seconds()
         running = Running(self._slots, wake, grace=grace)
+        track_record = TrackRecord(pool)
+        scheduler = Scheduler(
+            pool,
+            Wake(),
+            telemetry,
+            node=self.node,
+            shards=lambda: presence.shards,
+            poll_interval=config.poll_interval,
+        )
+
+        def on_end(schedule_id: int, succeeded: bool | None) -> None:
+            if succeeded is not None:
+                track_record.add(schedule_id, succeeded=succeeded)
+            scheduler.job_ended()
+
         settler = Settler(
-            pool, running, telemetry, node=self.node, random=random.random, alert=config.dead_letters.handler
+            pool,
+            running,
+            telemetry,
+            node=self.node,
+            random=random.random,
+            alert=config.dead_letters.handler,
+            on_end=on_end,
         )
         heartbeat = Heartbeat(
             running,
@@ -216,7 +246,7 @@ class Daemon:
             grace=grace,
             wedged_after=config.lease.wedged_after.total_seconds(),
         )
-        listener = self._listener(wake, heartbeat)
+        listener = self._listener(wake, heartbeat, scheduler)
         executor = Executor(self._app.handlers, environment, settle=settler.add, abandon=settler.abandon, grace=grace)
         dispatcher = self._dispatcher = Dispatcher(
             pool,
@@ -235,6 +265,8 @@ class Daemon:
         gauges = Gauges(pool, telemetry)
         services: list[Service] = [
             settler,
+            scheduler,
+            track_record,
             Trust(running, telemetry, heartbeat, grace=grace),
             Reaper(
                 pool,
@@ -243,6 +275,7 @@ class Daemon:
                 lease=config.lease.duration,
                 random=random.random,
                 alert=config.dead_letters.handler,
+                on_end=on_end,
             ),
             presence,
             Pruner(pool, telemetry, config.retention),
@@ -262,7 +295,7 @@ class Daemon:
                 beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
                 background.append(group.create_task(beating, name=heartbeat.name))
                 async with asyncio.TaskGroup() as executions:
-                    background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
+                    background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
                     await dispatcher.run(executions, self.stops.claiming)
                     await self._drain(pool, running)
                 # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
@@ -273,19 +306,19 @@ class Daemon:
             if isinstance(listener, Listener):
                 listener.close()
 
-    async def _stop_claiming(self, wake: Wake, running: Running, presence: Presence) -> None:
+    async def _stop_claiming(self, wake: Wake, presence: Presence) -> None:
         """At the first order to stop: have the dispatcher see it, and tell the others."""
         await self.stops.claiming.wait()
         wake.set()
         presence.state = "draining"
-        systemd.notify(f"STOPPING=1\nSTATUS=draining, {len(running)} jobs at the start")
-        self.telemetry.node_stopping(running=len(running), how="drain")
+        systemd.notify("STOPPING=1\nSTATUS=draining")
         with suppress(*TRANSIENT):
             await presence.run_once()
 
     async def _drain(self, pool: Pool, running: Running) -> None:
         """Let jobs finish while their leases are still extended; at the deadline, or the second order, interrupt them."""
         drain = self._config.drain
+        self.telemetry.node_stopping(running=len(running), how="drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(drain.timeout.total_seconds()):
                 await first_of(running.wait_until_empty(), self.stops.running.wait())
@@ -319,7 +352,7 @@ class Daemon:
         sys.stderr.flush()
         os._exit(0)
 
-    def _listener(self, wake: Wake, heartbeat: Heartbeat) -> Listener | NoListener:
+    def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:
         route = self._route
         assert route is not None  # noqa: S101  set by run()
         if route.pooled and self._config.database.direct_url is None:
@@ -342,7 +375,14 @@ class Daemon:
             else:
                 wake.set()
 
-        return Listener(connect_directly, self.telemetry, on_wake=on_wake, on_cancel=heartbeat.look_now)
+        return Listener(
+            connect_directly,
+            self.telemetry,
+            on_wake=on_wake,
+            on_cancel=heartbeat.look_now,
+            on_schedules=scheduler.look,
+            on_nodes=scheduler.nodes_changed,
+        )
 
     async def _on_connect(self, conn: asyncpg.Connection) -> None:
         # A fail-over or a restore can set the sequence back, and a token must never be issued twice.
@@ -426,7 +466,7 @@ class Daemon:
             health.ServiceHealth(
                 name=name,
                 age=timedelta(seconds=now - succeeded),
-                allowed=timedelta.max if name in {"settle", "listener"} else STALLED,
+                allowed=timedelta.max if name in {"settle", "listener", "track record"} else STALLED,
                 failures=self._pulse.failures[name],
                 database_away=self._pulse.failures[name] > 0,
             )

@@ -19,9 +19,10 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from datetime import timedelta
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime, timedelta
 
+    from rota.domain.declaration import Step
     from rota.domain.job import Claim
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -105,7 +106,11 @@ class Telemetry:
         self._reaped = Counter("rota_reaped", "Expired leases taken back from whoever held them.", registry=r)
         self._start_delay = _Histogram("rota_start_delay_seconds", "From the instant a job was due to its start.")
         self._run_seconds = _Histogram("rota_run_seconds", "How long attempts ran.", "handler")
-        for histogram in (self._start_delay, self._run_seconds):
+        self._fires = Counter("rota_fires", "Fires of schedules, by what became of them.", ["disposition"], registry=r)
+        self._lateness = _Histogram(
+            "rota_fire_lateness_seconds", "From the instant a fire was due to the moment its job was enqueued."
+        )
+        for histogram in (self._start_delay, self._run_seconds, self._lateness):
             r.register(histogram)
         self._slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
         self._loop_lag = Gauge("rota_loop_lag_seconds", "How late the main loop last turned.", registry=r)
@@ -130,6 +135,19 @@ class Telemetry:
         self._unserved = Gauge(
             "rota_jobs_unserved",
             f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+            registry=r,
+        )
+        self._schedules = Gauge(
+            "rota_schedules",
+            f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
+            ["state"],
+            registry=r,
+        )
+        self._last_success = Gauge(
+            "rota_schedule_last_success_timestamp_seconds",
+            "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
+            f"name; of all others the one that has waited longest, as other. {cluster}",
+            ["schedule"],
             registry=r,
         )
         self._paused = Gauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
@@ -220,7 +238,7 @@ class Telemetry:
         delays = []
         for claim in claims:
             queues[claim.queue] += 1
-            due = claim.run_at if claim.extras is None else max(claim.run_at, claim.extras.created_at)
+            due = claim.created_at or claim.run_at
             delays.append((claim.started_at - due).total_seconds())
         self._start_delay.observe(delays)
         for queue, count in queues.items():
@@ -317,6 +335,66 @@ class Telemetry:
         """Tell that one job's settlement was refused by the database for a reason of its own."""
         self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
 
+    # Schedules.
+
+    def fires_recorded(
+        self, *, planned: int, decided: int, fires: Sequence[tuple[str, datetime, int, timedelta]]
+    ) -> None:
+        """Count a batch of fires: (disposition, scheduled_for, how many, how late); `planned` - `decided` others were faster at."""
+        for disposition, _, count, late in fires:
+            self._fires.labels(disposition).inc(count)
+            if disposition == "enqueued":
+                self._lateness.observe([late.total_seconds()] * count)
+        if self._debug:
+            self._event(
+                logging.DEBUG,
+                "fires.recorded",
+                planned=planned,
+                decided=decided,
+                dispositions={disposition: count for disposition, _, count, _ in fires},
+            )
+
+    def fires_promoted(self, promoted: int) -> None:
+        """Tell of fires that had waited for their turn and are enqueued now."""
+        if promoted:
+            self._fires.labels("enqueued").inc(promoted)
+            self._event(logging.DEBUG, "fires.promoted", count=promoted)
+
+    def jobs_replaced(self, asked: int) -> None:
+        """Tell of live jobs that were asked to cancel because a later fire of their schedule replaces them."""
+        if asked:
+            self._event(logging.INFO, "jobs.replaced", count=asked)
+
+    def schedule_invalid(self, *, schedule_id: int, name: str | None, reason: str) -> None:
+        """Tell of a schedule that stands still until somebody edits it."""
+        self._event(
+            logging.ERROR,
+            "schedule.invalid",
+            schedule_id=schedule_id,
+            schedule=name,
+            reason=reason,
+            do="correct the schedule: an edit has it planned again",
+        )
+
+    def schedules_resumed(self, count: int) -> None:
+        """Tell of paused schedules whose resume_at has come."""
+        if count:
+            self._event(logging.INFO, "schedules.resumed", count=count)
+
+    def schedules_declared(self, steps: Iterable[Step]) -> None:
+        """Tell what became of the schedules that the app's code declares: what was written, and what was left alone and why."""
+        for step in steps:
+            if step.what in {"inserted", "updated"}:
+                self._event(logging.INFO, f"schedule.{step.what}", schedule=step.name, changed=step.why)
+            elif step.what == "refused":
+                self._event(logging.ERROR, "schedule.refused", schedule=step.name, reason=step.why)
+            elif step.what in {"newer_release", "not_ours", "undeclared"}:
+                self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
+
+    def shards_taken(self, count: int) -> None:
+        """Tell that this node looks at another part of the schedules than before, because nodes came or went."""
+        self._event(logging.DEBUG, "shards.taken", count=count)
+
     # Housekeeping.
 
     def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:
@@ -391,6 +469,14 @@ class Telemetry:
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
         self._event(logging.WARNING, "jobs.unclaimed", queue=queue, handler=handler, due=due, why=why)
+
+    def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
+        """Show how the schedules are, and when those that are watched last succeeded."""
+        for state in ("ok", "invalid", "paused", "overdue"):
+            self._schedules.labels(state).set(states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0))
+        self._last_success.clear()
+        for name, at in last_success.items():
+            self._last_success.labels("other" if name is None else name).set(at)
 
     def sample_aged(self, age: timedelta) -> None:
         """Show how old the sampled gauges are."""

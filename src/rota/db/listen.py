@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rota.telemetry import Telemetry
 
-PING = 5.0
+PING = 10.0
 """Seconds between round trips on the listening connection: a cut link is noticed by nobody else."""
 
 PONG = 2.0
@@ -41,11 +41,15 @@ class Listener:
         *,
         on_wake: Callable[[], None],
         on_cancel: Callable[[], None],
+        on_schedules: Callable[[], None],
+        on_nodes: Callable[[], None],
     ) -> None:
         self._connect = connect
         self._telemetry = telemetry
         self._on_wake = on_wake
         self._on_cancel = on_cancel
+        self._on_schedules = on_schedules
+        self._on_nodes = on_nodes
         self._conn: asyncpg.Connection | None = None
         self._wanted = False
         self._held = False
@@ -72,7 +76,9 @@ class Listener:
                 await conn.execute(SQL["await_inserts" if wanted else "ignore_inserts"], timeout=PONG)
                 self._held = wanted
                 if wanted:
-                    self._on_wake()  # what was inserted before the lock was held has not told us
+                    # What was inserted before the lock was held has not told us.
+                    self._on_wake()
+                    self._on_schedules()
             elif boottime() - self._pinged >= PING:
                 await conn.execute("select 1", timeout=PONG)
             self._pinged = boottime()
@@ -109,8 +115,15 @@ class Listener:
         self._on_wake()
         return conn
 
-    def _woken(self, *_: Any) -> None:
-        self._on_wake()
+    def _woken(self, _conn: Any, _pid: int, _channel: str, about: object) -> None:
+        # Which of us is to look. Whatever else stands there, it came: somebody looks.
+        match about:
+            case "schedules":
+                self._on_schedules()
+            case "nodes":
+                self._on_nodes()
+            case _:
+                self._on_wake()
 
     def _told_to_cancel(self, *_: Any) -> None:
         self._on_cancel()

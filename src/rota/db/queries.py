@@ -5,20 +5,45 @@ What runs on a connection of somebody else's, of whatever driver, is in `drivers
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from rota.db.sql import SQL
-from rota.domain.job import Claim, Extras, FenceToken, Terms
+from rota.domain.declaration import Stored
+from rota.domain.job import Claim, FenceToken, NodeId, Terms
+from rota.domain.schedule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     import asyncpg
 
     from rota.db.pool import Connection
-    from rota.domain.job import NodeId
+    from rota.domain.declaration import Step
+
+DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
+"""What the driver sends as -infinity."""
+
+DISTANT_FUTURE = datetime.max.replace(tzinfo=UTC)
+"""What the driver sends as infinity."""
+
+RULE_COLUMNS = (
+    "cron",
+    "every",
+    "anchor",
+    "timezone",
+    "start_at",
+    "end_at",
+    "dst_gap",
+    "dst_fold",
+    "misfire",
+    "on_time_within",
+    "too_late_after",
+    "catch_up_limit",
+    "overlap",
+)
 
 Lane = tuple[str, str, str, int, "datetime"]
 """Room (whose slots), queue, handler, priority, and the run_at from which on to look."""
@@ -50,10 +75,8 @@ async def claim_due_jobs(
         int(suspects),
         lease,
     )
-    next_in: timedelta | None = rows[0][11]
-    if rows[0][0] is None:
-        return [], next_in
-    return [Claim(*row[:10], Extras.parse(row[10]) if row[10] is not None else None) for row in rows], next_in  # type: ignore[call-arg]
+    next_in: timedelta | None = rows[0][18]
+    return [Claim(*row[:18]) for row in rows if row[0] is not None], next_in
 
 
 async def find_orphaned_claims(
@@ -108,6 +131,22 @@ async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[i
     return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
 
 
+class EndsLook(NamedTuple):
+    """What a sweep has to do, and the database's time."""
+
+    now: datetime
+    lost: bool
+    late: bool
+    asked: bool
+
+
+async def look_for_ends(db: Connection) -> EndsLook:
+    """Return whether leases have expired, jobs weren't begun in time, and requests to cancel are there."""
+    row = await db.fetchrow(SQL["look_for_ends"])
+    assert row is not None  # noqa: S101  it always returns one row
+    return EndsLook(*row)
+
+
 async def find_expired_leases(db: Connection, *, limit: int) -> list[Terms]:
     """Return the terms of running jobs whose lease has expired, whoever held it."""
     return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], limit)]
@@ -150,6 +189,130 @@ async def enqueue_job(db: Connection, *, handler: str, payload: str | None, opti
     return row[0], row[1]
 
 
+class DueSchedules(NamedTuple):
+    """Schedules that are due and alike in all that decides about them."""
+
+    schedule_ids: list[int]
+    versions: list[int]
+    paused: bool
+    next_fire_at: datetime | None
+    base: datetime | None
+    paused_from: datetime | None
+    rule: Rule
+
+
+class Floor(NamedTuple):
+    """Beyond what to look: the instant and schedule_id of the last due one, and the schedule_id of the last to be planned."""
+
+    instant: datetime = DISTANT_PAST
+    due_id: int = 2**63 - 1
+    new_id: int = -1
+
+
+NO_FLOOR = Floor()
+
+
+class DueLook(NamedTuple):
+    """What a look at the schedules found, and when by the database's clock."""
+
+    due: list[DueSchedules]
+    now: datetime
+    next_in: timedelta | None
+    waiting: bool
+
+
+async def take_due_schedules(
+    db: Connection,
+    *,
+    shards: Sequence[int],
+    overdue: timedelta,
+    turn: int,
+    floor: Floor,
+    limit: int,
+    horizon: timedelta,
+) -> DueLook:
+    """Return the due schedules of these shards beyond `floor`, with NO_FLOOR also the overdue ones of all others."""
+    rows = await db.fetch(SQL["take_due_schedules"], shards, overdue, turn, *floor, limit, horizon)
+    due = [
+        DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row)) for row in rows if row[0] is not None
+    ]
+    return DueLook(due, rows[0][19], rows[0][20], rows[0][21])
+
+
+def _rule(row: asyncpg.Record) -> Rule:
+    names = RULE_COLUMNS
+    return Rule(**dict(zip(names, row[6:19], strict=True)))
+
+
+class Decision(NamedTuple):
+    """What was decided about one schedule, beside the version and next_fire_at on which that rests."""
+
+    schedule_id: int
+    version: int
+    expected: datetime | None
+    next_fire_at: datetime | None
+    decided_up_to: datetime | None
+
+
+FireRow = tuple[int, "datetime", str, "datetime | None", "int | None", "str | None"]
+"""schedule_id, scheduled_for, plan, missed_from, missed_count, note"""
+
+
+async def record_fires(
+    db: Connection, decisions: Sequence[Decision], fires: Sequence[FireRow]
+) -> tuple[int, list[tuple[str, datetime, int, timedelta]]]:
+    """Return how many decisions stand, and what became of their fires: (disposition, scheduled_for, how many, how late)."""
+    ids, versions, expected, following, decided = zip(*decisions, strict=True)
+    rows = await db.fetch(
+        SQL["record_fires"],
+        ids,
+        versions,
+        [each or DISTANT_PAST for each in expected],
+        [each or DISTANT_FUTURE for each in following],
+        [each or DISTANT_PAST for each in decided],
+        *(zip(*fires, strict=True) if fires else [()] * 6),
+    )
+    return rows[0][0], [(row[1], row[2], row[3], row[4]) for row in rows if row[1] is not None]
+
+
+async def promote_waiting_fires(db: Connection, *, limit: int) -> tuple[int, int]:
+    """Return how many waiting fires were enqueued, and of how many schedules fires wait on."""
+    row = await db.fetchrow(SQL["promote_waiting_fires"], limit)
+    assert row is not None  # noqa: S101  an aggregate
+    return row[0], row[1]
+
+
+async def replace_live_jobs(db: Connection, *, limit: int, patience: float) -> int:
+    """Return how many live jobs were asked to cancel because a fire waits that replaces them."""
+    asked: int = await db.fetchval(SQL["replace_live_jobs"], limit, timeout=patience)
+    return asked
+
+
+async def resume_schedules(db: Connection, *, schedules: Sequence[int]) -> int:
+    """Return how many paused schedules were resumed because it is time."""
+    resumed: int = await db.fetchval(SQL["resume_schedules"], schedules)
+    return resumed
+
+
+async def stop_invalid_schedules(
+    db: Connection, stops: Sequence[tuple[int, int, str]]
+) -> list[tuple[int, str | None, str]]:
+    """Take (schedule_id, version, reason) each; return (schedule_id, name, reason) of what now stands still."""
+    rows = await db.fetch(SQL["stop_invalid_schedules"], *zip(*stops, strict=True))
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def revive_invalid_schedules(db: Connection) -> int:
+    """Return how many invalid schedules are planned again."""
+    revived: int = await db.fetchval(SQL["revive_invalid_schedules"])
+    return revived
+
+
+async def note_fire_outcomes(db: Connection, outcomes: Sequence[tuple[int, bool, int]]) -> set[int]:
+    """Take (schedule_id, succeeded, failures since) each, in order; return whose could not be written at this moment."""
+    return set(await db.fetchval(SQL["note_fire_outcomes"], *zip(*outcomes, strict=True)) or ())
+
+
 async def expire_unstarted_jobs(db: Connection, *, limit: int) -> list[asyncpg.Record]:
     """Return (job_id, handler, queue) of what was not begun in time and has ended as expired."""
     return await db.fetch(SQL["expire_unstarted_jobs"], limit)
@@ -166,7 +329,7 @@ async def raise_fence_tokens(db: Connection) -> bool:
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` rows older than `keep` of `what`: attempts, dead_letters or guards. Return their number."""
+    """Delete up to `limit` rows older than `keep` of `what`: attempts, fires, dead_letters or guards. Return their number."""
     pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
     return pruned
 
@@ -230,12 +393,49 @@ async def register_node(
     slots: str,
     tzdata: str | None,
     state: str,
-) -> int:
-    """Write this node's row, and return how many nodes are alive."""
-    alive: int = await db.fetchval(
-        SQL["register_node"], node, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state
+    shards: Sequence[int],
+) -> frozenset[NodeId]:
+    """Write this node's row, and return which nodes are alive and not on their way out."""
+    living: list[NodeId] = await db.fetchval(
+        SQL["register_node"],
+        node,
+        host,
+        pid,
+        rota_version,
+        release,
+        app,
+        handlers,
+        queues,
+        slots,
+        tzdata,
+        state,
+        shards,
     )
-    return alive
+    return frozenset(NodeId(UUID(bytes=each.bytes)) for each in living)
+
+
+async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[Stored]:
+    """Return the schedules that the app has declared, and those of these names, whoever made them."""
+    return [Stored(**row) for row in await db.fetch(SQL["read_declared"], app, names)]
+
+
+async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step]) -> set[str]:
+    """Write the steps that write; return the names of the schedules that were still as they had been read."""
+    inserts, edits = [], []
+    for step in steps:
+        given = {"columns": step.columns, "payload": step.payload, "declared": step.declared}
+        if step.what == "inserted":
+            inserts.append(given)
+        elif step.writes:
+            edits.append({**given, "name": step.name, "expected": step.expected})
+    rows = await db.fetch(SQL["apply_declarations"], app, json.dumps(inserts), json.dumps(edits))
+    return {row[0] for row in rows}
+
+
+async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | None, float]]:
+    """Return state -> how many, and name -> last success of watched schedules; as None the oldest of those that aren't named."""
+    rows = await db.fetch(SQL["sample_schedules"], WATCHED)
+    return {row[0]: row[1] for row in rows if row[0]}, {row[2]: row[3] for row in rows if not row[0]}
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
@@ -250,6 +450,10 @@ async def sample_backlog(db: Connection) -> dict[str, Any]:
             case _:
                 sample[kind] = value
     return sample
+
+
+WATCHED = 100
+"""Most schedules that have a time series of their own."""
 
 
 async def sample_upkeep(db: Connection) -> dict[str, Any]:

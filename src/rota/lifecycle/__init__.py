@@ -2,6 +2,9 @@
 
 ::
 
+    rota.schedules --(7 scheduler: decide each due instant once)--> rota.fires
+                                     |
+                                     v
     rota.jobs --(2 dispatcher: claim, SKIP LOCKED, lease + token)--> running --(3 executor)--> outcome
         ^                                                               ^                         |
         |                                            (4 heartbeat: extend the lease)              |
@@ -16,6 +19,7 @@
     4 heartbeat       extend the leases of what runs here; tell of what was lost (on its own thread)
     5 retry_planner   outcome -> settlement, purely
     6 settle          settlements -> fenced statements, with whatever gathered meanwhile
+    7 scheduler       due schedules -> fires + jobs, once for each schedule and instant
 
 `running` is what they share: the attempts under way, and the slots they take.
 
@@ -23,6 +27,12 @@ Who may change which state: only a claim makes a job running; only a settlement 
 proves in the same statement that the lease has expired, or a forced cancel takes it out of running. A retry, a release and
 a redrive make it scheduled; nothing else does.
 
-Locks: every statement that touches many jobs locks them in the order of job_id, by SKIP LOCKED, and never waits for a row.
+Who decides about a due instant: whoever first writes to the schedule's clock where version and next_fire_at are still what was
+read. That statement inserts the job and the fire's row. Edits take the same lock, record what was due, and raise the version.
+A backfill takes that lock, too, and enqueues only what is behind the clock and has no row of its own.
+Whether a job of the schedule is live (overlap) the partial unique index on rota.jobs decides, never a read.
+
+Locks: clocks before jobs before fires. Every statement that touches many jobs locks them in the order of job_id, by SKIP
+LOCKED, and never waits for a row; the same holds for clocks, in the order of schedule_id.
 A handler's own transaction touches its job's row in its last statement only.
 """

@@ -49,6 +49,9 @@ Write = Callable[[Connection, "dict[FenceToken, Ended]", "Sequence[Ended]"], "Aw
 SAID = {"retry": "retried", "release": "released", "bury": "dead", "cancel": "cancelled"}
 """What the statement calls a settlement -> what logs and metrics call it."""
 
+ENDS = {"bury": False, "cancel": None}
+"""Which of these end a job, and whether that is a success: to be cancelled is neither success nor failure."""
+
 
 class Settler:
     """Service: one statement carries every success that gathered during the last one, another one all the rest."""
@@ -67,8 +70,10 @@ class Settler:
         node: NodeId,
         random: Callable[[], float],
         alert: str | None,
+        on_end: Callable[[int, bool | None], None],
     ) -> None:
         self._pool = pool
+        self._on_end = on_end
         self._running = running
         self._telemetry = telemetry
         self._node = node
@@ -111,6 +116,7 @@ class Settler:
                 case Committed():
                     self._telemetry.jobs_succeeded([_told(attempt)])
                     self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
+                    self._ended(attempt, succeeded=True)
                     self._done(left, attempt)
                 case LeaseLost():
                     self._telemetry.lease_lost(job_id=attempt.claim.job_id, handler=attempt.claim.handler)
@@ -167,6 +173,7 @@ class Settler:
         self._telemetry.jobs_succeeded(_told(attempt) for attempt, _ in settled)
         for attempt, _ in settled:
             self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
+            self._ended(attempt, succeeded=True)
             self._done(left, attempt)
 
     async def _write_others(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
@@ -196,6 +203,8 @@ class Settler:
             report(
                 self._telemetry, found, outcome, settlement, settlement_name, seconds=attempt.ended_at - attempt.started
             )
+            if settlement_name in ENDS:
+                self._ended(attempt, succeeded=ENDS[settlement_name])
             self._done(left, attempt)
         if missing := [ended for ended in batch if ended[0].claim.fence_token not in written]:
             await self._examine(db, left, missing)
@@ -210,9 +219,11 @@ class Settler:
                 case "settled":
                     self._telemetry.jobs_succeeded([_told(attempt)])
                     self._telemetry.job_succeeded(claim.job_id, attempt=claim.attempt)
+                    self._ended(attempt, succeeded=True)
                     self._done(left, attempt)
                 case "written":
                     self._telemetry.settlement_confirmed(job_id=claim.job_id, handler=claim.handler)
+                    self._ended(attempt, succeeded=None)
                     self._done(left, attempt)
                 case "free" | "held":
                     del left[claim.fence_token]
@@ -221,6 +232,11 @@ class Settler:
                     self._telemetry.write_refused(job_id=claim.job_id, handler=claim.handler, what="settlement")
                     self._telemetry.lease_lost(job_id=claim.job_id, handler=claim.handler)
                     self._done(left, attempt)
+
+    def _ended(self, attempt: Attempt, *, succeeded: bool | None) -> None:
+        """Tell the schedule's side that one of its jobs has left the live ones."""
+        if attempt.claim.schedule_id is not None:
+            self._on_end(attempt.claim.schedule_id, succeeded)
 
     def _done(self, left: dict[FenceToken, Ended], attempt: Attempt, *, settled: bool = True) -> None:
         left.pop(attempt.claim.fence_token, None)

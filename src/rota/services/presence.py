@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Pool, connection
+from rota.domain.job import NodeId
+from rota.domain.shards import shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rota.domain.job import NodeId
     from rota.handlers import Handler
 
 HANDLERS_AGAIN = 60.0
@@ -61,6 +62,8 @@ class Presence:
         self._registered = -HANDLERS_AGAIN
         self.state = "running"
         self.alive = 1
+        self.shards: tuple[int, ...] = ()
+        """Whose schedules this node looks at; none once it is on its way out."""
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
 
@@ -72,20 +75,28 @@ class Presence:
                     db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
                 )
                 self._registered = boottime()
-            self.alive = await queries.register_node(
-                db,
-                node=self._node.node_id,
-                host=self._node.host,
-                pid=self._node.pid,
-                rota_version=self._node.rota_version,
-                release=self._node.release,
-                app=self._node.app,
-                handlers=self._node.names,
-                queues=list(self._node.queues),
-                slots=json.dumps(dict(self._node.queues)),
-                tzdata=self._node.tzdata,
-                state=self.state,
-            )
+            shown, living = None, frozenset[NodeId]()
+            while shown != self.shards:  # again only when nodes have come or gone
+                if self.state != "running":
+                    self.shards = ()
+                shown = self.shards
+                living = await queries.register_node(
+                    db,
+                    node=self._node.node_id,
+                    host=self._node.host,
+                    pid=self._node.pid,
+                    rota_version=self._node.rota_version,
+                    release=self._node.release,
+                    app=self._node.app,
+                    handlers=self._node.names,
+                    queues=list(self._node.queues),
+                    slots=json.dumps(dict(self._node.queues)),
+                    tzdata=self._node.tzdata,
+                    state=self.state,
+                    shards=shown,
+                )
+                self.shards = shards_of(self._node.node_id, living)
+        self.alive = max(1, len(living))
         self.reached = boottime()
 
     async def leave(self) -> None:

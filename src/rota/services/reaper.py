@@ -11,7 +11,7 @@ from rota.db import queries
 from rota.db.pool import TRANSIENT, Connection, Pool, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import as_verdict, report
+from rota.lifecycle.settle import ENDS, as_verdict, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,7 @@ class Reaper:
         lease: timedelta,
         random: Callable[[], float],
         alert: str | None,
+        on_end: Callable[[int, bool | None], None],
     ) -> None:
         self._pool = pool
         self._telemetry = telemetry
@@ -48,18 +49,25 @@ class Reaper:
         self._lease = lease.total_seconds()
         self._random = random
         self._alert = alert
+        self._on_end = on_end
         self._clocks: tuple[datetime, float] | None = None
         self._wait_until = 0.0
 
     async def run_once(self) -> None:
         """Sweep once."""
         async with connection(self._pool) as db:
-            if self._clock_is_steady(await queries.read_clock(db)):
-                full = True
+            look = await queries.look_for_ends(db)
+            if self._clock_is_steady(look.now):
+                full = look.lost
                 while full:
                     full = await self._reap(db)
-            self._telemetry.jobs_ended("expired", len(await queries.expire_unstarted_jobs(db, limit=BATCH)))
-            self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
+            if look.late:
+                expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
+                self._telemetry.jobs_ended("expired", len(expired))
+                for job in expired:
+                    self._ended(job["schedule_id"], "bury")
+            if look.asked:
+                self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
 
     async def _reap(self, db: Connection) -> bool:
         """Settle one batch as lost; return whether there may be more."""
@@ -78,7 +86,12 @@ class Reaper:
             terms = expired[token]
             report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
             self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
+            self._ended(terms.schedule_id, settlement)
         return len(written) == BATCH
+
+    def _ended(self, schedule_id: int | None, settlement: str) -> None:
+        if schedule_id is not None and settlement in ENDS:
+            self._on_end(schedule_id, ENDS[settlement])
 
     async def _write(self, db: Connection, verdicts: list[Verdict]) -> dict[FenceToken, str]:
         """Write them together; where one is refused, each by itself, so that a single odd row doesn't stop every sweep."""

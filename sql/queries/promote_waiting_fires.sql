@@ -1,0 +1,64 @@
+-- Enqueue the fires whose turn has come: of each schedule the oldest that waits, where no job of the schedule is live.
+--   $1 limit  int8
+--   -> promoted int8?, waiting int8?       how many were enqueued, and of how many schedules fires wait on
+-- index: promote_waiting_fires_idx, fires_pkey, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002)
+-- What holds a fire back is read from live rows, never from a counter, and the unique index has the last word.
+with waiting as materialized (
+    select distinct on (fire.schedule_id) fire.schedule_id, fire.scheduled_for
+    from rota.fires as fire
+    where fire.disposition = 'waiting'
+    order by fire.schedule_id, fire.scheduled_for
+    limit $1
+),
+live as materialized (
+    select job.schedule_id
+    from rota.jobs as job
+    where job.exclusive
+      and job.schedule_id = any (array(select waiting.schedule_id from waiting))
+),
+held as materialized (
+    select waiting.schedule_id, waiting.scheduled_for, fire.row_id, nextval('rota.jobs_job_id_seq') as job_id
+    from waiting
+    cross join lateral (
+        select fires.ctid as row_id
+        from rota.fires
+        where fires.scheduled_for = waiting.scheduled_for
+          and fires.schedule_id = waiting.schedule_id
+          and fires.disposition is not distinct from 'waiting'
+        for update skip locked
+    ) as fire
+    where (waiting.schedule_id not in (select live.schedule_id from live)) is true
+),
+enqueued as (
+    insert into rota.jobs (
+        job_id, schedule_id, scheduled_for, run_at, start_by, exclusive, created_by, handler, payload, queue, priority,
+        max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
+    )
+    overriding system value
+    select
+        held.job_id, held.schedule_id, held.scheduled_for, now(), now() + definition.start_within,
+        true, definition.created_by, definition.handler, definition.payload, definition.queue, definition.priority,
+        definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for, definition.timeout,
+        definition.lease, definition.delivery, definition.meta
+    from held
+    cross join lateral (
+        select *
+        from rota.schedule_definitions
+        where schedule_definitions.schedule_id = held.schedule_id
+        offset 0
+    ) as definition
+    on conflict (schedule_id) where exclusive do nothing
+    returning job_id, schedule_id
+),
+promoted as (
+    update rota.fires as fire
+    set disposition = 'enqueued',
+        job_id = (select enqueued.job_id from enqueued where enqueued.schedule_id = fire.schedule_id),
+        decided_at = clock_timestamp()
+    where fire.ctid = any (array(select held.row_id from held))
+      and (fire.schedule_id in (select enqueued.schedule_id from enqueued)) is true
+    returning fire.schedule_id
+)
+select
+    (select count(*) from promoted) as promoted,
+    (select count(*) from waiting) - (select count(*) from promoted) as waiting

@@ -1,0 +1,24 @@
+-- Resume paused schedules whose resume_at has come; the edit's trigger does the rest.
+--   $1 schedule_ids  int8[]
+--   -> resumed int8?
+-- index: schedule_definitions_pkey, schedule_clocks_pkey (0005)
+with held as materialized (
+    select definition.schedule_id
+    from unnest($1::int8[]) as due (schedule_id)
+    cross join lateral (
+        select schedule_definitions.schedule_id
+        from rota.schedule_definitions
+        where schedule_definitions.schedule_id = due.schedule_id
+          and schedule_definitions.paused
+          and schedule_definitions.resume_at <= now()
+        for update skip locked
+    ) as definition
+),
+resumed as (
+    update rota.schedule_definitions as definition
+    set paused = false
+    where definition.schedule_id = any (array(select held.schedule_id from held))
+    returning 1
+)
+select count(*) as resumed
+from resumed

@@ -1,0 +1,20 @@
+-- Have invalid schedules planned again: a newer rota, or newer zone data, may know better.
+--   -> revived int8?
+-- index: revive_invalid_schedules_idx (0005)
+with held as materialized (
+    select clock.schedule_id
+    from rota.schedule_clocks as clock
+    where clock.invalid_reason is not null
+      and clock.next_fire_at is null
+    order by clock.schedule_id
+    for update skip locked
+),
+revived as (
+    update rota.schedule_clocks as clock
+    set next_fire_at = timestamptz '-infinity',
+        invalid_reason = null
+    where clock.schedule_id = any (array(select held.schedule_id from held))
+    returning 1
+)
+select count(*) as revived
+from revived

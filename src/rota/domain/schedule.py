@@ -1,0 +1,257 @@
+"""What becomes of a schedule's instants: (what is written of it, what has been decided, now) -> fires and the next instant.
+
+However many instants were missed, the work is bounded: the newest are looked up backwards, the others counted up to a
+thousand and written as one stretch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Literal
+
+from rota.cron import Cron, Fold, Gap, next_fire
+from rota.errors import InvalidCron
+
+Misfire = Literal["latest", "skip", "all"]
+Overlap = Literal["skip", "allow", "queue_one", "replace"]
+
+Attempted = Literal["run", "follow", "queue", "line"]
+"""What to try with a fire; what came of it only the statement that writes it can tell. See record_fires.sql."""
+
+Recorded = Literal["replaced", "skipped_misfire", "skipped_overlap", "skipped_gap", "skipped_paused"]
+"""The dispositions that are decided here."""
+
+COUNTED = 1000
+"""Up to how many missed instants are counted exactly."""
+
+_END = datetime(2200, 1, 1, tzinfo=UTC)
+_A_MOMENT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """All of a definition that decides when it fires and what becomes of each fire."""
+
+    cron: str | None = None
+    every: timedelta | None = None
+    anchor: datetime | None = None
+    """What `every` counts from."""
+    timezone: str = "UTC"
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    dst_gap: Gap = "after"
+    dst_fold: Fold = "first"
+    misfire: Misfire = "latest"
+    on_time_within: timedelta = timedelta(seconds=60)
+    too_late_after: timedelta | None = None
+    catch_up_limit: int = 100
+    overlap: Overlap = "skip"
+
+    def first_after(self, moment: datetime) -> datetime | None:
+        """Return the first instant strictly after `moment`, or None when there are no more. Raises InvalidCron."""
+        if self.start_at is not None:
+            moment = max(moment, self.start_at - _A_MOMENT)
+        found = self._beat_after(moment) if self.every is not None else self._cron_after(moment)
+        return found if found is not None and found < (self.end_at or _END) and found < _END else None
+
+    def last_until(self, moment: datetime, count: int) -> tuple[datetime, ...]:
+        """Return the last `count` instants up to and including `moment`, in order; fewer when there are no more."""
+        before = moment + _A_MOMENT
+        if self.end_at is not None:
+            before = min(before, self.end_at)
+        if self.every is not None:
+            found = self._beats_before(before, count)
+        else:
+            found = _last_before(self._cron(), _up_to_the_second(before), count)
+        return tuple(each for each in found if self.start_at is None or each >= self.start_at)
+
+    def count(self, first: datetime, last: datetime) -> int | None:
+        """Return how many instants there are from `first` to `last`, or None where they are more than a thousand."""
+        number = _count(self._cron(), first, last) if self.every is None else (last - first) // self.every + 1
+        return number if number <= COUNTED else None
+
+    def gaps(self, after: datetime, before: datetime) -> tuple[datetime, ...]:
+        """Return instants between the two at which it would have fired, had it not been told to skip what a gap swallows."""
+        if self.cron is None or self.dst_gap != "skip":
+            return ()
+        here = replace(self, dst_gap="after")
+        found = []
+        moment: datetime | None = after
+        for _ in range(2):
+            moment = here.first_after(moment) if moment is not None else None
+            if moment is None or moment >= before:
+                break
+            if self.first_after(moment - _A_MOMENT) != moment:
+                found.append(moment)
+        return tuple(found)
+
+    def _cron(self) -> Cron:
+        assert self.cron is not None  # noqa: S101  exactly one of the two is given
+        return Cron(self.cron, timezone=self.timezone, gap=self.dst_gap, fold=self.dst_fold)
+
+    def _cron_after(self, moment: datetime) -> datetime | None:
+        assert self.cron is not None  # noqa: S101  exactly one of the two is given
+        return next_fire(self.cron, moment, timezone=self.timezone, gap=self.dst_gap, fold=self.dst_fold)
+
+    def _beat_after(self, moment: datetime) -> datetime | None:
+        assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
+        if moment >= _END:
+            return None
+        return self.anchor + max(0, (moment - self.anchor) // self.every + 1) * self.every
+
+    def _beats_before(self, before: datetime, count: int) -> tuple[datetime, ...]:
+        assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
+        newest = -((self.anchor - before) // self.every) - 1
+        return tuple(self.anchor + number * self.every for number in range(max(0, newest - count + 1), newest + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fire:
+    """What is to become of one instant, or of a stretch of them that ends with it."""
+
+    scheduled_for: datetime
+    plan: Attempted | Recorded
+    missed_from: datetime | None = None
+    missed_count: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is decided about a schedule in one go."""
+
+    next_fire_at: datetime | None
+    """The first instant that stays undecided, later than now; None: there is none."""
+    decided_up_to: datetime | None = None
+    fires: tuple[Fire, ...] = field(default=())
+
+
+def plan(
+    rule: Rule,
+    *,
+    now: datetime,
+    next_fire_at: datetime | None,
+    base: datetime | None = None,
+    paused_from: datetime | None = None,
+) -> Plan:
+    """Decide about every instant up to `now`.
+
+    `next_fire_at` is the first one not decided yet; None: the first strictly after `base`, the later of the last edit and
+    the last decision. `paused_from` says since when it had been paused, if it has just been resumed. Raises InvalidCron, or
+    ValueError and ArithmeticError where an expression proves too much for the library behind it.
+    """
+    fires: list[Fire] = []
+    first = next_fire_at
+    if base is not None:
+        if paused_from is not None:
+            fires += _stretch(rule, paused_from, base, plan="skipped_paused", note="it was paused")
+        if first is None:
+            first = rule.first_after(base)
+    if first is None or first > now:
+        return Plan(next_fire_at=first, fires=tuple(fires))
+    if base is not None:
+        fires += (Fire(scheduled_for=each, plan="skipped_gap") for each in rule.gaps(base, first))
+    following = rule.first_after(first)
+    if following is None or following > now:
+        due: tuple[datetime, ...] = (first,)
+        missed = None
+    else:
+        due, missed = _newest_due(rule, first, now)
+        following = rule.first_after(due[-1])
+    chosen = _chosen(rule, due, now)
+    if passed := [each for each in due if each not in chosen]:
+        missed = passed[-1]
+    if missed is not None:
+        fires.append(_missed(rule, first, missed, now))
+    fires += _tries(rule, chosen, now)
+    return Plan(next_fire_at=following, decided_up_to=due[-1], fires=tuple(fires))
+
+
+def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datetime, ...], datetime | None]:
+    """Return as many of the newest due instants as may have to run, and the last of those before them, if there are any."""
+    wanted = 2
+    found = rule.last_until(now, wanted)
+    if len(found) == wanted and (rule.misfire == "all" or found[0] > now - rule.on_time_within):
+        wanted = max(2, rule.catch_up_limit + 1)
+        found = rule.last_until(now, wanted)
+    # `first` is due even where zone data that came meanwhile no longer knows it.
+    later = tuple(each for each in found if each > first)
+    if len(later) < wanted:
+        return (first, *later), None
+    return later[1:], later[0]
+
+
+def _chosen(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
+    """Return which of the due instants are to run."""
+    fit = [each for each in due if rule.too_late_after is None or each >= now - rule.too_late_after]
+    on_time = [each for each in fit if each > now - rule.on_time_within]
+    match rule.misfire:
+        case "all":
+            chosen = fit
+        case "latest":
+            chosen = on_time or [each for each in fit if each == due[-1]]
+        case "skip":
+            chosen = on_time
+    return tuple(chosen[-rule.catch_up_limit :])
+
+
+def _missed(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
+    too_late = rule.too_late_after is not None and last < now - rule.too_late_after
+    return Fire(
+        scheduled_for=last,
+        plan="skipped_misfire",
+        missed_from=first,
+        missed_count=rule.count(first, last),
+        note="later than too_late_after" if too_late else f"misfire is {rule.misfire}",
+    )
+
+
+def _tries(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire]:
+    """Return what to try with the instants that are to run, oldest first."""
+    if rule.overlap == "allow":
+        return [Fire(scheduled_for=each, plan="run") for each in chosen]
+    late = bool(chosen) and chosen[0] <= now - rule.on_time_within
+    more = len(chosen) - 1
+    plans: list[Attempted | Recorded] = ["run"]
+    if rule.misfire == "all" and (late or more > 0):
+        plans = ["queue"]
+        plans += ["line"] * more
+    elif rule.overlap == "replace":
+        plans[:0] = ["replaced"] * more
+    elif rule.overlap == "queue_one":
+        plans.append("follow")
+        plans += ["skipped_overlap"] * more
+    else:
+        plans += ["skipped_overlap"] * more
+    return [Fire(scheduled_for=each, plan=what) for each, what in zip(chosen, plans, strict=False)]
+
+
+def _stretch(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, note: str) -> list[Fire]:
+    """Return the instants after `after` and up to `until` as one row, or none where there are none."""
+    first = rule.first_after(after)
+    if first is None or first > until:
+        return []
+    last = rule.last_until(until, 1)[-1]
+    return [
+        Fire(scheduled_for=last, plan=plan, missed_from=first, missed_count=rule.count(first, last), note=note),
+    ]
+
+
+def _up_to_the_second(before: datetime) -> datetime:
+    """Round up to whole seconds, at which all cron instants lie, so that answers can be remembered."""
+    return before if not before.microsecond else before.replace(microsecond=0) + timedelta(seconds=1)
+
+
+@lru_cache(maxsize=4096)
+def _last_before(cron: Cron, before: datetime, count: int) -> tuple[datetime, ...]:
+    return tuple(reversed(cron.previous(before, count)))
+
+
+@lru_cache(maxsize=4096)
+def _count(cron: Cron, first: datetime, last: datetime) -> int:
+    return sum(each <= last for each in cron.next(first - _A_MOMENT, COUNTED + 1))
+
+
+__all__ = ["Fire", "InvalidCron", "Plan", "Rule", "plan"]

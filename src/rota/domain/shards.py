@@ -1,0 +1,32 @@
+"""Which node looks at which schedules. Correctness never rests on it: what is written is written by conditional statements."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rota.domain.job import NodeId
+
+SHARDS = 256
+"""schedule_id % 256 is a schedule's shard: a generated column."""
+
+EVERY_SHARD = tuple(range(SHARDS))
+
+
+@lru_cache(maxsize=8)
+def shards_of(node: NodeId, living: frozenset[NodeId]) -> tuple[int, ...]:
+    """Return the shards that are this node's among the living, by rendezvous: when a node goes, only its own change hands."""
+    if node not in living:
+        return ()
+    others = [each.bytes for each in living if each != node]
+    return tuple(
+        shard
+        for shard in EVERY_SHARD
+        if all((_weight(node.bytes, shard), node.bytes) > (_weight(other, shard), other) for other in others)
+    )
+
+
+def _weight(node: bytes, shard: int) -> bytes:
+    return blake2b(node, digest_size=8, salt=shard.to_bytes(2, "big")).digest()

@@ -1,0 +1,272 @@
+"""Step 7, and the first of a scheduled job's life: due schedules -> fires + jobs, once for each schedule and instant.
+
+A turn reads what is due (`take_due_schedules`), decides purely (`domain.schedule`), and writes what was decided where it
+still holds (`record_fires`, one statement a batch). Any number of nodes may do so at once with the same schedules: the first to
+write has decided, the others' decisions touch nothing. So shards are about cost alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota.clock import boottime
+from rota.db import queries
+from rota.db.pool import TRANSIENT, Connection, Pool, connection
+from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
+from rota.domain.schedule import plan
+from rota.domain.shards import EVERY_SHARD, SHARDS
+from rota.errors import InvalidCron
+from rota.loop import both
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
+
+    from rota.domain.job import NodeId
+    from rota.domain.schedule import Plan
+    from rota.lifecycle.wake import Wake
+    from rota.telemetry import Telemetry
+
+BATCH = 1000
+"""Most schedules, and about as many fires, in one statement."""
+
+OVERDUE = timedelta(seconds=2)
+"""A schedule that has been due for longer is anybody's: whoever should have looked at it doesn't."""
+
+UNSETTLED = 7.0
+"""Seconds for which a node looks at all schedules after others came or went: until every node's row has been seen."""
+
+SWEEP = 0.9
+"""Seconds between two looks at everything that is due, however long it has been so, and at what others left undone."""
+
+RECENT = timedelta(seconds=10)
+"""How far back the looks between two sweeps go."""
+
+REPLACING = 2.0
+"""Seconds after which asking to cancel is put off: somebody else is asking for the same in an open transaction."""
+
+REFUSED = (InvalidCron, ValueError, ArithmeticError)
+"""What an expression may raise: ours, and what the library behind it makes of one that proves too much for it."""
+
+
+class Scheduler:
+    """Service: decide about the due instants of schedules, and sleep until the very next one."""
+
+    name = "scheduler"
+    interval: timedelta | None = None
+
+    def __init__(
+        self,
+        pool: Pool,
+        wake: Wake,
+        telemetry: Telemetry,
+        *,
+        node: NodeId,
+        shards: Callable[[], Sequence[int]],
+        poll_interval: timedelta,
+    ) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._telemetry = telemetry
+        self._turn = node.int % SHARDS
+        self._shards = shards
+        self._poll = poll_interval
+        self._sweep_at = 0.0
+        self._unsettled_until = 0.0
+        self._floor = NO_FLOOR
+        self._decided = 0
+        self._others_left = False
+        self._revived = False
+        self._waiting = False
+        self._served: tuple[int, ...] = ()
+
+    def look(self) -> None:
+        """Look now: somebody has edited a schedule."""
+        self._wake.set()
+
+    def job_ended(self) -> None:
+        """Look now if fires wait for their turn: a job of a schedule has ended here."""
+        if self._waiting:
+            self._wake.set()
+
+    def nodes_changed(self) -> None:
+        """Look at every schedule for a while: a node is going, and who takes over is not settled yet."""
+        self._unsettled_until = boottime() + UNSETTLED
+        self._wake.set()
+
+    async def run_once(self) -> None:
+        """Decide about everything that is due, and return when there is a reason to look again."""
+        self._wake.clear()  # before looking, never after
+        pause = await self.turn()
+        await self._wake.wait(pause)
+
+    async def turn(self) -> float:
+        """Decide about what is due, and return for how many seconds there is no reason to look again, notifications aside.
+
+        While one full batch is being written, the next one is looked up, until a batch isn't full or a sweep is due.
+        """
+        shards = tuple(self._shards())
+        if not shards:  # on its way out
+            return self._poll.total_seconds()
+        if shards != self._served:
+            self._served = shards
+            self._telemetry.shards_taken(len(shards))
+            self._sweep_at = 0.0
+        asked = boottime()
+        looked = EVERY_SHARD if asked < self._unsettled_until else shards
+        self._decided = 0
+        soonest: list[datetime] = []
+        look = await self._look(looked, sweeps=asked >= self._sweep_at)
+        self._waiting = look.waiting
+        if look.waiting:
+            await self._promote()
+        while (more := self._more(look, frozenset(looked))) and boottime() < self._sweep_at:
+            asked = boottime()
+            found, look = await both(self._decide(look), self._look(looked, sweeps=False))
+            soonest += found
+        soonest += await self._decide(look)
+        if self._others_left and self._decided:
+            self._sweep_at = 0.0
+            return 0.0
+        if more:
+            return 0.0
+        pauses = [self._poll.total_seconds()]
+        if look.next_in is not None:
+            pauses.append(look.next_in.total_seconds())
+        pauses += ((each - look.now).total_seconds() - (boottime() - asked) for each in soonest)
+        return max(0.0, min(pauses))
+
+    async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueLook:
+        """Read what is due: all of it in a sweep, else what lies beyond the floor."""
+        asked = boottime()
+        async with connection(self._pool) as db:
+            if not self._revived:
+                await queries.revive_invalid_schedules(db)
+                self._revived = True
+            look = await queries.take_due_schedules(
+                db,
+                shards=shards,
+                overdue=OVERDUE,
+                turn=self._turn,
+                floor=NO_FLOOR if sweeps else self._floor,
+                limit=BATCH,
+                horizon=self._poll,
+            )
+        self._others_left = False
+        if sweeps:
+            # A sweep may have to step over much that is dead: never more than a tenth of the time.
+            self._sweep_at = asked + max(SWEEP, (boottime() - asked) * 10)
+        return look
+
+    def _more(self, look: DueLook, looked: frozenset[int]) -> bool:
+        """Tell whether there may be more of ours at this moment, and set the floor of the next look."""
+        due, new, others = [], [], 0
+        for alike in look.due:
+            ours = [each for each in alike.schedule_ids if each % SHARDS in looked]
+            others += len(alike.schedule_ids) - len(ours)
+            if alike.next_fire_at is None:
+                new += ours
+            else:
+                due += [(alike.next_fire_at, each) for each in ours]
+        more_due, more_new = len(due) >= BATCH, len(new) >= BATCH // 2
+        # Where a batch was full, what lies before its end is decided, or locked by somebody: the next sweep's.
+        last = max(due) if more_due else (look.now - RECENT, -1)
+        self._floor = Floor(*last, max(new) if more_new else -1)
+        self._others_left = self._others_left or others >= BATCH
+        return more_due or more_new
+
+    async def _promote(self) -> None:
+        """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
+        async with connection(self._pool) as db:
+            promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
+            self._telemetry.fires_promoted(promoted)
+            if left:
+                await self._replace(db)
+
+    async def _replace(self, db: Connection) -> None:
+        # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
+        with suppress(TimeoutError):
+            asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
+            self._telemetry.jobs_replaced(asked)
+            if asked:
+                await queries.answer_cancel_requests(db, limit=BATCH)
+
+    async def _decide(self, look: DueLook) -> list[datetime]:
+        """Decide about what a look has found due, write it, and return the instants that come next."""
+        if not look.due:
+            return []
+        async with connection(self._pool) as db:
+            return await self._decide_on(db, look.due, look.now)
+
+    async def _decide_on(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> list[datetime]:
+        soonest: list[datetime] = []
+        decisions: list[Decision] = []
+        fires: list[FireRow] = []
+        invalid: list[tuple[int, int, str]] = []
+        for alike in due:
+            if alike.paused:
+                self._telemetry.schedules_resumed(await queries.resume_schedules(db, schedules=alike.schedule_ids))
+                self._wake.set()
+                continue
+            try:
+                planned = plan(
+                    alike.rule,
+                    now=now,
+                    next_fire_at=alike.next_fire_at,
+                    base=alike.base,
+                    paused_from=alike.paused_from,
+                )
+            except REFUSED as error:
+                reason = str(error)[:500] or type(error).__name__
+                invalid += ((*which, reason) for which in zip(alike.schedule_ids, alike.versions, strict=True))
+                continue
+            following = planned.next_fire_at
+            soonest.append(following or now + self._poll)
+            for which, version in zip(alike.schedule_ids, alike.versions, strict=True):
+                decisions.append(Decision(which, version, alike.next_fire_at, following, planned.decided_up_to))
+                fires += _rows(which, planned)
+                if len(fires) >= BATCH:
+                    await self._record(db, decisions, fires)
+                    decisions, fires = [], []
+        if decisions:
+            await self._record(db, decisions, fires)
+        if invalid:
+            await self._stop(db, invalid)
+        return soonest
+
+    async def _record(self, db: Connection, decisions: list[Decision], fires: Sequence[FireRow]) -> None:
+        decisions.sort()
+        try:
+            decided, told = await queries.record_fires(db, decisions, fires)
+        except TRANSIENT:
+            raise
+        except asyncpg.PostgresError as error:
+            # Without this, one schedule whose job can't be stored would keep its neighbours from firing, for ever.
+            if len(decisions) > 1:
+                for decision in decisions:
+                    own = [fire for fire in fires if fire[0] == decision.schedule_id]
+                    await self._record(db, [decision], own)
+                return
+            reason = f"the database refuses its job: {getattr(error, 'constraint_name', None) or error}"[:500]
+            await self._stop(db, [(decisions[0].schedule_id, decisions[0].version, reason)])
+            return
+        self._decided += decided
+        self._telemetry.fires_recorded(planned=len(decisions), decided=decided, fires=told)
+        if any(disposition == "waiting" for disposition, _, _, _ in told):
+            self._waiting = True
+            await self._replace(db)
+
+    async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
+        for schedule_id, name, reason in await queries.stop_invalid_schedules(db, invalid):
+            self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
+
+
+def _rows(schedule_id: int, planned: Plan) -> list[FireRow]:
+    return [
+        (schedule_id, fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note)
+        for fire in planned.fires
+    ]

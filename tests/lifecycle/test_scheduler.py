@@ -1,0 +1,483 @@
+"""Step 7: due schedules become fires and jobs, once for each schedule and instant, whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from rota.db import queries
+from rota.domain.shards import EVERY_SHARD
+from rota.services.track_record import TrackRecord
+from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(name="pool")
+async def open_pool(database: Database) -> AsyncIterator[asyncpg.Pool[Record]]:
+    """What planners run on."""
+    async with asyncpg.create_pool(database.dsn, min_size=1, max_size=10) as pool:
+        yield pool
+
+
+@pytest.fixture(name="planner")
+def make_planner(pool: asyncpg.Pool[Record]) -> Planner:
+    """One node's scheduler."""
+    return Planner(pool)
+
+
+@asynccontextmanager
+async def held(database: Database, statement: str) -> AsyncIterator[Connection[Record]]:
+    """Carry out a statement in a transaction that stays open."""
+    async with database.connect() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(statement)
+        yield other
+        await transaction.rollback()
+
+
+# ── the plain path ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_new_schedule_is_planned_and_does_not_fire(conn: Connection[Record], planner: Planner) -> None:
+    """B31. What comes next lies strictly after the edit."""
+    made = await make_schedule(conn, cron="* * * * *")
+    await planner.turn()
+    assert await fires(conn) == []
+    assert (await clock(conn, made))["next_fire_at"] > await conn.fetchval("select now()")
+
+
+async def test_a_due_instant_becomes_a_fire_and_a_job_with_the_schedules_terms(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """Everything that was written of the job goes with it."""
+    made = await make_schedule(
+        conn, payload='{"n": 1}', priority=2, max_attempts=3, timeout=SECOND, meta='{"tenant": 7}', start_within=HOUR
+    )
+    due = await make_due(conn, made)
+    await planner.turn()
+    job = await conn.fetchrow("select *, start_by - greatest(run_at, created_at) as to_begin from rota.jobs")
+    assert job is not None
+    assert (job["schedule_id"], job["scheduled_for"], job["run_at"], job["exclusive"]) == (made, due, due, True)
+    assert (job["payload"], job["priority"], job["max_attempts"], job["queue"]) == ('{"n": 1}', 2, 3, "default")
+    assert (job["timeout"], job["meta"], job["to_begin"]) == (SECOND, '{"tenant": 7}', HOUR)
+    assert await conn.fetchval("select job_id from rota.fires") == job["job_id"]
+    assert (await clock(conn, made))["last_fire_at"] == due
+
+
+async def test_jobs_take_the_queue_of_their_handler(conn: Connection[Record], planner: Planner) -> None:
+    """As jobs do that are inserted by hand."""
+    await conn.execute("insert into rota.handlers (handler, queue) values ('h', 'mail')")
+    await make_due(conn, await make_schedule(conn))
+    await planner.turn()
+    assert await conn.fetchval("select queue from rota.jobs") == "mail"
+
+
+async def test_jitter_moves_run_at_and_not_scheduled_for(conn: Connection[Record], planner: Planner) -> None:
+    """The instant's name stays the nominal one."""
+    made = await make_schedule(conn, jitter=HOUR)
+    due = await make_due(conn, made)
+    await planner.turn()
+    row = await conn.fetchrow("select scheduled_for, run_at - scheduled_for as later from rota.jobs")
+    assert row is not None
+    assert row["scheduled_for"] == due
+    assert row["later"] == await conn.fetchval("select rota.jitter_offset($1, '1 hour')", made)
+
+
+async def test_eight_planners_that_ignore_shards_give_one_fire_each(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """B39. Correctness never rests on who looks: losers write nothing and see no error."""
+    names = [f"s{n}" for n in range(300)]
+    for name in names:
+        await make_schedule(conn, name, overlap="allow" if name.endswith("7") else "skip")
+    planners = [Planner(pool) for _ in range(8)]
+    for _ in range(3):
+        await conn.execute(
+            "update rota.schedule_clocks set last_fire_at = null, next_fire_at = now() - schedule_id * interval '1 ms'"
+        )
+        await asyncio.gather(*(planner.turn() for planner in planners for _ in range(2)))
+        await end_live_jobs(conn)
+    assert await conn.fetchval("select count(*) from rota.fires where disposition = 'enqueued'") == 3 * len(names)
+    assert await conn.fetchval("select count(distinct job_id) from rota.fires") == 3 * len(names)
+    assert await conn.fetchval("select count(*) from rota.schedule_clocks where next_fire_at <= now()") == 0
+    decided = sum(told["decided"] for planner in planners for told in planner.said("fires.recorded"))
+    assert decided == 3 * len(names)
+
+
+async def test_a_decision_on_an_older_version_touches_nothing(conn: Connection[Record]) -> None:
+    """Read, then edited, then written: the edit stands."""
+    made = await make_schedule(conn)
+    due = await make_due(conn, made)
+    await conn.execute("update rota.schedules set cron = '1 1 * * *'")
+    decision = queries.Decision(made, 1, due, due + HOUR, due)
+    decided, told = await queries.record_fires(conn, [decision], [(made, due, "run", None, None, None)])
+    assert (decided, told) == (0, [])
+    assert await dispositions(conn) == ["skipped_edit"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
+
+
+async def test_a_lost_reply_is_no_second_fire(conn: Connection[Record]) -> None:
+    """The same statement sent again finds another next_fire_at."""
+    made = await make_schedule(conn)
+    due = await make_due(conn, made)
+    again = [queries.Decision(made, 1, due, due + HOUR, due)], [(made, due, "run", None, None, None)]
+    assert [(await queries.record_fires(conn, *again))[0] for _ in range(2)] == [1, 0]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+
+
+async def test_a_schedule_locked_by_its_editor_holds_up_nobody(
+    database: Database, conn: Connection[Record], planner: Planner
+) -> None:
+    """An open transaction in somebody's console must not be everybody's outage."""
+    locked = await make_schedule(conn, "locked")
+    other = await make_schedule(conn, "other")
+    for each in (locked, other):
+        await make_due(conn, each)
+    async with held(database, "update rota.schedules set cron = '1 1 * * *' where name = 'locked'"):
+        await asyncio.wait_for(planner.turn(), 5)
+        assert (await dispositions(conn, locked), await dispositions(conn, other)) == ([], ["enqueued"])
+    await planner.turn()
+    assert await dispositions(conn, locked) == ["enqueued"]
+
+
+async def test_a_job_locked_by_somebody_holds_up_nobody(
+    database: Database, conn: Connection[Record], planner: Planner
+) -> None:
+    """A handler's transaction that has completed its job and stays open is an overlap, not a standstill."""
+    made = await make_schedule(conn)
+    other = await make_schedule(conn, "other")
+    await make_due(conn, made)
+    await planner.turn()
+    for each in (made, other):
+        await make_due(conn, each)
+    async with held(database, "delete from rota.jobs"):
+        await asyncio.wait_for(planner.turn(), 5)
+    assert await dispositions(conn, made) == ["enqueued", "skipped_overlap"]
+    assert await dispositions(conn, other) == ["enqueued"]
+
+
+# ── missed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_many_schedules_with_long_downtime_catch_up_in_one_turn(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """B26. One row for the missed ones and one late job each, however long it was."""
+    for n in range(50):
+        await make_schedule(conn, f"s{n}", cron="* * * * *")
+    await conn.execute("update rota.schedule_clocks set next_fire_at = date_trunc('minute', now()) - interval '2 days'")
+    await planner.turn()
+    counted = await conn.fetch("select disposition, count(*) from rota.fires group by 1")
+    assert {row[0]: row[1] for row in counted} == {"enqueued": 50, "skipped_misfire": 50}
+
+
+async def test_catching_up_costs_the_same_however_long_nobody_was_up(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """A fleet that comes back after a long outage must not spend the next one on counting what it has missed."""
+    for n in range(100):  # beats, each from an instant of its own, so that none is decided along with another
+        await make_schedule(conn, f"s{n}", every=timedelta(seconds=1))
+    await planner.turn()
+
+    async def catch_up(downtime: timedelta) -> tuple[int, float]:
+        await conn.execute("update rota.schedule_clocks set last_fire_at = null")
+        await conn.execute(
+            "update rota.schedule_definitions set created_at = now() - interval '40 days' + schedule_id * interval '1 ms'"
+        )
+        await conn.execute(
+            "update rota.schedule_clocks set next_fire_at = date_trunc('second', now()) - $1::interval", downtime
+        )
+        await conn.execute("delete from rota.fires")
+        await end_live_jobs(conn)
+        began = time.perf_counter()
+        await planner.turn()
+        return await conn.fetchval("select count(*) from rota.fires"), time.perf_counter() - began
+
+    await catch_up(HOUR)
+    rows, took = await catch_up(HOUR)
+    rows_later, took_later = await catch_up(30 * 24 * HOUR)
+
+    assert rows_later == rows
+    assert took_later < took * 3 + 0.2
+
+
+async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner) -> None:
+    """misfire = 'all' catches up without two at once, oldest first."""
+    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3)
+    due = await make_due(conn, made, ago=5 * HOUR)
+    await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
+    ran = []
+    for _ in range(4):
+        await planner.turn()
+        ran += [row[0] for row in await conn.fetch("select scheduled_for from rota.jobs")]
+        await end_live_jobs(conn)
+    assert ran[0] < ran[1] < ran[2]
+    assert len(ran) == 3
+    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
+    assert (await fires(conn))[0][1] > due
+
+
+# ── overlap ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def fire_twice_over_a_live_job(conn: Connection[Record], planner: Planner, overlap: str) -> list[str]:
+    """Fire, and twice more while the first job is live; say what became of the three."""
+    made = await make_schedule(conn, overlap=overlap)
+    for ago in (30, 20, 10):
+        await make_due(conn, made, ago=ago * SECOND)
+        await planner.turn()
+    return await dispositions(conn, made)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "became"),
+    [
+        ("skip", ["enqueued", "skipped_overlap", "skipped_overlap"]),
+        ("allow", ["enqueued", "enqueued", "enqueued"]),
+        ("queue_one", ["enqueued", "waiting", "skipped_overlap"]),
+        ("replace", ["enqueued", "replaced", "enqueued"]),
+    ],
+)
+async def test_overlap(conn: Connection[Record], planner: Planner, overlap: str, became: list[str]) -> None:
+    """What happens to a fire whose predecessor still runs is the schedule's to say."""
+    if overlap != "replace":
+        assert await fire_twice_over_a_live_job(conn, planner, overlap) == became
+        return
+    # A live job that nobody has claimed is cancelled at once; one that runs is asked to, and the newest fire waits.
+    made = await make_schedule(conn, overlap=overlap)
+    await make_due(conn, made, ago=30 * SECOND)
+    await planner.turn()
+    await conn.execute(
+        """
+        update rota.jobs set state = 'running', attempt = 1, fence_token = nextval('rota.fence_tokens'),
+            leased_by = gen_random_uuid(), lease_expires_at = now() + interval '30 s'
+        """
+    )
+    for ago in (20, 10):
+        await make_due(conn, made, ago=ago * SECOND)
+        await planner.turn()
+    assert await dispositions(conn, made) == ["enqueued", "replaced", "waiting"]
+    assert await conn.fetchval("select count(*) from rota.cancel_requests") == 1
+    await end_live_jobs(conn)
+    await planner.turn()
+    assert await dispositions(conn, made) == became
+
+
+async def test_a_job_that_waits_for_its_retry_still_counts_as_live(conn: Connection[Record], planner: Planner) -> None:
+    """Otherwise an outage of an hour would leave sixty jobs of one schedule running into each other."""
+    made = await make_schedule(conn)
+    await make_due(conn, made, ago=SECOND * 5)
+    await planner.turn()
+    await conn.execute("update rota.jobs set attempt = 3, run_at = now() + interval '1 hour'")
+    await make_due(conn, made)
+    await planner.turn()
+    assert await dispositions(conn, made) == ["enqueued", "skipped_overlap"]
+
+
+async def test_a_waiting_fire_is_enqueued_when_its_turn_comes(conn: Connection[Record], planner: Planner) -> None:
+    """B53. What holds it back is read from live rows: no end of a job has to be noticed by anybody."""
+    assert await fire_twice_over_a_live_job(conn, planner, "queue_one") == ["enqueued", "waiting", "skipped_overlap"]
+    await planner.turn()
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+    await end_live_jobs(conn)
+    await planner.turn()
+    assert await dispositions(conn) == ["enqueued", "enqueued", "skipped_overlap"]
+    job = await conn.fetchrow("select scheduled_for, exclusive from rota.jobs")
+    assert job is not None
+    assert (job["scheduled_for"], job["exclusive"]) == ((await fires(conn))[1][1], True)
+
+
+async def test_several_planners_promote_a_waiting_fire_once(
+    conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
+) -> None:
+    """Promotion is a conditional write like any other."""
+    await fire_twice_over_a_live_job(conn, planner, "queue_one")
+    await end_live_jobs(conn)
+    await asyncio.gather(*(Planner(pool).turn() for _ in range(8)))
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+    assert await conn.fetchval("select count(*) from rota.fires where disposition = 'enqueued'") == 2
+
+
+async def test_the_index_decides_where_a_read_could_not_see(
+    database: Database, conn: Connection[Record], planner: Planner
+) -> None:
+    """A redriven job that commits between our snapshot and our insert is an overlap all the same."""
+    made = await make_schedule(conn)
+    due = await make_due(conn, made)
+    async with database.connect() as operator:
+        redrive = operator.transaction()
+        await redrive.start()
+        await operator.execute("insert into rota.jobs (handler, schedule_id, exclusive) values ('h', $1, true)", made)
+        turn = asyncio.ensure_future(planner.turn())
+        held_up = "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
+        await eventually(lambda: conn.fetchval(held_up), what="the insert that waits for the redriven job")
+        await redrive.commit()
+        await turn
+    assert await fires(conn) == [("skipped_overlap", due)]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+
+
+# ── pause, resume, invalid ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_paused_schedule_resumes_itself_and_accounts_for_the_pause(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """resume_at is kept by the daemons; what fell into the pause is one row."""
+    made = await make_schedule(conn, cron=None, every=timedelta(minutes=10))
+    await conn.execute("select rota.pause_schedule('s', resume_at => now() + interval '1 day')")
+    await planner.turn()
+    assert await fires(conn) == []
+    await conn.execute(
+        """
+        update rota.schedule_definitions set created_at = now() - interval '3 h', paused_at = now() - interval '2 h',
+            edited_at = now() - interval '2 h', resume_at = now() - interval '1 s'
+        """
+    )
+    await planner.turn()
+    assert not await conn.fetchval("select paused from rota.schedules")
+    assert len(planner.said("schedules.resumed")) == 1
+    await planner.turn()
+    row = await conn.fetchrow("select * from rota.fires")
+    assert row is not None
+    assert row["disposition"] == "skipped_paused"
+    assert row["missed_count"] in {11, 12}
+    assert (await clock(conn, made))["next_fire_at"] > await conn.fetchval("select now()")
+
+
+async def test_a_zone_nobody_knows_stops_that_schedule_only(conn: Connection[Record], planner: Planner) -> None:
+    """B35. An ERROR line and invalid_reason; never a silent UTC, never a standstill for the others."""
+    wrong = await make_schedule(conn, "wrong", timezone="Europe/Berlln")
+    right = await make_schedule(conn, "right", timezone="Europe/Berlin")
+    await planner.turn()
+    assert "Europe/Berlin" in (await clock(conn, wrong))["invalid_reason"]
+    assert (await clock(conn, right))["next_fire_at"] is not None
+    assert [said["schedule"] for said in planner.said("schedule.invalid")] == ["wrong"]
+    await conn.execute("update rota.schedules set timezone = 'Europe/Berlin' where name = 'wrong'")
+    await planner.turn()
+    assert (await clock(conn, wrong))["next_fire_at"] is not None
+
+
+async def test_invalid_schedules_are_planned_again_by_a_new_node(
+    conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
+) -> None:
+    """It may come with newer zone data."""
+    made = await make_schedule(conn, timezone="Europe/Berlln")
+    await planner.turn()
+    await conn.execute("update rota.schedule_definitions set timezone = 'Europe/Berlin'")
+    await conn.execute("update rota.schedule_clocks set next_fire_at = null, invalid_reason = 'old data'")
+    await planner.turn()
+    assert (await clock(conn, made))["next_fire_at"] is None
+    await Planner(pool).turn()
+    assert (await clock(conn, made))["next_fire_at"] is not None
+
+
+async def test_one_schedule_whose_job_is_refused_does_not_stop_the_others(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """Nothing that is stored may make a batch fail for ever."""
+    bad = await make_schedule(conn, "bad", jitter=timedelta(days=366))
+    good = await make_schedule(conn, "good")
+    await conn.execute(
+        "alter table rota.jobs add constraint \"no later than tomorrow\" check (run_at < now() + '1 day')"
+    )
+    for each in (bad, good):
+        await make_due(conn, each)
+    await planner.turn()
+    assert (await dispositions(conn, bad), await dispositions(conn, good)) == ([], ["enqueued"])
+    assert "no later than tomorrow" in (await clock(conn, bad))["invalid_reason"]
+
+
+# ── who looks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_node_looks_at_its_own_shards_and_takes_over_what_nobody_serves(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """The slice of a dead node is served two seconds late, by whoever sees it first."""
+    made = await make_schedule(conn)
+    elsewhere = Planner(pool, shards=[shard for shard in EVERY_SHARD if shard != made % 256])
+    await make_due(conn, made, ago=SECOND)
+    await elsewhere.turn()
+    assert await fires(conn) == []
+    await make_due(conn, made, ago=3 * SECOND)
+    await elsewhere.turn()
+    assert await dispositions(conn) == ["enqueued"]
+
+
+async def test_a_node_on_its_way_out_decides_nothing(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:
+    """It gives its shards up at once."""
+    await make_due(conn, await make_schedule(conn), ago=HOUR)
+    await Planner(pool, shards=()).turn()
+    assert await fires(conn) == []
+
+
+async def test_news_of_nodes_has_everything_looked_at(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:
+    """Between a node's farewell and everybody's knowing of it nothing is late."""
+    made = await make_schedule(conn)
+    elsewhere = Planner(pool, shards=[shard for shard in EVERY_SHARD if shard != made % 256])
+    await make_due(conn, made)
+    elsewhere.scheduler.nodes_changed()
+    await elsewhere.turn()
+    assert await dispositions(conn) == ["enqueued"]
+
+
+async def test_it_sleeps_until_the_very_next_instant(conn: Connection[Record], planner: Planner) -> None:
+    """Lateness is milliseconds, and not a tick."""
+    made = await make_schedule(conn)
+    await make_due(conn, made, ago=timedelta(milliseconds=-300))
+    assert 0.1 < await planner.turn() <= 0.3
+    await end_live_jobs(conn)
+    await conn.execute("update rota.schedules set cron = null, every = '1 hour'")
+    await make_due(conn, made, ago=-HOUR)
+    assert await planner.turn() == 1.0
+
+
+# ── how jobs ended ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_successes_and_failures_are_noted(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:
+    """A success ends the count of failures in a row."""
+    one, other, gone = [await make_schedule(conn, name) for name in ("one", "other", "gone")]
+    await conn.execute("delete from rota.schedules where name = 'gone'")
+    record = TrackRecord(pool)
+    for which, succeeded in ((one, False), (other, True), (one, False), (other, False), (gone, True)):
+        record.add(which, succeeded=succeeded)
+    await record.run_once()
+    first, second = await clock(conn, one), await clock(conn, other)
+    assert (first["last_success_at"], first["consecutive_failures"]) == (None, 2)
+    assert (second["last_success_at"] is not None, second["consecutive_failures"]) == (True, 1)
+    record.add(one, succeeded=True)
+    await record.run_once()
+    assert (await clock(conn, one))["consecutive_failures"] == 0
+
+
+async def test_what_is_locked_is_noted_later(
+    database: Database, conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """An editor's open transaction delays the note, and doesn't lose it."""
+    made = await make_schedule(conn)
+    record = TrackRecord(pool)
+    record.add(made, succeeded=False)
+    async with held(database, "update rota.schedules set paused = true"):
+        await record.run_once()
+    assert (await clock(conn, made))["consecutive_failures"] == 0
+    await record.run_once()
+    assert (await clock(conn, made))["consecutive_failures"] == 1
