@@ -1076,8 +1076,9 @@ CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_a
 declare
     owner text;
 begin
-    select created_by into owner from rota.jobs where job_id = replace_job.job_id;
-    if not found then
+    select created_by into owner from rota.jobs
+    where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
+    if not found then  -- also for what enqueue() never asks for: the identity of a fire is nobody's to rewrite
         return 'gone';
     end if;
     perform rota.refuse_foreign(replace_job.job_id, owner);

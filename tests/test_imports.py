@@ -128,6 +128,7 @@ def test_only_the_loop_loops_for_ever() -> None:
 # What a handler raises becomes a value here. Anywhere else a broad except that raises nothing would hide a fault of ours.
 BROAD = {
     "lifecycle/executor.py": "the one around handlers",
+    "handlers/__init__.py": "a handler's own backoff function, which must not decide about the job by failing",
     "handlers/child.py": "the same, in the process of a handler that has one of its own",
     "handlers/python.py": "carries that process's error to the call that waits for it",
     "failure.py": "an exception whose own __str__ raises",

@@ -1,4 +1,5 @@
 -- What people look at: one row per job, wherever it stands, without its payload.
+-- Breaks older daemons: before this schema there was no release.
 
 -- The states are those that people ask about; rota.jobs itself knows only scheduled and running.
 -- Subqueries in the select lists, no joins: a column that nobody asks for then costs nothing, and the three branches

@@ -8,4 +8,17 @@ select
     case when $2 then tried.error end as error
 from rota.attempts as tried
 where tried.job_id = $1
-order by tried.fence_token desc
+union all
+-- Attempts are kept for a shorter time than dead letters, which know their last one.
+select
+    letter.attempt, letter.fence_token, letter.node, letter.started_at, letter.finished_at, letter.reason, letter.error_kind,
+    case when $2 then letter.error end
+from rota.dead_letters as letter
+where letter.job_id = $1
+  and letter.fence_token is not null
+  and not exists (
+      select from rota.attempts
+      where attempts.job_id = letter.job_id
+        and attempts.fence_token = letter.fence_token
+  )
+order by fence_token desc

@@ -1,5 +1,6 @@
 -- Sample the whole installation for the gauges: kind 'jobs' (queue, state), 'oldest_due' (queue, priority), 'dead' (queue),
--- 'oldest_dead', 'expired', 'unclaimable'. Counts stop at $1 a group of rows looked at, so that a look never costs more.
+-- 'oldest_dead', 'expired', and of due jobs that nobody would claim 'unclaimed' (queue, handler): the largest 20 lanes;
+-- 'unclaimable': how many are of a handler that no living node has, 'unserved': in a queue that none who has it serves. Counts stop at $1 a group of rows looked at, so that a look never costs more.
 --   $1 most  int8
 --   -> kind text?, queue text?, label text?, value float8?
 -- index: jobs_pkey (0002)
@@ -13,10 +14,29 @@ letter as materialized (
     from rota.dead_letters as dead
     limit $1
 ),
-served as materialized (
-    select distinct unnest(node.handlers) as handler
+lane as materialized (
+    select live.queue, live.handler, count(*) as jobs
+    from live
+    where live.state = 'scheduled'
+      and live.run_at <= now()
+    group by live.queue, live.handler
+),
+alive as materialized (
+    select node.handlers, node.queues, node.state
     from rota.nodes as node
     where node.seen_at > now() - interval '15 seconds'
+),
+judged as materialized (
+    select
+        lane.queue, lane.handler, lane.jobs,
+        exists (select from alive where lane.handler = any (alive.handlers)) as known,
+        exists (
+            select from alive
+            where lane.handler = any (alive.handlers)
+              and alive.state = 'running'
+              and alive.queues && array[lane.queue, '*']
+        ) as served
+    from lane
 )
 select 'jobs' as kind, live.queue,
     case
@@ -48,8 +68,19 @@ from live
 where live.state = 'running'
   and live.lease_expires_at < now()
 union all
-select 'unclaimable', null, null, count(*)::float8
-from live
-where live.state = 'scheduled'
-  and live.run_at <= now()
-  and live.handler not in (select served.handler from served)
+select 'unclaimable', null, null, coalesce(sum(judged.jobs), 0)::float8
+from judged
+where not judged.known
+union all
+select 'unserved', null, null, coalesce(sum(judged.jobs), 0)::float8
+from judged
+where judged.known
+  and not judged.served
+union all
+(
+    select 'unclaimed', judged.queue, judged.handler, judged.jobs::float8
+    from judged
+    where not judged.served
+    order by judged.jobs desc, judged.queue, judged.handler
+    limit 20
+)

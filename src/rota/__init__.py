@@ -3,8 +3,8 @@
 from importlib.metadata import version
 
 from rota.app import App
-from rota.client import Enqueued, enqueue
-from rota.errors import RotaError, StaleToken
+from rota.client import Enqueued, enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
+from rota.errors import InvalidPayload, Refused, RotaError, StaleToken
 from rota.job import Job, SyncJob
 from rota.signals import Cancel, Permanent, Retry, Snooze
 
@@ -14,8 +14,10 @@ __all__ = [
     "App",
     "Cancel",
     "Enqueued",
+    "InvalidPayload",
     "Job",
     "Permanent",
+    "Refused",
     "Retry",
     "RotaError",
     "Snooze",
@@ -23,4 +25,7 @@ __all__ = [
     "SyncJob",
     "__version__",
     "enqueue",
+    "enqueue_many",
+    "enqueue_many_sync",
+    "enqueue_sync",
 ]

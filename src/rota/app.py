@@ -7,25 +7,47 @@ import inspect
 import pkgutil
 import sys
 import traceback
+from collections.abc import Sequence
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
+from rota.declared import declare
 from rota.domain.declaration import declare as declare_schedule
 from rota.errors import AppNotFound, ConfigError
-from rota.handlers import Delivery, Handler
-from rota.handlers.python import decoder, in_process, in_thread, on_loop
+from rota.handlers import LONGEST_DELAY, Delivery, Handler
+from rota.handlers.codec import codec_of
+from rota.handlers.python import in_process, in_thread, is_async, on_loop
+from rota.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from rota.cron import Fold, Gap
+    from rota.declared import HandlerFunction
     from rota.domain.declaration import Declaration
     from rota.domain.schedule import Misfire, Overlap
+    from rota.handlers import Middleware
+    from rota.job import Job, SyncJob
 
+P = TypeVar("P")
+R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
+M = TypeVar("M", bound="Middleware")
+
+
+class Declare(Protocol):
+    """What `app.handler(…)` returns: the decorator."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[Job[P]], Coroutine[Any, Any, R]], /
+    ) -> HandlerFunction[P, Job[P], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[[SyncJob[P]], R], /) -> HandlerFunction[P, SyncJob[P], R]: ...
 
 
 class App:
@@ -43,11 +65,17 @@ class App:
         self.lifespan = lifespan
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[tuple[Callable[..., Any] | None, str | None, str | None, Mapping[str, Any]]] = []
+        self._middleware: list[Middleware] = []
+        self._included: list[App] = []
+        self._included_by: list[App] = []
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """name -> Handler"""
-        return self._handlers
+        """name -> Handler, those of included apps among them"""
+        found = dict(self._handlers)
+        for other in self._included:
+            found |= other.handlers
+        return {name: handler.inside(self._middleware) for name, handler in found.items()}
 
     def handler(
         self,
@@ -57,45 +85,50 @@ class App:
         max_attempts: int | None = None,
         backoff_base: timedelta | None = None,
         backoff_cap: timedelta | None = None,
+        backoff: Sequence[timedelta] | Callable[[int], timedelta] | None = None,
         timeout: timedelta | None = None,
         delivery: Delivery | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         runs_in: Literal["process"] | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Declare:
         """Register a function that takes the job: `async def` runs on the loop, `def` in a thread, either in a process if asked.
 
         What is None is the design's default: queue 'default', 20 attempts, backoff from 5 s up to 1 h, no timeout, at least once.
-        An exception of a type in `permanent` makes a dead letter at once. Raises ConfigError for a name that is taken.
+        An exception of a type in `permanent` makes a dead letter at once. Instead of `backoff_base` and `backoff_cap`, which
+        double and are jittered, `backoff` gives the delays after the first, the second … failure (the last one holds on), or a
+        function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
+        attempt whose daemon died nobody can ask a function.
+        The function stays what it is: call it in tests. It gains `.name`, and `.enqueue(conn, payload)` with its kin.
+        Raises ConfigError for a name that is taken.
         """
+        backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
 
-        def register(function: F) -> F:
-            if name in self._handlers:
-                raise ConfigError(
-                    f"handler {name!r} is declared twice in app {self.name!r}: give one of them another name"
-                )
+        def register(function: Any) -> Any:
+            for app in (self, *self._all_included_by()):
+                if name in app.handlers:
+                    raise ConfigError(
+                        f"handler {name!r} is declared twice in app {app.name!r}: give one of them another name"
+                    )
             if len(inspect.signature(function).parameters) != 1:
                 raise ConfigError(f"handler {name!r} must take exactly one argument, the job")
-            decode = decoder(function)
-            if runs_in == "process":
-                call = in_process(name, decode)
-            elif inspect.iscoroutinefunction(function):
-                call = on_loop(function, decode)
-            else:
-                call = in_thread(function, decode)
+            frame = inspect.currentframe()
+            codec = codec_of(function, frame.f_back.f_locals if frame is not None and frame.f_back is not None else {})
+            kind = in_process if runs_in == "process" else on_loop if is_async(function) else in_thread
             self._handlers[name] = Handler(
                 name=name,
                 function=function,
-                decode=decode,
-                call=call,
+                codec=codec,
+                kind=kind,
                 queue=queue,
                 max_attempts=max_attempts,
                 backoff_base=backoff_base,
                 backoff_cap=backoff_cap,
+                backoff=backoff,
                 timeout=timeout,
                 delivery=delivery,
                 permanent=permanent,
             )
-            return function
+            return declare(name, function, codec)
 
         return register
 
@@ -151,7 +184,7 @@ class App:
             "description": description, "owner": owner,
         }  # fmt: skip
         # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
-        declare_schedule(name or handler or "?", **given, handler=handler or "?")
+        declare_schedule(name or handler or "?", **{**given, "payload": None}, handler=handler or "?")
         if handler is not None:
             self._schedules.append((None, handler, name, given))
 
@@ -164,16 +197,29 @@ class App:
 
     @property
     def schedules(self) -> Mapping[str, Declaration]:
-        """name -> Declaration. Raises ConfigError where two have one name, or a function isn't a handler."""
+        """name -> Declaration, those of included apps among them.
+
+        Raises ConfigError where two have one name, or a function isn't a handler; InvalidPayload for what its handler can't decode.
+        """
         found: dict[str, Declaration] = {}
+        handlers = self.handlers
         for function, handler, name, given in self._schedules:
             called = handler or self._name_of(function)
-            if (name or called) in found:
-                raise ConfigError(
-                    f"schedule {name or called!r} is declared twice in app {self.name!r}: name one of them"
-                )
-            found[name or called] = declare_schedule(name or called, **given, handler=called)
+            payload = given["payload"]
+            if payload is not None:
+                payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
+            self._add(found, declare_schedule(name or called, **{**given, "payload": payload}, handler=called))
+        for other in self._included:
+            for each in other.schedules.values():
+                self._add(found, each)
         return found
+
+    def _add(self, found: dict[str, Declaration], declaration: Declaration) -> None:
+        if declaration.name in found:
+            raise ConfigError(
+                f"schedule {declaration.name!r} is declared twice in app {self.name!r}: rename one of them"
+            )
+        found[declaration.name] = declaration
 
     def _name_of(self, function: Callable[..., Any] | None) -> str:
         those = (function, getattr(function, "__wrapped__", function))
@@ -185,18 +231,70 @@ class App:
             raise ConfigError(f"{getattr(function, '__qualname__', function)} {what}; or say which: handler=…")
         return names[0]
 
+    def middleware(self, function: M) -> M:
+        """Have `async def function(job, call_next)` run around every attempt of this app's handlers and those it includes.
+
+        The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
+        raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
+        """
+        if not is_async(function) or len(inspect.signature(function).parameters) != 2:
+            raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
+        self._middleware.append(function)
+        return function
+
     def include(self, other: App) -> None:
-        """Take over the handlers and schedules of another app. Raises ConfigError for a name that is taken."""
-        if taken := sorted(self._handlers.keys() & other.handlers.keys()):
+        """Take over the handlers and schedules of another app, now and later, each within its own app's middleware.
+
+        Raises ConfigError for a name that is taken, and for an app with a lifespan.
+        """
+        if other.lifespan is not None:
             raise ConfigError(
-                f"apps {self.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
+                f"app {other.name!r} has a lifespan, which nobody would enter once {self.name!r} includes it: "
+                f"enter it in the lifespan of {self.name!r}"
             )
-        if taken := sorted(self.schedules.keys() & other.schedules.keys()):
+        for app in (self, *self._all_included_by()):
+            if app is other:
+                raise ConfigError(f"app {other.name!r} can't include itself")
+            if taken := sorted(app.handlers.keys() & other.handlers.keys()):
+                raise ConfigError(
+                    f"apps {app.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
+                )
+        self._included.append(other)
+        other._included_by.append(self)
+
+    def joined_by(self, other: App) -> App:
+        """Return an app with the handlers of both, this one's name and lifespan; neither is changed by it."""
+        if not (other.handlers or other.schedules):
+            return self
+        both = App(self.name, release=self.release, lifespan=self.lifespan)
+        if taken := sorted(self.handlers.keys() & other.handlers.keys()):
             raise ConfigError(
-                f"apps {self.name!r} and {other.name!r} both declare the schedule {', '.join(taken)}: rename one of them"
+                f"app {self.name!r} declares {', '.join(taken)}, which the configuration turns on: rename one of them"
             )
-        self._handlers.update(other.handlers)
-        self._schedules += other._schedules
+        both._included = [self, other]
+        return both
+
+    def _all_included_by(self) -> Iterator[App]:
+        for app in self._included_by:
+            yield app
+            yield from app._all_included_by()  # noqa: SLF001
+
+
+def _checked_backoff(
+    name: str,
+    backoff: Sequence[timedelta] | Callable[[int], timedelta] | None,
+    base: timedelta | None,
+    cap: timedelta | None,
+) -> tuple[timedelta | None, timedelta | None, Sequence[timedelta] | Callable[[int], timedelta] | None]:
+    """Return base, cap and backoff: for a list, its first and its longest delay are what a lost attempt is retried by."""
+    if backoff is None or (callable(backoff) and base is None and cap is None):
+        return base, cap, backoff
+    if base is not None or cap is not None:
+        raise ConfigError(f"handler {name!r} has both backoff and backoff_base or backoff_cap: choose one")
+    delays = list(backoff) if isinstance(backoff, Sequence) else []
+    if not delays or not all(isinstance(d, timedelta) and timedelta(0) < d <= LONGEST_DELAY for d in delays):
+        raise ConfigError(f"the backoff of handler {name!r} must be positive timedeltas up to 366 days, or a function")
+    return delays[0], max(delays), delays
 
 
 def find_app(reference: str) -> App:

@@ -8,7 +8,23 @@ from typing import Annotated
 
 import typer
 
-from rota.commands import check, cron, dead, enqueue, job, run, schedule, schema, settings, status, why
+from rota.commands import (
+    call,
+    check,
+    cron,
+    dead,
+    enqueue,
+    handler,
+    job,
+    node,
+    queue,
+    run,
+    schedule,
+    schema,
+    settings,
+    status,
+    why,
+)
 from rota.commands.options import AsJson
 from rota.errors import RotaError
 
@@ -38,9 +54,13 @@ app.command()(check.check)
 app.command()(settings.config)
 app.command()(status.status)
 app.command()(enqueue.enqueue)
+app.command()(call.call)
 app.add_typer(job.app)
 app.add_typer(schedule.app)
 app.add_typer(cron.app)
+app.add_typer(queue.app)
+app.add_typer(handler.app)
+app.add_typer(node.app)
 app.add_typer(dead.app)
 app.command()(why.why)
 

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import tomllib
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -215,6 +216,80 @@ class DeadLetters(Section):
     handler: Name | None = None
 
 
+class Work(Section):
+    """What every configured handler may be given: its queue, its jobs' timeout and attempts."""
+
+    queue: Name | None = None
+    timeout: Annotated[timedelta, _between("100ms", "30d")] | None = timedelta(minutes=1)
+    max_attempts: Annotated[int, _whole(1, 1000)] | None = None
+
+
+_STATUSES = (400, 405, 410, 413, 415, 422)
+
+
+class Endpoint(Work):
+    """Where the handler `http.<name>` sends its jobs. `private`: addresses of private networks are meant."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/|\?|$)")]
+    method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = "POST"
+    headers: dict[Name, SecretStr] = Field(default_factory=dict)
+    secret: SecretStr | None = None
+    private: bool = False
+    permanent: frozenset[Annotated[int, _whole(300, 599)]] = frozenset(_STATUSES)
+
+    @field_validator("secret")
+    @classmethod
+    def _is_a_webhook_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            try:
+                if len(b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)) >= 16:
+                    return secret
+            except ValueError:
+                pass
+            raise ValueError("write whsec_ and at least 16 random bytes in base64, as Standard Webhooks has it")
+        return None
+
+
+class HttpJobs(Work):
+    """`endpoints` are handlers of their own. `any_url` adds the handler `http`, whose payload names the URL."""
+
+    any_url: bool = False
+    permanent: frozenset[Annotated[int, _whole(300, 599)]] = frozenset(_STATUSES)
+    endpoints: dict[Name, Endpoint] = Field(default_factory=dict)
+
+
+class Command(Work):
+    """What the handler `command.<name>` runs, with the payload on its standard input. Its environment is empty but for `env`,
+    `pass_env`, PATH, HOME and LANG. `permanent`: exit codes that make a dead letter at once.
+    """
+
+    argv: Annotated[list[str], Field(min_length=1)]
+    cwd: Path | None = None
+    env: dict[Name, str] = Field(default_factory=dict)
+    pass_env: list[Name] = Field(default_factory=list)
+    permanent: frozenset[Annotated[int, _whole(1, 255)]] = frozenset()
+    grace: Annotated[timedelta, _between("0s", "10m")] = timedelta(seconds=3)
+
+
+class Statement(Work):
+    """What the handler `sql.<name>` executes as the login of `url`, with the payload as $1, if it has a parameter.
+
+    `transaction`: in one transaction with the job's completion; false for VACUUM and its like.
+    """
+
+    statement: Name
+    url: Dsn
+    transaction: bool = True
+
+
+class Handlers(Section):
+    """The handlers that need no code. Each is off until it is written here: whoever may insert a job can have it run."""
+
+    http: HttpJobs | None = None
+    command: dict[Name, Command] | None = None
+    sql: dict[Name, Statement] | None = None
+
+
 class Config(Section):
     """Everything rota is told, read once at start."""
 
@@ -228,6 +303,7 @@ class Config(Section):
     http: Http = Http()
     log: Log = Log()
     dead_letters: DeadLetters = DeadLetters()
+    handlers: Handlers = Handlers()
 
     _sources: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())
@@ -278,9 +354,9 @@ class Config(Section):
                 lines += ["", header]
             shown = _written(path, value)
             if isinstance(shown, dict):
-                shown = f"{{ {', '.join(f'{_quoted(key)} = {slots}' for key, slots in shown.items())} }}"
-            elif isinstance(shown, str):
-                shown = _quoted(shown)
+                shown = f"{{ {', '.join(f'{_quoted(key)} = {json.dumps(each)}' for key, each in shown.items())} }}"
+            elif isinstance(shown, str | bool | list):
+                shown = json.dumps(shown, ensure_ascii=False)  # JSON's text, truth and lists are TOML's
             setting = f"# {name} =" if shown is None else f"{name} = {shown}"
             lines.append(f"{setting:<40}  # {self.source(path)}")
         return "\n".join(lines) + "\n"
@@ -319,7 +395,11 @@ def load(
     except ValidationError as error:
         for fault in error.errors(include_url=False, include_context=True, include_input=False):
             path = ".".join(map(str, fault["loc"]))
-            problems.append(f"{path} = {_shown(path, given[path].value)} (from {given[path].source}): {_remedy(fault)}")
+            if path in given and not path.startswith("handlers."):
+                shown = f" = {_shown(path, given[path].value)} (from {given[path].source})"
+            else:  # deep in a table, beside secrets
+                shown = f" (from {given['.'.join(path.split('.')[:2])].source})"
+            problems.append(f"{path}{shown}: {_remedy(fault)}")
     warnings += _stop_timeout_warnings(config, environ, problems)
     if problems:
         # Not inside the except: a traceback with pydantic's error in it could print what was refused.
@@ -439,8 +519,12 @@ def _written(path: str, value: object) -> Any:
             return mask_dsn(value.get_secret_value())
         case timedelta():
             return format_duration(value)
+        case Path():
+            return str(value)
+        case frozenset():
+            return sorted(value)
         case Mapping():
-            return dict(value)
+            return {key: _written("", each) for key, each in value.items()}
         case None if path.startswith("retention."):
             return 0
     return value
@@ -454,7 +538,10 @@ def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
-            yield from _leaves(value, f"{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, dict) and value and all(isinstance(each, Section) for each in value.values()):
+            for key, each in value.items():
+                yield from _leaves(each, f"{prefix}{name}.{key}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -19,11 +19,12 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from rota import health, systemd
+from rota import health, logs, systemd
 from rota.clock import boottime
 from rota.config import mask_dsn
 from rota.cron import tzdata_version
 from rota.db import queries
+from rota.db.blocking import BlockingPool, Login
 from rota.db.listen import Listener, NoListener
 from rota.db.migrate import Installation, installation
 from rota.db.pool import (
@@ -33,6 +34,7 @@ from rota.db.pool import (
     Route,
     connect,
     connection,
+    handler_session_settings,
     open_handler_pool,
     open_pool,
     probe,
@@ -40,6 +42,7 @@ from rota.db.pool import (
 from rota.domain.job import NodeId
 from rota.domain.outcome import Interrupted
 from rota.errors import DatabaseUnusable
+from rota.handlers.configured import configured
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.executor import Executor
@@ -132,7 +135,7 @@ class Daemon:
         self.stops = Stops()
         self.address: tuple[str, int] | None = None
         self._config = config
-        self._app = app
+        self._app = app = app.joined_by(configured(config.handlers))
         self._declared = app.schedules
         self._app_reference = app_reference
         self._until_idle = until_idle
@@ -178,8 +181,14 @@ class Daemon:
             )
             stack.callback(self._end_threads)
             environment = self._environment(found, pool, handler_pool)
+            login = Login(dsn, handler_session_settings(route, f"{name} handlers", config.lease.duration))
+            environment.login = login
+            environment.blocking = BlockingPool(login, config.database.handler_pool_size)
+            stack.callback(environment.blocking.close)
             if self._app.lifespan is not None:
                 environment.state = await stack.enter_async_context(self._app.lifespan())
+            # After the lifespan, which is where an app may set up its logging.
+            stack.enter_context(logs.installed(**environment.log))
             presence = self._presence = Presence(pool, self._node_row())
             await presence.run_once()
             stack.push_async_callback(self._leave, presence)
@@ -392,6 +401,7 @@ class Daemon:
             handler_pool=handler_pool,
             app_reference=self._app_reference,
             threads=self._threads_of,
+            log={"level": self._config.log.level, "format": self._config.log.format},
             stale_write=lambda attempt, what: self.telemetry.write_refused(
                 job_id=attempt.claim.job_id, handler=attempt.claim.handler, what=what
             ),

@@ -8,6 +8,7 @@ RotaError                     1  anything rota raises on purpose
 ├── DatabaseUnusable          3  the server can't be reached, refuses us, or can't be written to
 │   └── SchemaMismatch        3  the schema is missing, older or newer than this rota understands
 ├── InvalidPayload            1  a payload that can't be stored, or doesn't decode
+├── Refused                   1  the database said no to a job or to what a job wrote; .sqlstate says why
 ├── InvalidCron               1  a cron expression that is refused (rota.cron)
 └── StaleToken                1  this attempt's claim is no longer the current one
 """
@@ -51,6 +52,17 @@ class SchemaMismatch(DatabaseUnusable):
 
 class InvalidPayload(RotaError):
     """A payload that can't be stored, or that doesn't decode into the handler's type."""
+
+
+class Refused(RotaError):
+    """The database said no: RT003 … RT006, a CHECK whose name is the reason, a value out of range.
+
+    The same class on every driver. The server's detail, which repeats the row, is left out.
+    """
+
+    def __init__(self, message: str, *, sqlstate: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
 
 
 class InvalidCron(RotaError):

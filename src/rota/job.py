@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import asyncpg
-
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import drivers, queries
 from rota.db.pool import LOST, TRANSIENT, connection
 from rota.domain.job import FenceToken, NodeId, idempotency_key
-from rota.errors import StaleToken
+from rota.errors import Refused, StaleToken
 from rota.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from datetime import datetime, timedelta
 
+    import asyncpg
+    import psycopg
+
     from rota.attempt import Attempt
+    from rota.db.blocking import BlockingPool, Login
+    from rota.db.drivers import AsyncConn, SyncConn
     from rota.db.pool import Connection, Pool
     from rota.domain.outcome import StopReason
 
 P = TypeVar("P")
-
-STALE = "RT001"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,14 +43,26 @@ class Environment:
     state: Any = None
     threads: Callable[[str], Any] = field(default=lambda _: None)
     """queue -> the thread pool of its plain `def` handlers."""
+    blocking: BlockingPool | None = None
+    """Where the transactions of plain `def` handlers run."""
+    login: Login | None = None
+    """What a handler in a process of its own connects with."""
+    log: dict[str, str] = field(default_factory=lambda: {"level": "info", "format": "json"})
     stale_write: Callable[[Attempt, str], None] = field(default=lambda _attempt, _what: None)
+    job: type[Job[Any]] = field(default_factory=lambda: Job)
+    sync_job: type[SyncJob[Any]] = field(default_factory=lambda: SyncJob)
 
 
 class _Keep:
     """Stands for: no checkpoint given."""
 
 
-_KEEP = _Keep()
+KEEP: Any = _Keep()
+
+
+def completes_with(checkpoint: Any) -> bool:
+    """Return whether a transaction with that checkpoint completes its job: with none, it does."""
+    return isinstance(checkpoint, _Keep)
 
 
 class JobFacts(Generic[P]):
@@ -106,6 +119,12 @@ class JobFacts(Generic[P]):
         return None if extras is None else extras.schedule_id
 
     @property
+    def schedule(self) -> str | None:
+        """The name of the schedule whose fire this is, if it is one."""
+        extras = self._attempt.claim.extras
+        return None if extras is None else extras.schedule
+
+    @property
     def checkpoint(self) -> Any:
         """What an earlier attempt, or this one, last saved; None at first."""
         text = self._attempt.checkpoint
@@ -132,6 +151,23 @@ class JobFacts(Generic[P]):
         """'cancel', 'drain', 'timeout', 'lease_lost', or None while nobody wants it to stop."""
         return self._attempt.stop_reason
 
+    def _first_transaction(self, *, completes: bool) -> None:
+        if self._attempt.committed or (completes and self._transaction_used):
+            raise RuntimeError(
+                "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
+            )
+        self._transaction_used = self._transaction_used or completes
+
+    def _translated(self, error: Refused, what: str) -> Exception:
+        return self._stale(what) if error.sqlstate == drivers.STALE else error
+
+    def _stale(self, what: str) -> StaleToken:
+        self._environment.stale_write(self._attempt, what)
+        return StaleToken(
+            f"job {self.job_id}: the claim with token {self.fence_token} is no longer the current one; "
+            f"its {what} was refused and nothing was written"
+        )
+
 
 class Job(JobFacts[P]):
     """One attempt, as an `async def` handler sees it."""
@@ -139,19 +175,15 @@ class Job(JobFacts[P]):
     __slots__ = ()
 
     @asynccontextmanager
-    async def transaction(self, *, checkpoint: Any = _KEEP) -> AsyncIterator[Connection]:
+    async def transaction(self, *, checkpoint: Any = KEEP) -> AsyncIterator[Connection]:
         """Run a transaction in which the effect and this job's completion commit together, or neither does.
 
         Yields an asyncpg connection at READ COMMITTED. Once per attempt, unless a `checkpoint` (JSON, at most 64 KiB) is given:
         then the effect and the checkpoint commit together, and the job goes on.
         Raises StaleToken, with nothing committed, when the lease was lost. The job's row is touched in the last statement only.
         """
-        completes = isinstance(checkpoint, _Keep)
-        if self._attempt.committed or (completes and self._transaction_used):
-            raise RuntimeError(
-                "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
-            )
-        self._transaction_used = self._transaction_used or completes
+        completes = completes_with(checkpoint)
+        self._first_transaction(completes=completes)
         async with self._environment.handler_pool.acquire() as conn:
             transaction = conn.transaction(isolation="read_committed")
             try:
@@ -170,7 +202,7 @@ class Job(JobFacts[P]):
                 await transaction.commit()
             except LOST:
                 # Still marked while we ask: until then, a row that has gone says nothing about a loss.
-                if not completes or not await self._committed():
+                if not completes or not await _was_committed(self._attempt, self._environment):
                     self._attempt.committing = False
                     raise
             except BaseException:
@@ -178,25 +210,26 @@ class Job(JobFacts[P]):
                 raise
             self._attempt.committed = completes
 
-    async def complete(self, conn: Connection, result: Any = None) -> None:
+    async def complete(self, conn: AsyncConn, result: Any = None) -> None:
         """Settle this job as succeeded inside *your* open transaction: it counts when, and only when, that commits.
 
-        Raises StaleToken when the lease was lost; roll back then.
+        `conn` is asyncpg's, psycopg's AsyncConnection, SQLAlchemy's AsyncConnection or AsyncSession; `result` is JSON, at most
+        8 KiB. Raises StaleToken when the lease was lost; roll back then.
         """
         await self._complete(conn, None if result is None else encode(result, what="result"))
         self._attempt.completing = True
 
-    async def guard(self, conn: Connection, resource: str) -> None:
-        """Order effects on `resource` by fence token, in the transaction open on `conn`.
+    async def guard(self, conn: AsyncConn, resource: str) -> None:
+        """Order effects on `resource` by fence token, in the transaction open on `conn`, of whatever driver.
 
         Raises StaleToken when a later claim has been here: this attempt is a straggler. It orders, it doesn't deduplicate.
         """
         try:
-            await queries.guard_resource(conn, resource=resource, fence_token=self.fence_token)
-        except asyncpg.PostgresError as error:
-            raise self._translated(error, "guard") from error
+            await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
+        except Refused as error:
+            raise self._translated(error, "guard") from None
 
-    async def save_checkpoint(self, value: Any, conn: Connection | None = None) -> None:
+    async def save_checkpoint(self, value: Any, conn: AsyncConn | None = None) -> None:
         """Keep a JSON value of at most 64 KiB for the next attempt; on `conn`, together with your own transaction.
 
         Raises StaleToken when the lease was lost, InvalidPayload when it isn't JSON.
@@ -223,49 +256,19 @@ class Job(JobFacts[P]):
         if not ours:
             raise self._stale("progress")
 
-    async def _save(self, conn: Connection, text: str) -> None:
-        ours = await queries.save_checkpoint(
-            conn, node=self._environment.node, job_id=self.job_id, fence_token=self.fence_token, checkpoint=text
+    async def _save(self, conn: AsyncConn, text: str) -> None:
+        claim, node = self._attempt.claim, self._environment.node
+        saved = await drivers.fetch(
+            conn, "save_checkpoint", node, claim.job_id, claim.fence_token, text, caller="job.save_checkpoint"
         )
-        if not ours:
+        if saved is None:
             raise self._stale("checkpoint")
 
-    async def _complete(self, conn: Connection, result: str | None) -> None:
+    async def _complete(self, conn: AsyncConn, result: str | None) -> None:
         try:
-            await queries.complete_job(conn, job_id=self.job_id, fence_token=self.fence_token, result=result)
-        except asyncpg.PostgresError as error:
-            raise self._translated(error, "complete") from error
-
-    async def _committed(self) -> bool:
-        """Ask whether the COMMIT whose answer was lost has happened, for as long as a lease lasts.
-
-        An answer that never comes is no harm: the settlement that follows is fenced, and asks the ledger, too.
-        """
-        claim, pause = self._attempt.claim, 0.05
-        deadline = boottime() + self._attempt.lease
-        while boottime() < deadline:
-            try:
-                async with connection(self._environment.pool) as own:
-                    found = await queries.examine_unsettled(
-                        own, node=self._environment.node, attempts=[(claim.job_id, claim.fence_token)]
-                    )
-            except TRANSIENT:
-                found = {}
-            if (finding := found.get(claim.fence_token, "held")) != "held":
-                return finding == "settled"
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 2.0)
-        return False
-
-    def _translated(self, error: asyncpg.PostgresError, what: str) -> BaseException:
-        return self._stale(what) if error.sqlstate == STALE else error
-
-    def _stale(self, what: str) -> StaleToken:
-        self._environment.stale_write(self._attempt, what)
-        return StaleToken(
-            f"job {self.job_id}: the claim with token {self.fence_token} is no longer the current one; "
-            f"its {what} was refused and nothing was written"
-        )
+            await drivers.fetch(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
+        except Refused as error:
+            raise self._translated(error, "complete") from None
 
 
 class SyncJob(JobFacts[P]):
@@ -277,21 +280,129 @@ class SyncJob(JobFacts[P]):
         super().__init__(attempt, environment, payload)
         self._loop = loop
 
-    def save_checkpoint(self, value: Any) -> None:
-        """Keep a JSON value of at most 64 KiB for the next attempt. Raises StaleToken when the lease was lost."""
-        self._wait(Job(self._attempt, self._environment, self.payload).save_checkpoint(value))
+    @contextmanager
+    def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[psycopg.Connection[Any]]:
+        """Run a transaction in which the effect and this job's completion commit together, or neither does.
+
+        Yields a psycopg connection at READ COMMITTED; needs `pip install 'rota[psycopg]'`. All else is as with `Job.transaction`.
+        """
+        completes = completes_with(checkpoint)
+        self._first_transaction(completes=completes)
+        if self._environment.blocking is None:
+            raise RuntimeError("job.transaction() needs the daemon's database, and this job runs without a daemon")
+        with self._environment.blocking.connection() as conn:
+            from psycopg import OperationalError  # noqa: PLC0415  optional, and here we have it
+
+            conn.execute("begin isolation level read committed")
+            try:
+                yield conn
+                if completes:
+                    self._complete(conn, None)
+                else:
+                    self.save_checkpoint(checkpoint, conn)
+            except BaseException:
+                if not conn.closed:
+                    conn.execute("rollback")
+                raise
+            # Marked before COMMIT is sent: a row that has gone by the next heartbeat is then no loss.
+            self._attempt.committing = completes
+            try:
+                conn.execute("commit")
+            except OperationalError:
+                # Still marked while we ask: until then, a row that has gone says nothing about a loss.
+                if not (completes and conn.closed and self._wait(_was_committed(self._attempt, self._environment))):
+                    self._attempt.committing = False
+                    raise
+            except BaseException:
+                self._attempt.committing = False
+                raise
+            self._attempt.committed = completes
+
+    def complete(self, conn: SyncConn, result: Any = None) -> None:
+        """Settle this job as succeeded inside *your* open transaction: it counts when, and only when, that commits.
+
+        `conn` is psycopg's, SQLAlchemy's Connection or Session, or Django's; `result` is JSON, at most 8 KiB.
+        Raises StaleToken when the lease was lost; roll back then.
+        """
+        self._complete(conn, None if result is None else encode(result, what="result"))
+        self._attempt.completing = True
+
+    def guard(self, conn: SyncConn, resource: str) -> None:
+        """Order effects on `resource` by fence token, in the transaction open on `conn`. Raises StaleToken for a straggler."""
+        try:
+            drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
+        except Refused as error:
+            raise self._translated(error, "guard") from None
+
+    def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
+        """Keep a JSON value of at most 64 KiB for the next attempt; on `conn`, together with your own transaction.
+
+        Raises StaleToken when the lease was lost, InvalidPayload when it isn't JSON.
+        """
+        if conn is None:
+            self._wait(self._as_job().save_checkpoint(value))
+            return
+        text, claim = encode(value, what="checkpoint"), self._attempt.claim
+        saved = drivers.fetch_sync(
+            conn,
+            "save_checkpoint",
+            self._environment.node,
+            claim.job_id,
+            claim.fence_token,
+            text,
+            caller="job.save_checkpoint",
+        )
+        if saved is None:
+            raise self._stale("checkpoint")
+        self._attempt.checkpoint = text
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come, from 0 to 1. Raises StaleToken when the lease was lost."""
-        self._wait(Job(self._attempt, self._environment, self.payload).report_progress(done, note))
+        self._wait(self._as_job().report_progress(done, note))
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
         flag = self._attempt.stop_flag
         return flag is not None and flag.wait(timeout.total_seconds())
 
-    def _wait(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _as_job(self) -> Job[P]:
+        return self._environment.job(self._attempt, self._environment, self.payload)
+
+    def _complete(self, conn: SyncConn, result: str | None) -> None:
+        try:
+            drivers.fetch_sync(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
+        except Refused as error:
+            raise self._translated(error, "complete") from None
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def inside(job: JobFacts[Any]) -> tuple[Attempt, Environment]:
+    """Return what a job stands on: for the ways of calling handlers, not for handlers."""
+    return job._attempt, job._environment  # noqa: SLF001
+
+
+async def _was_committed(attempt: Attempt, environment: Environment) -> bool:
+    """Ask whether the COMMIT whose answer was lost has happened, for as long as a lease lasts.
+
+    An answer that never comes is no harm: the settlement that follows is fenced, and asks the ledger, too.
+    """
+    claim, pause = attempt.claim, 0.05
+    deadline = boottime() + attempt.lease
+    while boottime() < deadline:
+        try:
+            async with connection(environment.pool) as own:
+                found = await queries.examine_unsettled(
+                    own, node=environment.node, attempts=[(claim.job_id, claim.fence_token)]
+                )
+        except TRANSIENT:
+            found = {}
+        if (finding := found.get(claim.fence_token, "held")) != "held":
+            return finding == "settled"
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 2.0)
+    return False
 
 
 async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transaction) -> None:

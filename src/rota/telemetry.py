@@ -141,6 +141,11 @@ class Telemetry:
             ["schedule"],
             registry=r,
         )
+        self._unserved = Gauge(
+            "rota_jobs_unserved",
+            f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+            registry=r,
+        )
         self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
 
@@ -417,6 +422,7 @@ class Telemetry:
         oldest_dead: float,
         expired: int,
         unclaimable: int,
+        unserved: int,
     ) -> None:
         """Show what the last look at the whole installation found."""
         for gauge, values in ((self._jobs, jobs), (self._oldest_due, oldest_due)):
@@ -429,6 +435,11 @@ class Telemetry:
         self._oldest_dead.set(oldest_dead)
         self._expired.set(expired)
         self._unclaimable.set(unclaimable)
+        self._unserved.set(unserved)
+
+    def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
+        """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
+        self._event(logging.WARNING, "jobs.unclaimed", queue=queue, handler=handler, due=due, why=why)
 
     def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
         """Show how the schedules are, and when those that are watched last succeeded."""

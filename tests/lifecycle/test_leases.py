@@ -260,7 +260,7 @@ async def test_a_job_that_was_let_go_for_lack_of_trust_is_not_handed_out_as_if_i
         # A long lease and a patient reaper: the node is back well before anybody may take the job from it.
         async with node(link.dsn, app) as one:
             job_id = await insert(conn, "work", delivery=f"'{delivery}'", lease="interval '6 seconds'")
-            await running_row(conn, job_id)
+            await one.told("jobs.claimed")  # and not only committed: the answer has to have come
             link.refuse()
             await one.told("service.failed", service="dispatcher")
             # As after a cut that lasted: the node no longer trusts the lease, which in truth still holds.

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,10 +26,11 @@ from factories import (
 from rota.embedded import find_bindir
 from rota.errors import NoPostgres
 from servers import memory
+from shell import Shell, started
 from waiting import eventually, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from asyncpg import Connection, Record
 
@@ -56,49 +55,6 @@ async def chain(job):
 async def tells(job):
     raise rota.Permanent("can't use " + repr(job.payload))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed, read."""
-        return json.loads(self.out)
-
-
-@dataclass(slots=True)
-class Shell:
-    """Runs commands in a folder of their own, as a user at a prompt would."""
-
-    folder: Path
-    environ: dict[str, str]
-
-    def environment(self) -> dict[str, str]:
-        """What the commands see: nothing of the shell's own settings of rota and PostgreSQL."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))}
-        return {**kept, "ROTA_HTTP_PORT": "0", "COLUMNS": "100", **self.environ}
-
-    async def __call__(self, *arguments: object, **environ: str) -> Said:
-        """Run `rota` with these arguments to its end. A traceback is a failure of every test."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rota", *map(str, arguments)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**self.environment(), **environ},
-            cwd=self.folder,
-        )
-        out, err = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode is not None
-        said = Said(process.returncode, out.decode(), err.decode())
-        assert "Traceback" not in said.err, said.err
-        return said
 
 
 @pytest.fixture
@@ -599,27 +555,6 @@ def play(tmp_path: Path) -> Iterator[Shell]:
     with tempfile.TemporaryDirectory(prefix="rota-dev-", dir=memory()) as folder:
         Path(folder).chmod(0o755)
         yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{folder}/pg", "ROTA_LOG_FORMAT": "json", "ROTA_HTTP_PORT": ""})
-
-
-@contextmanager
-def started(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """A command that goes on until it is told to stop, and what it has said so far."""
-    log = shell.folder / "said"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rota", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=shell.environment(),
-            cwd=shell.folder,
-        )
-    try:
-        yield process, log.read_text
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait(30)
 
 
 async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None:

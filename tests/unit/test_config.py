@@ -425,3 +425,58 @@ def test_a_printed_duration_reads_back_as_itself(milliseconds: int) -> None:
     """What `rota config` prints is what is in force, exactly."""
     duration = timedelta(milliseconds=milliseconds)
     assert parse_duration(format_duration(duration)) == duration
+
+
+HANDLERS = """
+[handlers.http]
+any_url = true
+[handlers.http.endpoints.shop]
+url = "https://shop.example/hook"
+secret = "whsec_S3CRETS3CRETS3CRETS3CRET"
+headers = { Authorization = "Bearer S3CRET" }
+timeout = "5s"
+[handlers.command.backup]
+argv = ["pg_dump", "-Fc"]
+permanent = [3]
+[handlers.sql.refresh]
+statement = "select refresh()"
+url = "postgresql://low:S3CRET@db/app"
+"""
+
+
+def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -> None:
+    """B103: what is shown of a configuration goes into tickets."""
+    file = tmp_path / "rota.toml"
+    file.write_text(HANDLERS, encoding="utf-8")
+    config = load(file, environ={})
+    assert config.handlers.http is not None
+    endpoint = config.handlers.http.endpoints["shop"]
+    assert endpoint.timeout == timedelta(seconds=5)
+    assert config.handlers.command is not None
+    assert config.handlers.command["backup"].permanent == {3}
+    shown = config.rendered() + json.dumps(config.masked()) + repr(config)
+    assert "S3CRET" not in shown
+    assert "https://shop.example/hook" in shown
+    assert "postgresql://low:***@db/app" in shown
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("[handlers.http.endpoints.x]\nurl = 'ftp://S3CRET'", "handlers.http.endpoints.x.url"),
+        ("[handlers.http.endpoints.x]\nurl = 'https://x'\nsecret = 'S3CRET'", "whsec_"),
+        ("[handlers.http.endpoints.x]\nurl = 'https://u:S3CRET@x'", "handlers.http.endpoints.x.url"),
+        ("[handlers.command.x]\nargv = []", "handlers.command.x.argv"),
+        ("[handlers.command.x]\nargv = ['a']\nshell = true", "handlers.command.x.shell"),
+        ("[handlers.sql.x]\nstatement = 'select 1'", "handlers.sql.x.url"),
+        ("[handlers.htpp]\nx = 1", "did you mean handlers.http"),
+    ],
+)
+def test_a_configured_handler_that_is_wrong_is_told_by_its_place(written: str, told: str, tmp_path: Path) -> None:
+    """And never by its value, which is often the secret itself."""
+    file = tmp_path / "rota.toml"
+    file.write_text(written, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        load(file, environ={})
+    assert told in str(refused.value)
+    assert "S3CRET" not in str(refused.value)

@@ -55,7 +55,9 @@ def summary(
         return
     _print_groups(groups)
     typer.echo(
-        "look: rota dead list · send back: rota dead redrive --handler … · end: rota dead discard … --note …", err=True
+        "look at one: rota dead show SAMPLE --errors · send back: rota dead redrive --handler … · "
+        "end: rota dead discard … --note …",
+        err=True,
     )
 
 
@@ -170,7 +172,12 @@ def redrive(
 
     with using(config_file, dsn, embedded=embedded) as config:
         if dry_run:
-            ask(config, lambda db: _say_what_would_be(db, ids, which, limit, as_json=as_json), name="dead redrive")
+            spared = not include_at_most_once
+            ask(
+                config,
+                lambda db: _say_what_would_be(db, ids, which, limit, as_json=as_json, spared=spared),
+                name="dead redrive",
+            )
             return
         done = ask(config, work, name="dead redrive")
     if as_json:
@@ -257,7 +264,13 @@ def _dying_before(which: "LetterFilter", now: datetime) -> "LetterFilter":
 
 
 async def _say_what_would_be(
-    db: "Connection", ids: list[int], which: "LetterFilter", limit: int | None, *, as_json: bool
+    db: "Connection",
+    ids: list[int],
+    which: "LetterFilter",
+    limit: int | None,
+    *,
+    as_json: bool,
+    spared: bool = False,
 ) -> None:
     from rota.db import reports
 
@@ -271,14 +284,18 @@ async def _say_what_would_be(
             typer.echo(f"job {job_id}: {state}{'' if state == 'dead' else ', would be refused'}")
         return
     groups = await reports.summarise_dead_letters(db, which=which)
-    count = sum(group.letters for group in groups)
+    once = sum(group.at_most_once for group in groups) if spared else 0
+    count = sum(group.letters for group in groups) - once
     if as_json:
-        print_json({"dry_run": True, "letters": min(count, limit or count), "groups": groups})
+        print_json(
+            {"dry_run": True, "letters": min(count, limit or count), "at_most_once_left": once, "groups": groups}
+        )
         return
     if groups:
         _print_groups(groups)
     bounded = f", the oldest {limit:,} of them" if limit and limit < count else ""
-    typer.echo(f"dry run: {plural(count, 'dead letter')}{bounded}; nothing was changed")
+    left = f"; {once:,} that were to run once at most stay" if once else ""
+    typer.echo(f"dry run: {plural(count, 'dead letter')}{bounded}{left}; nothing was changed")
 
 
 def _print_groups(groups: "list[LetterGroup]") -> None:
@@ -292,10 +309,13 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
             group.error_kind,
             f"{age(now - group.oldest)} ago",
             f"{age(now - group.newest)} ago",
+            group.sample,
         )
         for group in groups
     ]
-    console().print(table(None, "dead#", "handler…", "queue…", "reason", "error…", "oldest", "newest", rows=rows))
+    console().print(
+        table(None, "dead#", "handler…", "queue…", "reason", "error…", "oldest", "newest", "sample#", rows=rows)
+    )
 
 
 def _print_letters(letters: "list[LetterLine]") -> None:

@@ -101,20 +101,6 @@ async def _warning(db: "Connection", job_id: int) -> str | None:
 
 def unclaimed(handler: str, queue: str, nodes: "Sequence[LivingNode]", known: Sequence[str]) -> str | None:
     """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
-    from difflib import get_close_matches
+    from rota.db.reports import why_unclaimed
 
-    if any(node.claims(handler, queue) for node in nodes):
-        return None
-    waits = "it waits, no attempt is used"
-    living = sorted({name for node in nodes for name in node.handlers})
-    if not nodes:
-        return f"no daemon is alive: {waits}. Start one: rota run --app module:app"
-    if handler in living:
-        return (
-            f"no living daemon serves the queue {queue!r} and has the handler {handler!r}: {waits}. "
-            f'Name the queue in [queues] of one that has it, or "*" for all'
-        )
-    close = get_close_matches(handler, living, 1) or get_close_matches(handler, known, 1)
-    if close and close[0] != handler:
-        return f"no living daemon has the handler {handler!r}; did you mean {close[0]!r}? As things are, {waits}"
-    return f"no living daemon has the handler {handler!r}: {waits}. Start one that has it"
+    return why_unclaimed(handler, queue, nodes, known)

@@ -9,6 +9,7 @@ from rota.commands.job_sheet import read_job, show_job
 from rota.commands.options import (
     AsJson,
     ConfigFile,
+    DryRun,
     Dsn,
     Embedded,
     Handler,
@@ -102,21 +103,52 @@ def show(
 
 @app.command()
 def cancel(
-    job_id: JobId,
+    job_id: Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="One job, or else:")] = None,
+    handler: Handler = None,
+    queue: Queue = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="INSTANT", help="Only what is due before.", show_default=False)
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="End it at once, running or not; its holder can settle nothing.")
     ] = False,
     reason: Reason = None,
+    dry_run: DryRun = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a job: at once if it waits; if it runs, ask its holder."""
+    """Cancel one job, or those of a handler or a queue: at once if they wait; if they run, ask their holders."""
+    if (job_id is None) is (handler is None and queue is None):
+        raise typer.BadParameter("name one job, or else --handler or --queue", param_hint="ID")
+    if job_id is None and force:
+        raise typer.BadParameter("goes with exactly one ID", param_hint="--force")
+    if job_id is not None and (dry_run or before):
+        raise typer.BadParameter("goes with --handler and --queue, not with an ID", param_hint="--dry-run")
+    due_before = instant(before, "--before")
     with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.operations import cancel_job
+        from rota.db import operations, reports
 
-        became = ask(config, lambda db: cancel_job(db, job_id=job_id, force=force, note=reason), name="job cancel")
+        if job_id is None and dry_run:
+            waiting, running = ask(
+                config,
+                lambda db: reports.count_live_jobs(db, handler=handler, queue=queue, before=due_before),
+                name="job cancel",
+            )
+            _say_cancelled(waiting, running, as_json=as_json, dry_run=True)
+            return
+        if job_id is None:
+            ended, asked = ask(
+                config,
+                lambda db: _cancel_all(db, handler=handler, queue=queue, before=due_before, note=reason),
+                name="job cancel",
+            )
+            _say_cancelled(ended, asked, as_json=as_json, dry_run=False)
+            return
+        became = ask(
+            config, lambda db: operations.cancel_job(db, job_id=job_id, force=force, note=reason), name="job cancel"
+        )
     said = {
         "cancelled": f"job {job_id} is cancelled",
         "requested": f"job {job_id} runs: its holder is asked to stop (--force ends it at once)",
@@ -125,6 +157,33 @@ def cancel(
     print_json({"job_id": job_id, "became": became}) if as_json else typer.echo(said[became])
     if became == "finished":
         raise typer.Exit(1)
+
+
+async def _cancel_all(
+    db: "Connection", *, handler: str | None, queue: str | None, before: datetime | None, note: str | None
+) -> tuple[int, int]:
+    from rota.db import operations
+
+    ended = asked = 0
+    while True:
+        cancelled, requested = await operations.cancel_jobs(
+            db, handler=handler, queue=queue, before=before, limit=operations.BATCH, note=note
+        )
+        ended, asked = ended + cancelled, asked + requested
+        if cancelled + requested < operations.BATCH:
+            return ended, asked
+        typer.echo(f"{ended:,} cancelled …", err=True)
+
+
+def _say_cancelled(ended: int, asked: int, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        print_json({**({"dry_run": True} if dry_run else {}), "cancelled": ended, "requested": asked})
+    elif dry_run:
+        typer.echo(
+            f"dry run: {plural(ended, 'job')} would be cancelled, {asked:,} that run asked to stop; nothing was changed"
+        )
+    else:
+        typer.echo(f"{plural(ended, 'job')} cancelled, {asked:,} that run asked to stop")
 
 
 @app.command("retry-now")

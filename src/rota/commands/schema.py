@@ -21,7 +21,16 @@ def migrate_database(config: "Config") -> None:
 
 def migrate(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if something is missing.")] = False,
-    sql: Annotated[bool, typer.Option("--sql", help="Print all migrations as SQL, for a tool of your own.")] = False,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Make the four roles, too, and give them their rights.")
+    ] = False,
+    role_prefix: Annotated[
+        str | None, typer.Option("--role-prefix", metavar="NAME", help="Of their names.", show_default="rota")
+    ] = None,
+    sql: Annotated[
+        bool,
+        typer.Option("--sql", help="Print all migrations (with --roles: the roles) as SQL, for a tool of your own."),
+    ] = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
@@ -32,24 +41,48 @@ def migrate(
 
     from rota.db import migrate as schema
 
+    prefix = _checked_prefix(roles, role_prefix)
+    if check and roles:
+        raise typer.BadParameter("looks at migrations alone; rights are set anew by each --roles", param_hint="--check")
     if sql:
-        typer.echo(schema.script(), nl=False)
+        typer.echo(schema.roles_script(prefix) if prefix else schema.script(), nl=False)
         return
     with using(config_file, dsn, embedded=embedded) as config:
         url = config.require_direct_database()
         if check:
-            found = finish(url, schema.missing(url))
-            word, exit_code = "missing", 1 if found else 0
+            report = schema.Applied(applied=finish(url, schema.missing(url)), version=schema.VERSION)
+            word, exit_code = "missing", 1 if report.applied else 0
         else:
-            found, exit_code = list(finish(url, schema.migrate(url)).applied), 0
+            report, exit_code = finish(url, schema.migrate(url, role_prefix=prefix)), 0
             word = "applied"
+    for said in report.notices:
+        typer.echo(f"note: {said}", err=True)
     if as_json:
-        typer.echo(json.dumps({word: found, "version": schema.VERSION}))
+        made = {"roles": report.roles} if report.roles else {}
+        typer.echo(json.dumps({word: report.applied, "version": report.version, **made}))
+        raise typer.Exit(exit_code)
+    for name in report.applied:
+        typer.echo(f"{word} {name}")
+    if check and report.applied:
+        typer.echo("run `rota migrate`", err=True)
     else:
-        for name in found:
-            typer.echo(f"{word} {name}")
-        if check and found:
-            typer.echo("run `rota migrate`", err=True)
-        elif not found or not check:
-            typer.echo(f"the schema is at version {schema.VERSION}")
+        newer = f", newer than this rota's {schema.VERSION} and fit for it" if report.version > schema.VERSION else ""
+        typer.echo(f"the schema is at version {report.version}{newer}")
+    if report.roles:
+        typer.echo(f"rights given to {', '.join(report.roles)}")
     raise typer.Exit(exit_code)
+
+
+def _checked_prefix(roles: bool, role_prefix: str | None) -> str | None:
+    import re
+
+    if role_prefix is not None and not roles:
+        raise typer.BadParameter("goes with --roles", param_hint="--role-prefix")
+    if role_prefix is not None and (
+        not re.fullmatch(r"[a-z_][a-z0-9_]{0,49}", role_prefix) or role_prefix.startswith("pg_")
+    ):
+        raise typer.BadParameter(
+            f"{role_prefix!r} must be up to 50 small letters, digits and underscores, and not begin with pg_",
+            param_hint="--role-prefix",
+        )
+    return (role_prefix or "rota") if roles else None

@@ -60,6 +60,7 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
     async def asked() -> T:
         # As if through a pooler, which takes no settings and keeps no statements: for one command that is as good.
         conn = await connect(dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name=f"rota {name}")
+        conn.add_log_listener(lambda _, said: typer.echo(f"note: {said.message}", err=True))
         try:
             await installation(conn)
             return await work(conn)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db.sql import MIGRATIONS, SQL
-from rota.errors import SchemaMismatch
+from rota.db.sql import MIGRATIONS, ROLES, SQL
+from rota.errors import DatabaseUnusable, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rota.db.pool import Connection
 
@@ -20,16 +22,30 @@ LOCK = 1919906913
 """First key of all our advisory locks ("rota" in ASCII); the second: 1 waiting dispatchers, 2 ledger, 3 migrations, 4 tokens."""
 
 VERSION = len(MIGRATIONS)
-OLDEST_COMPATIBLE = VERSION
-"""The oldest version of the schema's users that may run beside this one. Raised only when a column or function goes."""
+BREAKING = "-- Breaks older daemons: "
+"""How a line of a migration begins that takes away what the release before it still uses. Additive ones have none."""
+
+OLDEST_COMPATIBLE = max((n for n, text in enumerate(MIGRATIONS.values(), 1) if f"\n{BREAKING}" in text), default=1)
+"""The oldest version of the schema's users that may run beside this one: that of the last migration which breaks older ones."""
+
+LOCK_WAIT = "500ms"
+"""How long a migration may wait for a lock at a time: behind one that waits, every claim waits, too."""
+
+PAUSE = 1.0
+"""Seconds for everybody else between two tries at a lock."""
+
+PATIENCE = 60.0
+"""Seconds after which a lock is given up: somebody holds it and won't let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a migration run did: the versions applied, and the version the schema has now."""
+    """What a migration run did: the versions applied, the version the schema has now, whose rights were set, what was said."""
 
     applied: Sequence[str]
     version: int
+    roles: Sequence[str] = ()
+    notices: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,44 +73,122 @@ def script() -> str:
     return "\n".join(parts)
 
 
-async def migrate(dsn: str | None) -> Applied:
+def roles_script(prefix: str) -> str:
+    """Return what gives the roles their rights as one SQL text."""
+    if "'" in prefix or "\\" in prefix:
+        raise ValueError(prefix)
+    return f"begin;\nset local rota.role_prefix = '{prefix}';\n\n{ROLES}\ncommit;\n"
+
+
+async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied:
     """Apply what is missing. A second migrator waits for the first and then finds nothing to do.
 
-    Raises SchemaMismatch when an applied file has changed since, or when the schema is newer than this rota.
+    With a prefix the four roles are made, where they don't exist, and get their rights. After new migrations those that have
+    rights here get them anew in any case: a daemon without rights on a new table would stand still.
+
+    Raises SchemaMismatch when an applied file has changed since, or when the schema is newer and not for this rota any more;
+    DatabaseUnusable when this user may not, or when somebody doesn't let go of a lock.
     """
     conn = await asyncpg.connect(dsn)
+    notices: list[str] = []
+    conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
         await conn.execute("select pg_advisory_lock($1, 3)", LOCK)
-        made = await conn.fetchval("select to_regclass('rota.migrations') is not null")
-        known = await conn.fetch(SQL["list_migrations"]) if made else []
-        _agree([(row["version"], row["name"], row["checksum"]) for row in known])
+        known = await _known(conn)
+        _agree(known, await _oldest_compatible(conn, known))
+        if role_prefix is not None and len(known) > VERSION:
+            raise SchemaMismatch(
+                f"the schema is at version {len(known)}, newer than this rota knows ({VERSION}): "
+                "it would take away the rights on what it doesn't know; give rights with the newer rota"
+            )
         fresh = list(MIGRATIONS.items())[len(known) :]
         for number, (name, text) in enumerate(fresh, len(known) + 1):
-            async with conn.transaction():
-                await conn.execute(text)
-                await conn.execute(SQL["record_migration"], number, name, checksum(text))
-                if number == VERSION:
-                    await conn.execute(SQL["stamp_schema"], VERSION, OLDEST_COMPATIBLE)
+            await _patiently(partial(_apply, conn, number, name, text), what=f"migration {name}")
         await conn.execute("select made from rota.rotate_ledger()")
-        return Applied(applied=[name for name, _ in fresh], version=VERSION)
+        prefixes = [role_prefix] if role_prefix is not None else []
+        if fresh:
+            prefixes += [row[0] for row in await conn.fetch(SQL["find_role_prefixes"]) if row[0] != role_prefix]
+        for prefix in prefixes:
+            await _patiently(partial(_grant, conn, prefix), what="giving the roles their rights")
+        return Applied(
+            applied=[name for name, _ in fresh],
+            version=max(len(known), VERSION),
+            roles=[f"{prefix}_{role}" for prefix in prefixes for role in ("owner", "daemon", "operator", "client")],
+            notices=notices,
+        )
+    except asyncpg.InsufficientPrivilegeError as error:
+        refused, hint = str(error.args[0]), error.hint
     finally:
         await conn.close()
+    raise DatabaseUnusable(
+        f"{refused}. "
+        + (
+            hint
+            or "Who migrates must own the schema rota or be a member of its owner; "
+            "for making it, CREATE on the database is needed (grant create on database … to …)"
+        )
+    )
+
+
+async def _apply(conn: asyncpg.Connection, number: int, name: str, text: str) -> None:
+    async with conn.transaction():
+        await conn.execute("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
+        await conn.execute(text)
+        await conn.execute(SQL["record_migration"], number, name, checksum(text))
+        if number == VERSION:
+            await conn.execute(SQL["stamp_schema"], VERSION, OLDEST_COMPATIBLE)
+
+
+async def _grant(conn: asyncpg.Connection, prefix: str) -> None:
+    async with conn.transaction():
+        await conn.execute(
+            "select set_config('lock_timeout', $1, true), set_config('rota.role_prefix', $2, true)", LOCK_WAIT, prefix
+        )
+        await conn.execute(ROLES)
+
+
+async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Do it in spite of others' locks, without making everybody wait behind it: in short tries, with pauses between them."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while loop.time() < deadline:
+        try:
+            return await work()
+        except asyncpg.LockNotAvailableError:
+            await asyncio.sleep(PAUSE)
+    raise DatabaseUnusable(
+        f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it was changed. "
+        "pg_stat_activity shows the oldest transactions, by xact_start: end the one that holds it, and run this again"
+    )
 
 
 async def missing(dsn: str | None) -> list[str]:
     """Return the migrations that the database hasn't seen, without changing anything. Raises what `migrate` would."""
     conn = await asyncpg.connect(dsn)
     try:
-        made = await conn.fetchval("select to_regclass('rota.migrations') is not null")
-        known = await conn.fetch(SQL["list_migrations"]) if made else []
+        known = await _known(conn)
+        _agree(known, await _oldest_compatible(conn, known))
     finally:
         await conn.close()
-    _agree([(row["version"], row["name"], row["checksum"]) for row in known])
     return list(MIGRATIONS)[len(known) :]
 
 
-def _agree(known: Sequence[tuple[int, str, str]]) -> None:
-    if len(known) > VERSION:
+async def _known(conn: asyncpg.Connection) -> list[tuple[int, str, str]]:
+    if not await conn.fetchval("select to_regclass('rota.migrations') is not null"):
+        return []
+    return [(row["version"], row["name"], row["checksum"]) for row in await conn.fetch(SQL["list_migrations"])]
+
+
+async def _oldest_compatible(conn: asyncpg.Connection, known: Sequence[object]) -> int:
+    """Return which users the schema still serves; only a newer one than ours is worth the question."""
+    if len(known) <= VERSION:
+        return 0
+    return int(await conn.fetchval("select oldest_compatible from rota.meta"))
+
+
+def _agree(known: Sequence[tuple[int, str, str]], oldest_compatible: int) -> None:
+    # While a fleet is being upgraded, old daemons start beside new ones, and their `rota migrate` with them.
+    if len(known) > VERSION and oldest_compatible > VERSION:
         raise SchemaMismatch(
             f"the schema is at version {len(known)}, newer than this rota knows ({VERSION}): upgrade rota, don't migrate back"
         )

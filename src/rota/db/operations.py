@@ -23,6 +23,15 @@ async def cancel_job(db: Connection, *, job_id: int, force: bool, note: str | No
     return became
 
 
+async def cancel_jobs(
+    db: Connection, *, handler: str | None, queue: str | None, before: datetime | None, limit: int, note: str | None
+) -> tuple[int, int]:
+    """Return how many were cancelled, and how many run and were asked to stop."""
+    row = await db.fetchrow(SQL["cancel_jobs"], handler, queue, before, limit, note)
+    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    return row[0], row[1]
+
+
 async def reschedule_job(
     db: Connection, *, job_id: int, run_at: datetime | None, delay: timedelta | None, note: str | None
 ) -> datetime:
@@ -119,3 +128,23 @@ async def backfill_schedule(
     row = await db.fetchrow(SQL["backfill_schedule"], name, instants, run_at, reason)
     assert row is not None  # noqa: S101  a function with OUT parameters
     return row[0], row[1], row[2]
+
+
+async def pause_queue(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["pause_queue"], name, reason))
+
+
+async def resume_queue(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["resume_queue"], name, reason))
+
+
+async def pause_handler(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["pause_handler"], name, reason))
+
+
+async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["resume_handler"], name, reason))

@@ -161,17 +161,13 @@ async def open_pool(
 
 async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: int, lease: timedelta) -> Pool:
     """Open the pool that handlers' transactions run on: the driver's default settings, and an end to forgotten transactions."""
-    settings = session_settings(route, name)
-    if not route.pooled:
-        # A holder that was stopped or cut off must not keep its locks beyond its lease.
-        settings["idle_in_transaction_session_timeout"] = f"{int(lease.total_seconds() * 1000)}ms"
     return await asyncpg.create_pool(
         dsn,
         min_size=0,
         max_size=size,
         timeout=PATIENCE,
         statement_cache_size=0 if route.pooled else 100,
-        server_settings=settings,
+        server_settings=handler_session_settings(route, name, lease),
     )
 
 
@@ -199,4 +195,13 @@ def session_settings(route: Route, name: str) -> dict[str, str]:
         if route.synchronous_commit == "off":
             # Without it, a crash of the server takes back settlements that were already acknowledged.
             settings["synchronous_commit"] = "on"
+    return settings
+
+
+def handler_session_settings(route: Route, name: str, lease: timedelta) -> dict[str, str]:
+    """Return the settings of a session that runs a handler's transaction."""
+    settings = session_settings(route, name)
+    if not route.pooled:
+        # A holder that was stopped or cut off must not keep its locks beyond its lease.
+        settings["idle_in_transaction_session_timeout"] = f"{int(lease.total_seconds() * 1000)}ms"
     return settings

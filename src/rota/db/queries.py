@@ -1,4 +1,7 @@
-"""One typed function for each file in sql/queries, in the order of a job's life. Nothing here but the call."""
+"""One typed function for each file in sql/queries, in the order of a job's life. Nothing here but the call.
+
+What runs on a connection of somebody else's, of whatever driver, is in `drivers`.
+"""
 
 from __future__ import annotations
 
@@ -158,28 +161,11 @@ async def examine_unsettled(
     return {row[0]: row[1] for row in await db.fetch(SQL["examine_unsettled"], node, job_ids, tokens)}
 
 
-async def save_checkpoint(
-    db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken, checkpoint: str
-) -> bool:
-    """Return whether the claim is still this node's, and the checkpoint was kept."""
-    return await db.fetchval(SQL["save_checkpoint"], node, job_id, fence_token, checkpoint) is not None
-
-
 async def report_progress(
     db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken, progress: float, note: str | None
 ) -> bool:
     """Return whether the claim is still this node's, and the progress was written."""
     return await db.fetchval(SQL["report_progress"], node, job_id, fence_token, progress, note) is not None
-
-
-async def complete_job(db: Connection, *, job_id: int, fence_token: FenceToken, result: str | None) -> None:
-    """Settle as succeeded in the transaction that is open on `db`. Raises the server's RT001 when the claim is stale."""
-    await db.execute(SQL["complete_job"], job_id, fence_token, result)
-
-
-async def guard_resource(db: Connection, *, resource: str, fence_token: FenceToken) -> None:
-    """Order effects on `resource` by token in the open transaction. Raises the server's RT001 for a token lower than one seen."""
-    await db.execute(SQL["guard_resource"], resource, fence_token)
 
 
 async def enqueue_job(db: Connection, *, handler: str, payload: str | None, options: str) -> tuple[int, bool]:
@@ -356,6 +342,11 @@ async def list_queues(db: Connection, *, limit: int) -> list[str]:
     return [row[0] for row in await db.fetch(SQL["list_queues"], limit)]
 
 
+async def make_jobs_due(db: Connection, *, handlers: Sequence[str]) -> None:
+    """Make the waiting jobs of these handlers due at once."""
+    await db.execute(SQL["make_jobs_due"], handlers)
+
+
 async def read_clock(db: Connection) -> datetime:
     """Return the database's time."""
     now: datetime = await db.fetchval(SQL["read_clock"])
@@ -434,11 +425,11 @@ async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | N
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
-    """Return what `Telemetry.backlog_sampled` shows."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "dead": {}}
+    """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "unclaimed": {}, "dead": {}}
     for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
         match kind:
-            case "jobs" | "oldest_due":
+            case "jobs" | "oldest_due" | "unclaimed":
                 sample[kind][queue, label] = value
             case "dead":
                 sample[kind][queue] = value

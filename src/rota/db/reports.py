@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rota.db.sql import SQL
@@ -141,7 +142,7 @@ class LetterLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterGroup:
-    """Dead letters of one handler and queue, of one reason and kind of error."""
+    """Dead letters of one handler and queue, of one reason and kind of error; `sample` is the job_id of the latest job."""
 
     handler: str
     queue: str
@@ -151,6 +152,7 @@ class LetterGroup:
     at_most_once: int
     oldest: datetime
     newest: datetime
+    sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,25 @@ class LivingNode:
     def claims_from(self, queue: str) -> bool:
         """Whether this daemon takes jobs from that queue."""
         return self.state == "running" and (queue in self.queues or "*" in self.queues)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownHandler:
+    """A handler that daemons have registered, or that was paused; `nodes`: how many living daemons have it."""
+
+    handler: str
+    app: str | None
+    release: str | None
+    queue: str | None
+    max_attempts: int | None
+    timeout: timedelta | None
+    delivery: str | None
+    seen_at: datetime | None
+    nodes: int
+    paused: bool
+    pause_reason: str | None
+    paused_by: str | None
+    paused_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,9 +300,10 @@ class ScheduleDescription:
     state: str
     silent: bool | None
     jitter_offset: timedelta
-    pause_reason: str | None
-    paused_by: str | None
     now: datetime
+    paused_by: str | None = None
+    """Known to those who may read the audit, as is why."""
+    pause_reason: str | None = None
 
     @property
     def rule(self) -> Rule:
@@ -427,6 +449,12 @@ async def describe_schedule(db: Connection, *, name: str) -> ScheduleDescription
     return None if row is None else ScheduleDescription(**row)
 
 
+async def find_pause(db: Connection, *, name: str, since: datetime) -> tuple[str | None, str | None]:
+    """Return who has paused it since, and why; None where nobody said."""
+    row = await db.fetchrow(SQL["find_pause"], name, since)
+    return (None, None) if row is None else (row[0], row[1])
+
+
 async def list_fires(db: Connection, *, schedule_id: int | None, name: str, limit: int) -> list[FireRecord]:
     """Return what became of its instants, the last ones first; without an id, of a schedule that is gone."""
     return [FireRecord(**row) for row in await db.fetch(SQL["list_fires"], schedule_id, name, limit)]
@@ -465,8 +493,41 @@ async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezon
     return count
 
 
+async def list_handlers(db: Connection) -> list[KnownHandler]:
+    """Return the handlers that daemons have registered or people have paused."""
+    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"])]
+
+
+async def count_live_jobs(
+    db: Connection, *, handler: str | None, queue: str | None, before: datetime | None
+) -> tuple[int, int]:
+    """Return how many wait and how many run."""
+    row = await db.fetchrow(SQL["count_live_jobs"], handler, queue, before)
+    assert row is not None  # noqa: S101  a SELECT of counts
+    return row[0], row[1]
+
+
 async def examine_server(db: Connection) -> ServerLook:
     """Return what the server says of itself."""
     row = await db.fetchrow(SQL["examine_server"])
     assert row is not None  # noqa: S101  a SELECT of constants
     return ServerLook(**row)
+
+
+def why_unclaimed(handler: str, queue: str, nodes: Sequence[LivingNode], known: Sequence[str]) -> str | None:
+    """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
+    if any(node.claims(handler, queue) for node in nodes):
+        return None
+    waits = "it waits, no attempt is used"
+    living = sorted({name for node in nodes for name in node.handlers})
+    if not nodes:
+        return f"no daemon is alive: {waits}. Start one: rota run --app module:app"
+    if handler in living:
+        return (
+            f"no living daemon serves the queue {queue!r} and has the handler {handler!r}: {waits}. "
+            f'Name the queue in [queues] of one that has it, or "*" for all'
+        )
+    close = get_close_matches(handler, living, 1) or get_close_matches(handler, known, 1)
+    if close and close[0] != handler:
+        return f"no living daemon has the handler {handler!r}; did you mean {close[0]!r}? As things are, {waits}"
+    return f"no living daemon has the handler {handler!r}: {waits}. Start one that has it"

@@ -44,6 +44,8 @@ class Extras:
     lease: timedelta
     meta: str | None
     checkpoint: str | None
+    schedule: str | None = None
+    """The schedule's name."""
 
     @classmethod
     def parse(cls, text: str) -> Extras:

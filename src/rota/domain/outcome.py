@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -15,6 +16,11 @@ class Succeeded:
 
     result: str | None = None
 
+    @property
+    def value(self) -> Any:
+        """The result, decoded."""
+        return None if self.result is None else json.loads(self.result)
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -23,7 +29,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The handler raised. `after` or `at` is its own wish for the next attempt."""
+    """The handler raised. `after` or `at` is what it wants for the next attempt, instead of the job's backoff."""
 
     kind: str
     text: str
@@ -45,6 +51,7 @@ class TimedOut:
     """The attempt ran longer than the job's timeout, and was interrupted."""
 
     timeout: timedelta
+    after: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from datetime import timedelta
 
     from rota.attempt import Attempt
-    from rota.job import Environment
+    from rota.handlers.codec import Codec
+    from rota.job import Environment, Job
+
+    Step = Callable[[Job[Any]], Awaitable[Any]]
+    Middleware = Callable[[Job[Any], Step], Awaitable[Any]]
 
 Delivery = Literal["at_least_once", "at_most_once"]
+
+LONGEST_DELAY = timedelta(days=366)
 
 
 class Call(Protocol):
@@ -29,12 +36,53 @@ class Handler:
 
     name: str
     function: Callable[..., Any]
-    decode: Callable[[str], Any]
-    call: Call
+    codec: Codec
+    kind: Callable[[Handler], Step]
+    """How to call it: `on_loop`, `in_thread`, `in_process`."""
+    middleware: tuple[Middleware, ...] = ()
+    """What runs around it, outermost first."""
     queue: str | None = None
     max_attempts: int | None = None
     backoff_base: timedelta | None = None
     backoff_cap: timedelta | None = None
+    backoff: Sequence[timedelta] | Callable[[int], timedelta] | None = field(default=None)
     timeout: timedelta | None = None
     delivery: Delivery | None = None
     permanent: tuple[type[BaseException], ...] = ()
+
+    def inside(self, middleware: Sequence[Middleware]) -> Handler:
+        """Return it with further middleware around all that is there."""
+        return replace(self, middleware=(*middleware, *self.middleware)) if middleware else self
+
+    def bind(self) -> Call:
+        """Compose what each attempt calls: once, at start, so that an attempt pays only for what its handler uses."""
+        decode = self.codec.decode
+        step = self.kind(self)
+        for around in reversed(self.middleware):
+            step = _around(around, step)
+
+        async def call(attempt: Attempt, environment: Environment) -> Any:
+            payload = decode(attempt.claim.payload)
+            attempt.began = True
+            return await step(environment.job(attempt, environment, payload))
+
+        return call
+
+    def delay_after(self, attempt: int) -> timedelta | None:
+        """Return how long the handler itself wants to wait after that attempt failed; None: as the job's backoff says."""
+        match self.backoff:
+            case None:
+                return None
+            case Sequence() as delays:
+                last: timedelta = delays[min(attempt, len(delays)) - 1]
+                return last
+            case ask:
+                try:
+                    delay = ask(attempt)
+                except Exception:  # noqa: BLE001  a backoff that fails must not decide about the job
+                    return None
+        return min(max(delay, timedelta(0)), LONGEST_DELAY) if isinstance(delay, timedelta) else None
+
+
+def _around(middleware: Middleware, step: Step) -> Step:
+    return lambda job: middleware(job, step)

@@ -1,65 +1,211 @@
 """The process of one attempt of a handler that runs in a process of its own. Started by `in_process`, by nobody else.
 
-Reads one order from standard input and writes one line of JSON per answer to the descriptor named in its arguments, so that
-whatever the handler prints goes where the daemon's output goes.
+Reads one order from standard input, then the answers to what it asks, and the order to stop. Writes one line of JSON per answer
+to the descriptor named in its arguments, so that whatever the handler prints goes where the daemon's output goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import inspect
 import json
 import os
+import queue
 import signal
 import sys
 import threading
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
+from rota import logs
 from rota.app import find_app
+from rota.db import blocking, drivers
+from rota.errors import Refused, StaleToken
 from rota.failure import describe
-from rota.payload import encode_result
+from rota.handlers.python import is_async
+from rota.payload import encode, encode_result
 from rota.signals import Cancel, Retry, Snooze
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from datetime import timedelta
 
-class ChildJob:
-    """The attempt, with the names of `SyncJob`; what needs the database is asked of the daemon."""
 
-    def __init__(self, facts: dict[str, Any], payload: Any, answers: Any, stop: threading.Event) -> None:
+class Line:
+    """The line to the daemon: one question at a time, and the order to stop in between."""
+
+    def __init__(self, answers: Any) -> None:
+        self._answers = answers
+        self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.stop = threading.Event()
+        self.stop_reason: str | None = None
+
+    def listen(self) -> None:
+        """Read what the daemon says, for as long as it lives."""
+        for line in sys.stdin.buffer:
+            said = json.loads(line)
+            if "stop" in said:
+                self.stop_reason = said["stop"]
+                self.stop.set()
+            else:
+                self._replies.put(said)
+
+    def say(self, answer: dict[str, Any]) -> None:
+        """Write one line to the daemon."""
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
+    def ask(self, question: dict[str, Any]) -> None:
+        """Have the daemon do something, and wait until it is done."""
+        self.say(question)
+        fault = self._replies.get()["fault"]
+        if fault is None:
+            return
+        kind, _, text = fault.partition(": ")
+        raise StaleToken(text) if kind == "StaleToken" else RuntimeError(fault)
+
+
+class ChildFacts:
+    """The facts of the attempt, with the names of `Job` and `SyncJob`."""
+
+    job_id: int
+    fence_token: int
+    checkpoint: Any
+
+    def __init__(self, facts: dict[str, Any], payload: Any, line: Line, login: blocking.Login | None) -> None:
         self.__dict__.update(facts)
         self.scheduled_for = datetime.fromisoformat(facts["scheduled_for"])
         self.payload = payload
         self.state = None
-        self._answers = answers
-        self._stop = stop
+        self._line = line
+        self._login = login
+        self._transaction_used = False
 
     @property
     def stop_requested(self) -> bool:
         """True once this process was told to stop."""
-        return self._stop.is_set()
+        return self._line.stop.is_set()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """'cancel', 'drain', 'timeout', 'lease_lost', or None while nobody wants it to stop."""
+        return self._line.stop_reason or ("drain" if self._line.stop.is_set() else None)
+
+    def _begin(self) -> blocking.Login:
+        if self._login is None:
+            raise RuntimeError("job.transaction() needs the daemon's database")
+        if self._transaction_used:
+            raise RuntimeError("job.transaction() completes the job, so an attempt has only one")
+        self._transaction_used = True
+        return self._login
+
+    def _stale(self, what: str) -> StaleToken:
+        return StaleToken(f"job {self.job_id}: the claim is no longer the current one; its {what} was refused")
+
+
+class ChildSyncJob(ChildFacts):
+    """The attempt, as a plain `def` sees it."""
 
     def save_checkpoint(self, value: Any) -> None:
         """Keep a JSON value for the next attempt."""
-        self._ask({"is": "checkpoint", "value": value})
+        encode(value, what="checkpoint")
+        self._line.ask({"is": "checkpoint", "value": value})
         self.checkpoint = value
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come."""
-        self._ask({"is": "progress", "done": done, "note": note})
+        self._line.ask({"is": "progress", "done": done, "note": note})
 
-    def _ask(self, question: dict[str, Any]) -> None:
-        say(self._answers, question)
-        fault = json.loads(sys.stdin.buffer.readline())["fault"]
-        if fault is not None:
-            raise RuntimeError(fault)
+    def wait_for_stop(self, timeout: timedelta) -> bool:
+        """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
+        return self._line.stop.wait(timeout.total_seconds())
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Run a transaction on a psycopg connection, in which the effect and this job's completion commit together."""
+        conn = blocking.connect(self._begin())
+        try:
+            with conn.transaction():
+                yield conn
+                self._complete(conn, None)
+                self._line.ask({"is": "committing", "committing": True})
+        except BaseException:
+            self._line.ask({"is": "committing", "committing": False})
+            raise
+        finally:
+            conn.close()
+        self._line.ask({"is": "committed"})
+
+    def complete(self, conn: Any, result: Any = None) -> None:
+        """Settle this job as succeeded inside your open transaction."""
+        self._complete(conn, None if result is None else encode(result, what="result"))
+        self._line.say({"is": "completing"})
+
+    def guard(self, conn: Any, resource: str) -> None:
+        """Order effects on `resource` by fence token, in your open transaction."""
+        try:
+            drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
+        except Refused as error:
+            raise (self._stale("guard") if error.sqlstate == drivers.STALE else error) from None
+
+    def _complete(self, conn: Any, result: str | None) -> None:
+        try:
+            drivers.fetch_sync(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
+        except Refused as error:
+            raise (self._stale("complete") if error.sqlstate == drivers.STALE else error) from None
 
 
-def say(answers: Any, answer: dict[str, Any]) -> None:
-    """Write one line to the daemon."""
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+class ChildJob(ChildFacts):
+    """The attempt, as an `async def` sees it. What it asks of the daemon blocks this process's loop for a moment."""
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Keep a JSON value for the next attempt."""
+        encode(value, what="checkpoint")
+        self._line.ask({"is": "checkpoint", "value": value})
+        self.checkpoint = value
+
+    async def report_progress(self, done: float, note: str | None = None) -> None:
+        """Show how far it has come."""
+        self._line.ask({"is": "progress", "done": done, "note": note})
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Run a transaction on an asyncpg connection, in which the effect and this job's completion commit together."""
+        login = self._begin()
+        conn = await asyncpg.connect(login.dsn, server_settings=dict(login.settings))
+        try:
+            async with conn.transaction(isolation="read_committed"):
+                yield conn
+                await self._complete(conn, None)
+                self._line.ask({"is": "committing", "committing": True})
+        except BaseException:
+            self._line.ask({"is": "committing", "committing": False})
+            raise
+        finally:
+            await conn.close()
+        self._line.ask({"is": "committed"})
+
+    async def complete(self, conn: Any, result: Any = None) -> None:
+        """Settle this job as succeeded inside your open transaction."""
+        await self._complete(conn, None if result is None else encode(result, what="result"))
+        self._line.say({"is": "completing"})
+
+    async def guard(self, conn: Any, resource: str) -> None:
+        """Order effects on `resource` by fence token, in your open transaction."""
+        try:
+            await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
+        except Refused as error:
+            raise (self._stale("guard") if error.sqlstate == drivers.STALE else error) from None
+
+    async def _complete(self, conn: Any, result: str | None) -> None:
+        try:
+            await drivers.fetch(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
+        except Refused as error:
+            raise (self._stale("complete") if error.sqlstate == drivers.STALE else error) from None
 
 
 def main() -> None:
@@ -70,27 +216,30 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    line = Line(os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
+    signal.signal(signal.SIGTERM, lambda *_: line.stop.set())
     order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=line.listen, daemon=True, name="rota orders").start()
     handler = find_app(order["app"]).handlers[order["handler"]]
-    job = ChildJob(order["facts"], handler.decode(order["payload"]), answers, stop)
+    facts = order["facts"]
+    logs.install(**order["log"])
+    logs.carry(facts["job_id"], facts["handler"], facts["queue"], facts["attempt"], facts["schedule"])
+    login = None if order["database"] is None else blocking.Login(**order["database"])
+    function, payload = handler.function, handler.codec.decode(order["payload"])
     try:
-        result = (
-            asyncio.run(handler.function(job))
-            if inspect.iscoroutinefunction(handler.function)
-            else handler.function(job)
-        )
+        if is_async(function):
+            result = asyncio.run(function(ChildJob(facts, payload, line, login)))
+        else:
+            result = function(ChildSyncJob(facts, payload, line, login))
         text = encode_result(result)
-        say(answers, {"is": "returned", "result": None if text is None else json.loads(text)})
+        line.say({"is": "returned", "result": None if text is None else json.loads(text)})
     except (Snooze, Retry) as wish:
-        say(answers, {"is": type(wish).__name__.lower(), **wish.as_answer()})
+        line.say({"is": type(wish).__name__.lower(), **wish.as_answer()})
     except Cancel as cancel:
-        say(answers, {"is": "cancel", "text": cancel.reason})
+        line.say({"is": "cancel", "text": cancel.reason})
     except (Exception, SystemExit) as error:  # noqa: BLE001  the handler's, whatever it is
         failed = describe(error, SimpleNamespace(payload=order["payload"]), handler.permanent)
-        say(answers, {"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
+        line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 
 if __name__ == "__main__":

@@ -10,23 +10,20 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from rota.errors import ConfigError, InvalidPayload
-from rota.job import Job, SyncJob
+from rota.errors import ConfigError
+from rota.job import Job, inside
 from rota.signals import Cancel, Retry, Snooze
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable
 
-    from rota.attempt import Attempt
-    from rota.handlers import Call
-    from rota.job import Environment
-
-    Decode = Callable[[str], Any]
+    from rota.handlers import Handler, Step
+    from rota.job import SyncJob
 
 TERM_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
@@ -41,68 +38,35 @@ class ChildFailed(Exception):
         self.permanent = permanent
 
 
-def decoder(function: Callable[..., Any]) -> Decode:
-    """Return what turns payload text into the type T of the handler's `job: Job[T]`; without one, into plain JSON values."""
-    try:
-        hints = get_type_hints(function)
-    except NameError as error:
-        raise ConfigError(
-            f"the annotations of handler {function.__qualname__} can't be resolved ({error}): "
-            "import the payload's type at run time, not under TYPE_CHECKING"
-        ) from error
-    parameters = list(inspect.signature(function).parameters)
-    hint = hints.get(parameters[0]) if parameters else None
-    if get_origin(hint) is None or not get_args(hint) or get_args(hint)[0] is Any:
-        return _plain
-    adapter: TypeAdapter[Any] = TypeAdapter(get_args(hint)[0])
-
-    def decode(text: str) -> Any:
-        try:
-            return adapter.validate_json(text)
-        except ValidationError as error:
-            # Its own text shows the input; places and rules are enough, and can be logged.
-            faults = "; ".join(
-                f"{'.'.join(map(str, f['loc'])) or '$'}: {f['type']}" for f in error.errors(include_input=False)[:10]
-            )
-            raise InvalidPayload(f"the payload is no {adapter}: {faults}") from None
-        except Exception as error:  # noqa: BLE001  a type with a check of its own, which may raise anything
-            raise InvalidPayload(f"the payload is no {adapter}: {type(error).__name__}") from None
-
-    return decode
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether calling it gives something to await: an `async def`, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _plain(text: str) -> Any:
-    if text == "{}":
-        return {}
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPayload(f"the payload doesn't decode: {type(error).__name__}") from None
-
-
-def on_loop(function: Callable[[Job[Any]], Any], decode: Decode) -> Call:
+def on_loop(handler: Handler) -> Step:
     """Call an `async def` on the daemon's loop. An interruption is a CancelledError inside it."""
-
-    async def call(attempt: Attempt, environment: Environment) -> Any:
-        payload = decode(attempt.claim.payload)
-        attempt.began = True
-        return await function(Job(attempt, environment, payload))
-
-    return call
+    return handler.function
 
 
-def in_thread(function: Callable[[SyncJob[Any]], Any], decode: Decode) -> Call:
+def in_thread(handler: Handler) -> Step:
     """Call a plain `def` in a thread of its queue's pool. It can't be cut: it looks at `job.stop_requested` itself."""
+    function = handler.function
 
-    async def call(attempt: Attempt, environment: Environment) -> Any:
-        payload = decode(attempt.claim.payload)
+    async def step(job: Job[Any]) -> Any:
+        attempt, environment = inside(job)
         loop = asyncio.get_running_loop()
         attempt.stop_flag = threading.Event()
-        job = SyncJob(attempt, environment, payload, loop)
+        if attempt.interruption is not None:
+            attempt.stop_flag.set()
         # Without it, the task would be cancelled at an interruption, and a next attempt could begin while the thread still runs.
         attempt.on_interrupt = _leave_alone
-        attempt.began = True
-        result, error = await loop.run_in_executor(environment.threads(attempt.claim.queue), outcome_of, job)
+        try:
+            call = partial(
+                copy_context().run, outcome_of, environment.sync_job(attempt, environment, job.payload, loop)
+            )
+            result, error = await loop.run_in_executor(environment.threads(attempt.claim.queue), call)
+        finally:
+            attempt.on_interrupt = None
         if error is not None:
             raise error
         return result
@@ -114,39 +78,41 @@ def in_thread(function: Callable[[SyncJob[Any]], Any], decode: Decode) -> Call:
         except BaseException as error:  # noqa: BLE001  raised again on the loop
             return None, error
 
-    return call
+    return step
 
 
 def _leave_alone() -> None:
     return
 
 
-def in_process(name: str, decode: Decode) -> Call:
+def in_process(handler: Handler) -> Step:
     """Call the handler in a process of its own, which is ended alone: TERM, a grace, KILL, to its whole group."""
 
-    async def call(attempt: Attempt, environment: Environment) -> Any:
-        decode(attempt.claim.payload)  # here, so that what doesn't decode is bad_payload as everywhere
+    async def step(job: Job[Any]) -> Any:
+        attempt, environment = inside(job)
         if environment.app_reference is None:
             raise ConfigError(
                 "runs_in='process' needs an app that can be imported by name: start with --app module:app"
             )
-        claim = attempt.claim
-        facts = SyncJob(attempt, environment, None, asyncio.get_running_loop())
+        login = environment.login and {"dsn": environment.login.dsn, "settings": dict(environment.login.settings)}
         order = {
             "app": environment.app_reference,
-            "handler": name,
-            "payload": claim.payload,
+            "handler": handler.name,
+            "payload": attempt.claim.payload,
+            "log": environment.log,
+            "database": login,
             "facts": {
-                "job_id": facts.job_id,
-                "handler": name,
-                "queue": facts.queue,
-                "attempt": facts.attempt,
-                "fence_token": facts.fence_token,
-                "scheduled_for": facts.scheduled_for.isoformat(),
-                "idempotency_key": facts.idempotency_key,
-                "schedule_id": facts.schedule_id,
-                "checkpoint": facts.checkpoint,
-                "meta": facts.meta,
+                "job_id": job.job_id,
+                "handler": handler.name,
+                "queue": job.queue,
+                "attempt": job.attempt,
+                "fence_token": job.fence_token,
+                "scheduled_for": job.scheduled_for.isoformat(),
+                "idempotency_key": job.idempotency_key,
+                "schedule_id": job.schedule_id,
+                "schedule": job.schedule,
+                "checkpoint": job.checkpoint,
+                "meta": job.meta,
             },
         }
         read_end, write_end = os.pipe()
@@ -163,21 +129,23 @@ def in_process(name: str, decode: Decode) -> Call:
                 )
             finally:
                 os.close(write_end)
-            attempt.on_interrupt = lambda: _end(child)
-            attempt.began = True
+            attempt.on_interrupt = lambda: _end(child, attempt.stop_reason)
             if attempt.interruption is not None:
-                _end(child)
+                _end(child, attempt.stop_reason)
             try:
-                return await _converse(child, answers, order, Job(attempt, environment, None))
+                return await _converse(child, answers, order, job)
             finally:
+                attempt.on_interrupt = None
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 await child.wait()
 
-    return call
+    return step
 
 
-def _end(child: Process) -> None:
+def _end(child: Process, reason: str | None) -> None:
+    if child.stdin is not None and not child.stdin.is_closing():
+        child.stdin.write(json.dumps({"stop": reason}).encode() + b"\n")
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
 
@@ -205,6 +173,14 @@ async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Jo
                     await _relay(child, job.save_checkpoint(answer["value"]))
                 case "progress":
                     await _relay(child, job.report_progress(answer["done"], answer["note"]))
+                case "completing":
+                    inside(job)[0].completing = True
+                case "committing":
+                    inside(job)[0].committing = answer["committing"]
+                    await _relay(child, _nothing())
+                case "committed":
+                    inside(job)[0].committed = True
+                    await _relay(child, _nothing())
                 case "returned":
                     return answer["result"]
                 case _:
@@ -215,6 +191,10 @@ async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Jo
     raise ChildFailed(
         "ProcessDied", f"the handler's process ended with {_how(code)} before it said how it went", permanent=False
     )
+
+
+async def _nothing() -> None:
+    return
 
 
 async def _relay(child: Process, work: Any) -> None:

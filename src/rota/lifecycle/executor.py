@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, 
 from rota.errors import InvalidPayload
 from rota.failure import describe, readable
 from rota.handlers.python import ChildFailed
+from rota.logs import carry
 from rota.payload import encode_result
 from rota.signals import Cancel, Retry, Snooze
 
@@ -35,6 +37,7 @@ class Executor:
         grace: float,
     ) -> None:
         self._handlers = handlers
+        self._calls = {name: handler.bind() for name, handler in handlers.items()}
         self._environment = environment
         self._settle = settle
         self._abandon = abandon
@@ -59,32 +62,40 @@ class Executor:
             return told
         claim = attempt.claim
         handler = self._handlers[claim.handler]
+        extras = claim.extras
+        carry(
+            claim.job_id,
+            claim.handler,
+            claim.queue,
+            claim.attempt,
+            None if extras is None else extras.schedule or extras.schedule_id,
+        )
         timer = None
         if claim.timeout is not None:
             interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
             timer = asyncio.get_running_loop().call_later(claim.timeout.total_seconds(), interrupt)
         try:
-            result = await handler.call(attempt, self._environment)
+            result = await self._calls[claim.handler](attempt, self._environment)
         except asyncio.CancelledError as error:
             if attempt.interruption is None:
                 if _cancelling():
                     raise
-                return _instead(attempt, describe(error, claim))
+                return _instead(attempt, handler, describe(error, claim))
             if _uncancel():
                 raise  # the daemon is falling, too
-            return _instead(attempt, attempt.interruption)
+            return _instead(attempt, handler, attempt.interruption)
         except InvalidPayload as error:
             if attempt.began:
-                return _instead(attempt, describe(error, claim, handler.permanent))
+                return _instead(attempt, handler, describe(error, claim, handler.permanent))
             return Undecodable(type(error).__name__, str(error))
         except KeyboardInterrupt:
             raise  # the third Ctrl-C, which ends the process wherever it is
         except BaseException as error:  # noqa: BLE001  the one broad except around a handler: SystemExit and its like, too
-            return _instead(attempt, _spoken(error, attempt, handler))
+            return _instead(attempt, handler, _spoken(error, attempt, handler))
         finally:
             if timer is not None:
                 timer.cancel()
-        return _finished(attempt, result)
+        return _finished(attempt, handler, result)
 
 
 def _cancelling() -> int:
@@ -98,14 +109,15 @@ def _uncancel() -> int:
     return task.uncancel() if task is not None and task.cancelling() else 0
 
 
-def _finished(attempt: Attempt, result: Any) -> Outcome:
+def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
     if attempt.interruption is not None:
         _uncancel()  # it was told to stop, and finished all the same
     if attempt.committed:
         return Committed()
     if attempt.completing:
         # What job.complete() wrote may have been committed or not: the database knows, and settle asks it.
-        return Failed(kind="NotCommitted", text="the transaction in which job.complete() was called was not committed")
+        text = "the transaction in which job.complete() was called was not committed"
+        return _instead(attempt, handler, Failed(kind="NotCommitted", text=text))
     return Succeeded(encode_result(result))
 
 
@@ -124,6 +136,12 @@ def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome
     return describe(error, attempt.claim, handler.permanent)
 
 
-def _instead(attempt: Attempt, outcome: Outcome) -> Outcome:
-    """A job that has been committed is done, whatever its handler did afterwards."""
-    return Committed() if attempt.committed else outcome
+def _instead(attempt: Attempt, handler: Handler, outcome: Outcome) -> Outcome:
+    """A job that has been committed is done, whatever its handler did afterwards; a failed one waits as its handler says."""
+    if attempt.committed:
+        return Committed()
+    if handler.backoff is not None and (delay := handler.delay_after(attempt.claim.attempt)) is not None:
+        match outcome:
+            case Failed(permanent=False, after=None, at=None) | TimedOut():
+                return replace(outcome, after=delay)
+    return outcome

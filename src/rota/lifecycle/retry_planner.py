@@ -55,8 +55,8 @@ def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settl
             return Bury("permanent")
         case Failed(after=after, at=at):
             return _again(terms, after, at, random)
-        case TimedOut():
-            return _again(terms, None, None, random)
+        case TimedOut(after=after):
+            return _again(terms, after, None, random)
         case HolderLost():
             return _after_loss(terms, random)
         case _:

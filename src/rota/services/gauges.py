@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import queries, reports
 from rota.db.pool import Pool, connection
 from rota.loop import rest
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rota.telemetry import Telemetry
 
 SAMPLED_EVERY = timedelta(seconds=10)
+
+TOLD_EVERY = 3600.0
+"""Seconds between two warnings about the same jobs that nobody claims."""
 
 
 class Gauges:
@@ -28,17 +31,37 @@ class Gauges:
         self._pool = pool
         self._telemetry = telemetry
         self.sampled = boottime()
+        self._unclaimed: set[tuple[str, str]] = set()
+        self._told: dict[tuple[str, str], float] = {}
 
     async def run_once(self) -> None:
-        """Sample once."""
+        """Sample once, and tell of due jobs that nobody would claim."""
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
             states, last_success = await queries.sample_schedules(db)
+            unclaimed = sample.pop("unclaimed")
+            if fresh := self._to_tell(set(unclaimed), began):
+                nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
+                for queue, handler in sorted(fresh):
+                    if why := reports.why_unclaimed(handler, queue, nodes, known):
+                        due = int(unclaimed[queue, handler])
+                        self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
         self._telemetry.backlog_sampled(**sample)
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
+
+    def _to_tell(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
+        """Return what has been unclaimed twice in a row, and wasn't told of within the hour.
+
+        Once is no news: while a fleet starts, one daemon is up before the one that has the handler.
+        """
+        self._told = {lane: told for lane, told in self._told.items() if now - told < TOLD_EVERY}
+        fresh = {lane for lane in unclaimed & self._unclaimed if lane not in self._told}
+        self._unclaimed = unclaimed
+        self._told |= dict.fromkeys(fresh, now)
+        return fresh
 
 
 class LocalGauges:

@@ -1,0 +1,25 @@
+-- Insert many jobs of one handler that differ in more than the payload; live jobs that have the unique_key are left alone.
+--   $1 handler   text
+--   $2 options   text    JSON object of the public columns that all of them share
+--   $3 jobs      text    JSON array of objects: payload, and what is each job's own
+--   -> created int8?
+with created as (
+    insert into rota.jobs (
+        handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
+        lease, delivery, start_by, idempotency_key, meta
+    )
+    select
+        $1::text, job.payload, given.queue, coalesce(job.run_at, given.run_at), coalesce(job.priority, given.priority),
+        job.unique_key, given.max_attempts, given.backoff_base, given.backoff_cap, given.retry_for, given.timeout,
+        given.lease, given.delivery, given.start_by, job.idempotency_key, coalesce(job.meta, given.meta)
+    from jsonb_to_record($2::text::jsonb) as given (
+        queue text, run_at timestamptz, priority smallint, max_attempts integer, backoff_base interval, backoff_cap interval,
+        retry_for interval, timeout interval, lease interval, delivery text, start_by timestamptz, meta jsonb
+    )
+    cross join jsonb_to_recordset($3::text::jsonb) as job (
+        payload jsonb, run_at timestamptz, priority smallint, unique_key text, idempotency_key text, meta jsonb
+    )
+    on conflict (handler, unique_key) where unique_key is not null do nothing
+    returning job_id
+)
+select count(*) as created from created

@@ -1,0 +1,5 @@
+-- Keep the jobs of a handler from being claimed.
+--   $1 name    text
+--   $2 reason  text
+--   -> changed bool
+select rota.pause_handler($1, $2) as changed

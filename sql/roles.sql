@@ -1,0 +1,187 @@
+-- The four roles, and who may do what. `rota migrate --roles` runs this after the migrations, in one transaction with the
+-- setting rota.role_prefix; it may be run again at any time, and `rota migrate` does so after each later migration.
+--
+-- The roles have no login: people and programs get logins of their own, as members (grant rota_client to shop).
+-- Nobody writes the daemons' columns but daemons: not a state, not a token, not a fire's identity, not created_by.
+
+do $roles$
+declare
+    prefix constant text := coalesce(nullif(current_setting('rota.role_prefix', true), ''), 'rota');
+    owner constant text := prefix || '_owner';
+    daemon constant text := prefix || '_daemon';
+    operator constant text := prefix || '_operator';
+    client constant text := prefix || '_client';
+    me constant text := current_user;
+    version constant integer := current_setting('server_version_num');
+    super constant boolean := (select rolsuper from pg_roles where rolname = current_user);
+    each record;
+    lacking text[];
+    owning boolean;
+begin
+    if prefix !~ '^[a-z_][a-z0-9_]{0,49}$' or starts_with(prefix, 'pg_') then
+        raise exception using errcode = 'RT006', message = format('%L can''t be the prefix of roles', left(prefix, 60)),
+            hint = 'Up to 50 small letters, digits and underscores, not beginning with a digit or pg_.';
+    end if;
+    if to_regnamespace('rota') is null then
+        raise exception using errcode = 'invalid_schema_name', message = 'there is no schema rota yet',
+            hint = 'Run `rota migrate` first.';
+    end if;
+
+    -- ---------------------------------------------------------------------------------------------------- the roles
+    lacking := array(select word from unnest(array[owner, daemon, operator, client]) as word
+                     where word not in (select rolname from pg_roles));
+    if lacking <> '{}' and not (select rolsuper or rolcreaterole from pg_roles where rolname = me) then
+        raise exception using errcode = 'insufficient_privilege',
+            message = format('%I may not create roles, and these are missing: %s', me, array_to_string(lacking, ', ')),
+            hint = format('Have an administrator say: alter role %I createrole; or: %s grant %I to %I; then run this again.', me,
+                (select string_agg(format('create role %I;', word), ' ') from unnest(lacking) as word), owner, me);
+    end if;
+    for each in select word as name from unnest(lacking) as word loop
+        begin
+            execute format('create role %I nologin', each.name);
+        exception when duplicate_object or unique_violation then
+            null;  -- roles belong to the whole server: a migrator of another database was faster
+        end;
+    end loop;
+
+    -- ------------------------------------------------------------------------------------------------ who owns it all
+    -- Who creates a role may give it away, but from PostgreSQL 16 on isn't a member of it.
+    if not super and not pg_has_role(me, owner, 'USAGE') then
+        begin
+            execute format('grant %I to %I', owner, me) || case when version >= 160000 then ' with inherit true, set true' else '' end;
+        exception when insufficient_privilege then
+            null;  -- told of below
+        end;
+    end if;
+    for each in
+        select kind, name, has from (
+            select 'schema' as kind, 'rota' as name, nspowner as has from pg_namespace where nspname = 'rota'
+            union all
+            select 'table', oid::regclass::text, relowner from pg_class
+            where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v', 'S')
+            union all
+            select 'function', oid::regprocedure::text, proowner from pg_proc where pronamespace = 'rota'::regnamespace
+        ) as objects
+        where not super and not pg_has_role(me, has, 'USAGE')
+        limit 1
+    loop
+        raise exception using errcode = 'insufficient_privilege',
+            message = format('the %s %s belongs to %s, for whom %I may not act', each.kind, each.name, each.has::regrole, me),
+            hint = format('Run this as %1$s, or have an administrator say: grant %1$s to %2$I;', each.has::regrole, me);
+    end loop;
+
+    owning := super
+        or pg_has_role(me, owner, 'USAGE')
+            and pg_has_role(me, owner, case when version >= 160000 then 'SET' else 'MEMBER' end)
+            and has_database_privilege(me, current_database(), 'CREATE');
+    if owning then
+        if (select nspowner::regrole::text from pg_namespace where nspname = 'rota') <> quote_ident(owner) then
+            execute format('alter schema rota owner to %I', owner);
+        end if;
+        -- Sequences of columns go with their tables.
+        for each in
+            select oid::regclass as name from pg_class
+            where relnamespace = 'rota'::regnamespace and relowner::regrole::text <> quote_ident(owner)
+              and (relkind in ('r', 'p', 'v') or relkind = 'S' and not exists (
+                  select from pg_depend where objid = pg_class.oid and classid = 'pg_class'::regclass and deptype in ('a', 'i')))
+        loop
+            execute format('alter table %s owner to %I', each.name, owner);
+        end loop;
+        for each in
+            select oid::regprocedure as name from pg_proc
+            where pronamespace = 'rota'::regnamespace and proowner::regrole::text <> quote_ident(owner)
+        loop
+            execute format('alter function %s owner to %I', each.name, owner);
+        end loop;
+    else
+        raise notice 'everything still belongs to %, and functions run with its rights: % can''t hand it over to %',
+            (select nspowner::regrole from pg_namespace where nspname = 'rota'), me, owner
+            using hint = format('Have an administrator say: grant %I to %I; grant create on database %I to %I; then run this again.',
+                owner, me, current_database(), me);
+    end if;
+
+    -- ----------------------------------------------------------------------------------------------------- from nothing
+    -- All anew and in one transaction, so that what a later version no longer grants is gone, and nobody sees it missing.
+    execute format('revoke all on schema rota from public, %I, %I, %I', daemon, operator, client);
+    execute format('revoke all on all tables in schema rota from public, %I, %I, %I', daemon, operator, client);
+    execute format('revoke all on all sequences in schema rota from public, %I, %I, %I', daemon, operator, client);
+    execute format('revoke all on all functions in schema rota from public, %I, %I, %I', daemon, operator, client);
+    execute format('grant usage on schema rota to %I, %I, %I', daemon, operator, client);
+
+    -- ------------------------------------------------------------------------------------------------- tables and views
+    -- What isn't there, this version of the schema doesn't have.
+    for each in
+        select grantee, what, relation
+        from (values
+            -- INSERT … RETURNING and ON CONFLICT (…) read, too.
+            (array[client, operator], 'insert (handler, payload, queue, priority, run_at, max_attempts, backoff_base, backoff_cap, '
+                'retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
+            (array[client], 'select (job_id, state, scheduled_for, handler, payload, queue, priority, run_at, max_attempts, '
+                'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
+            (array[client], 'select (handler, queue)', 'handlers'),  -- for the row trigger, which runs as the caller
+            (array[client], 'select', 'meta'),
+            (array[client], 'select', 'job_status'),
+            (array[client, operator], 'select, delete', 'schedules'),
+            (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
+                'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
+                'resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter, '
+                'description, owner, expect_success_within), '
+                'update (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
+                'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
+                'resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter, '
+                'description, owner, expect_success_within)', 'schedules'),
+
+            -- SELECT … FOR UPDATE needs UPDATE.
+            (array[daemon], 'select, insert, update, delete', 'jobs'),
+            (array[daemon], 'select, insert, update, delete', 'dead_letters'),
+            (array[daemon], 'select, insert, update, delete', 'attempts'),
+            (array[daemon], 'select, insert, update, delete', 'cancel_requests'),
+            (array[daemon], 'select, insert, update, delete', 'guards'),
+            (array[daemon], 'select, insert, update, delete', 'nodes'),
+            (array[daemon], 'select, insert', 'job_runs'),
+            (array[daemon], 'select, insert (handler, app, release, queue, max_attempts, backoff_base, backoff_cap, timeout, '
+                'delivery, seen_at), update (app, release, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, '
+                'seen_at)', 'handlers'),
+            (array[daemon], 'select', 'queues'),
+            (array[daemon], 'select', 'meta'),
+            (array[daemon], 'select', 'migrations'),
+            (array[daemon], 'select', 'job_status'),
+            (array[daemon], 'select, insert, update, delete', 'schedules'),
+            (array[daemon], 'select, insert, update, delete', 'schedule_definitions'),
+            (array[daemon], 'select, insert, update, delete', 'schedule_clocks'),
+            (array[daemon], 'select, insert, update, delete', 'fires')
+        ) as given (grantees, what, relation)
+        cross join unnest(grantees) as grantee
+        where to_regclass('rota.' || relation) is not null
+    loop
+        execute format('grant %s on rota.%I to %I', each.what, each.relation, each.grantee);
+    end loop;
+    -- Operators look at everything, and change rows by functions alone: those write down who did what.
+    for each in
+        select oid::regclass as name from pg_class
+        where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v') and not relispartition
+    loop
+        execute format('grant select on %s to %I', each.name, operator);
+    end loop;
+    execute format('grant usage, select, update on sequence rota.fence_tokens to %I', daemon);
+    execute format('grant usage, select on sequence rota.jobs_job_id_seq to %I', daemon);
+
+    -- -------------------------------------------------------------------------------------------------------- functions
+    for each in
+        select grantee, proc.oid::regprocedure as name
+        from (values
+            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, ran, jitter_offset}'::text[]),
+            -- What CHECKs and triggers call in the name of whoever writes.
+            (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
+            -- Whoever may call cancel_many() is an operator: see rota.is_operator().
+            (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
+            (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
+            (array[operator], '{pause_schedule, resume_schedule, remove_schedule, run_schedule_now, backfill_schedule}'),
+            (array[daemon], '{complete, guard, rotate_ledger}')
+        ) as given (grantees, functions)
+        cross join unnest(grantees) as grantee
+        join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace
+    loop
+        execute format('grant execute on function %s to %I', each.name, each.grantee);
+    end loop;
+end $roles$;

@@ -1,0 +1,99 @@
+"""`rota queue`: what waits in which lane, and stopping lanes."""
+
+from typing import Annotated
+
+import typer
+
+from rota.commands import pausing
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
+from rota.commands.session import ask, using
+from rota.commands.show import age, console, moment, print_json, table
+
+app = typer.Typer(name="queue", help="Look at queues, pause them, let them go on.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", show_default=False, help="Which; or else --all.")]
+Every = Annotated[bool, typer.Option("--all", help="Every queue there is or will be.")]
+
+
+@app.command("list")
+def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
+    """List queues with what waits and runs in them, who serves them, and which are paused and why."""
+    from rota.commands.status import QueueLine, read_status
+
+    with using(config_file, dsn, embedded=embedded) as config:
+        found = ask(config, read_status, name="queue list")
+    paused = {each.name: each for each in found.paused if each.kind == "queue"}
+    lines = [*found.queues, *(QueueLine(queue=name) for name in paused if name not in {q.queue for q in found.queues})]
+    if as_json:
+        print_json({"queues": lines, "paused": list(paused.values()), "counted_all": found.counted_all})
+        return
+    rows = [
+        (
+            line.queue,
+            line.due,
+            age(line.oldest_due),
+            line.running,
+            line.retrying,
+            line.future,
+            line.dead,
+            line.nodes,
+            "paused"
+            if (stop := paused.get(line.queue) or paused.get("*"))
+            else ""
+            if line.nodes
+            else "nobody serves it",
+            f"{moment(stop.paused_at)} {stop.paused_by}: {stop.reason or 'no reason given'}" if stop else "",
+        )
+        for line in lines
+    ]
+    columns = (
+        "queue…",
+        "due#",
+        "oldest#",
+        "running#",
+        "retrying#",
+        "future#",
+        "dead#",
+        "nodes#",
+        "",
+        "since, by, why…",
+    )
+    console().print(table(None, *columns, rows=rows))
+
+
+@app.command()
+def pause(
+    names: Names = None,
+    every: Every = False,
+    reason: Reason = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the jobs of queues from being claimed, from the next poll on. What runs, runs on."""
+    chosen = _chosen(names, every)
+    with using(config_file, dsn, embedded=embedded) as config:
+        pausing.pause(config, "queue", chosen, reason, as_json=as_json)
+
+
+@app.command()
+def resume(
+    names: Names = None,
+    every: Every = False,
+    reason: Reason = None,
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let the jobs of paused queues be claimed again. --all undoes pause --all; queues paused by name stay so."""
+    chosen = _chosen(names, every)
+    with using(config_file, dsn, embedded=embedded) as config:
+        pausing.resume(config, "queue", chosen, reason, as_json=as_json)
+
+
+def _chosen(names: list[str] | None, every: bool) -> list[str]:
+    if bool(names) is every:
+        raise typer.BadParameter("name queues, or else --all", param_hint="QUEUE")
+    return ["*"] if every else list(dict.fromkeys(names or []))

@@ -1,0 +1,82 @@
+"""Blocking connections for the transactions of plain `def` handlers. They need psycopg, which is optional."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING, Any
+
+from rota.db.pool import PATIENCE
+from rota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import psycopg
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Where handlers connect to, and the settings of their sessions."""
+
+    dsn: str = field(repr=False)
+    settings: Mapping[str, str]
+
+
+def connect(login: Login) -> psycopg.Connection[Any]:
+    """Open a connection in autocommit mode. Raises ConfigError where psycopg is missing."""
+    try:
+        import psycopg  # noqa: PLC0415  optional
+    except ImportError as error:
+        raise ConfigError(
+            "job.transaction() in a plain def handler needs a blocking driver: pip install 'rota[psycopg]'. "
+            "Or make the handler an async def, or use job.complete() on a connection of your own"
+        ) from error
+    settings = dict(login.settings)
+    name = settings.pop("application_name", "rota")
+    options = " ".join(f"-c {key}={value}" for key, value in settings.items())
+    return psycopg.connect(
+        login.dsn, autocommit=True, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
+    )
+
+
+class BlockingPool:
+    """Up to `size` connections, opened when wanted and kept when whole. Threads wait for a free one."""
+
+    def __init__(self, login: Login, size: int) -> None:
+        self._login = login
+        self._free = BoundedSemaphore(size)
+        self._idle: deque[psycopg.Connection[Any]] = deque()
+        self._closed = False
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection. One that is not fit for the next is closed."""
+        with self._free:
+            conn = self._whole() or connect(self._login)
+            try:
+                yield conn
+            finally:
+                if self._closed or conn.closed or conn.info.transaction_status:  # 0 is idle
+                    conn.close()
+                else:
+                    self._idle.append(conn)
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when it comes back."""
+        self._closed = True
+        while self._idle:
+            self._idle.popleft().close()
+
+    def _whole(self) -> psycopg.Connection[Any] | None:
+        """Return an idle connection that answers: the server may have been restarted since it last did."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took the last one
+                conn = self._idle.pop()
+                with suppress(Exception):
+                    conn.execute("")
+                    return conn
+                conn.close()
+        return None

@@ -1,0 +1,86 @@
+"""What `@app.handler` leaves in place of the function: the function, and how to enqueue a job for it, typed."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from rota import client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Unpack
+
+    from rota.client import Columns, Enqueued
+    from rota.db.drivers import AsyncConn, SyncConn
+    from rota.handlers.codec import Codec
+
+P_contra = TypeVar("P_contra", contravariant=True)
+J_contra = TypeVar("J_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+class HandlerFunction(Protocol[P_contra, J_contra, R_co]):
+    """A handler as its module sees it: the function that was written, with these attributes besides."""
+
+    __name__: str
+    name: str
+    """The name under which jobs call it."""
+
+    def __call__(self, job: J_contra, /) -> R_co:
+        """Call the function, and nothing else."""
+        ...
+
+    async def enqueue(self, conn: AsyncConn, payload: P_contra, **columns: Unpack[Columns]) -> Enqueued:
+        """Insert a job for this handler, as `rota.enqueue` does. Raises InvalidPayload for what the handler could not decode."""
+        ...
+
+    def enqueue_sync(self, conn: SyncConn, payload: P_contra, **columns: Unpack[Columns]) -> Enqueued:
+        """Do the same on a blocking connection, as `rota.enqueue_sync` does."""
+        ...
+
+    async def enqueue_many(self, conn: AsyncConn, payloads: Iterable[P_contra], **columns: Any) -> int:
+        """Insert a job for each payload, as `rota.enqueue_many` does; functions in `columns` get the payload itself."""
+        ...
+
+    def enqueue_many_sync(self, conn: SyncConn, payloads: Iterable[P_contra], **columns: Any) -> int:
+        """Do the same on a blocking connection, as `rota.enqueue_many_sync` does."""
+        ...
+
+
+class _Enqueueing:
+    """The four methods, for one handler."""
+
+    def __init__(self, name: str, codec: Codec) -> None:
+        self.name = name
+        self._encode = codec.encode
+
+    async def enqueue(self, conn: Any, payload: Any, **columns: Any) -> Enqueued:
+        return await client.enqueue(conn, self.name, self._encode(payload), **columns)
+
+    def enqueue_sync(self, conn: Any, payload: Any, **columns: Any) -> Enqueued:
+        return client.enqueue_sync(conn, self.name, self._encode(payload), **columns)
+
+    async def enqueue_many(self, conn: Any, payloads: Iterable[Any], **columns: Any) -> int:
+        return await client.enqueue_many(conn, self.name, payloads, encode=self._encode, **columns)
+
+    def enqueue_many_sync(self, conn: Any, payloads: Iterable[Any], **columns: Any) -> int:
+        return client.enqueue_many_sync(conn, self.name, payloads, encode=self._encode, **columns)
+
+
+def declare(name: str, function: Callable[[Any], Any], codec: Codec) -> HandlerFunction[Any, Any, Any]:
+    """Give the function its attributes. One that can't have them, or has them under another name, is wrapped."""
+    enqueueing = _Enqueueing(name, codec)
+    if hasattr(function, "enqueue") or not hasattr(function, "__dict__") or hasattr(function, "__func__"):
+        function = _wrapped(function)
+    for attribute in ("name", "enqueue", "enqueue_sync", "enqueue_many", "enqueue_many_sync"):
+        setattr(function, attribute, getattr(enqueueing, attribute))
+    return cast("HandlerFunction[Any, Any, Any]", function)
+
+
+def _wrapped(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(function)
+    def call(job: Any) -> Any:
+        return function(job)
+
+    return call

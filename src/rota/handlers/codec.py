@@ -1,0 +1,130 @@
+"""Payloads of a type: how they become JSON, and how JSON becomes them again."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+
+from rota.client import Encoded, encode_payload
+from rota.errors import ConfigError, InvalidPayload
+from rota.payload import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """`decode` takes JSON text, `encode` gives it; both raise InvalidPayload, without showing the payload."""
+
+    decode: Callable[[str], Any]
+    encode: Callable[[Any], Encoded]
+
+
+def codec_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> Codec:
+    """Return the codec for the type T of a handler's `job: Job[T]`; without one, for plain JSON values.
+
+    `names` are those known where the function is declared, beside its module's: a type may be local to a test.
+    """
+    hint = _hint(function, names or {})
+    if get_origin(hint) is None or not get_args(hint):
+        return PLAIN
+    payload: Any = get_args(hint)[0]
+    if payload is Any or payload is object:
+        return PLAIN
+    if payload is type(None):
+        return NOTHING
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(payload)
+    except PydanticUserError as error:
+        raise ConfigError(f"the payload type of handler {_title(function)} can't be used: {error.message}") from error
+    return _typed(adapter, getattr(payload, "__name__", str(payload)))
+
+
+def _hint(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return None
+    # This one annotation: the others may well name what is imported for type checkers only.
+    carrier = SimpleNamespace(__annotations__={"job": parameters[0].annotation})
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    try:
+        return get_type_hints(carrier, known, dict(names))["job"]
+    except NameError as error:
+        raise ConfigError(
+            f"the annotation of handler {_title(function)} can't be resolved ({error}): "
+            "import the payload's type at run time, not under TYPE_CHECKING"
+        ) from error
+
+
+def _title(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
+    def decode(text: str) -> Any:
+        try:
+            return adapter.validate_json(text)
+        except ValidationError as error:
+            raise InvalidPayload(f"the payload is no {name}: {_faults(error)}") from None
+        except Exception as error:  # noqa: BLE001  whatever the type's own validators raise
+            raise InvalidPayload(f"the payload is no {name}: {type(error).__name__}") from None
+
+    def encode_typed(value: Any) -> Encoded:
+        try:
+            for path in _not_finite(adapter.dump_python(value, by_alias=True, warnings="error"), "$"):
+                # pydantic writes null for these, which is another value
+                raise InvalidPayload(f"payload {path}: neither NaN nor an infinity is JSON: use null or text")
+            plain = adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
+        except (PydanticSerializationError, ValueError, AttributeError, TypeError) as error:
+            raise InvalidPayload(
+                f"the payload is no {name}, but a {type(value).__name__} ({type(error).__name__})"
+            ) from None
+        text = Encoded(encode(plain))
+        decode(text)  # what the handler could not take is better refused here than buried there
+        return text
+
+    return Codec(decode, encode_typed)
+
+
+def _not_finite(value: Any, path: str) -> Iterator[str]:
+    match value:
+        case float() if not math.isfinite(value):
+            yield path
+        case dict():
+            for key, item in value.items():
+                yield from _not_finite(item, f"{path}.{key}")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from _not_finite(item, f"{path}[{index}]")
+
+
+def _faults(error: ValidationError) -> str:
+    # The error's own text shows the input; places and rules are enough, and can be logged.
+    found = error.errors(include_input=False, include_url=False, include_context=False)[:10]
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or '$'}: {fault['type']}" for fault in found)
+
+
+def _plain(text: str) -> Any:
+    if text == "{}":
+        return {}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(f"the payload doesn't decode: {type(error).__name__}") from None
+
+
+def _nothing(_: str) -> None:
+    return
+
+
+PLAIN = Codec(_plain, lambda value: Encoded("{}" if value is None else encode_payload(value)))
+NOTHING = Codec(_nothing, lambda _: Encoded("{}"))

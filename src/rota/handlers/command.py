@@ -1,0 +1,142 @@
+"""Jobs that are commands of the configuration, with the payload on their standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rota.domain.job import instant
+from rota.job import Job, inside
+from rota.payload import plain
+from rota.signals import Permanent
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Callable, Coroutine
+
+    from rota.config import Command
+
+KEPT = 4000
+"""Most bytes of what a command writes that are kept: of its output as the result, of its errors in the failure."""
+
+PIPES_GRACE = 2.0
+"""Seconds after a command's end in which what it wrote is still read."""
+
+_PASSED = ("PATH", "HOME", "LANG", "TZ")
+
+# Without it, a daemon killed by -9 leaves the command running beside the job's next attempt. It outlives exec.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
+    "try: os.execvp(sys.argv[2], sys.argv[2:])\n"
+    "except OSError as error: sys.exit(f'{sys.argv[2]}: {error.strerror}' if not error.filename else str(error))\n"
+)
+
+
+class CommandFailed(Exception):
+    """The command ended with an exit code that is no success, or by a signal."""
+
+
+def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]:
+    """Return the handler of one command: its own process group, ended whole, by TERM, a grace, and KILL."""
+
+    async def command(job: Job[Any]) -> dict[str, Any]:
+        attempt, _ = inside(job)
+        process = await asyncio.create_subprocess_exec(
+            *_argv(settings.argv),
+            cwd=settings.cwd,
+            env=_environment(settings, job),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            output, errors, code = await _converse(process, attempt.claim.payload.encode())
+        except asyncio.CancelledError:
+            _signal(process, signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.grace.total_seconds()):
+                    await process.wait()
+            raise
+        finally:
+            # Whoever of its group is left, too: a next attempt must not run beside it.
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+        if code:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            said = plain(errors.decode("utf-8", "backslashreplace"), KEPT).strip()
+            failure = f"{settings.argv[0]} {how}" + (f": {said}" if said else "")
+            raise Permanent(failure) if code in settings.permanent else CommandFailed(failure)
+        return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), KEPT)}
+
+    return command
+
+
+async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int]:
+    assert process.stdin is not None  # noqa: S101  asked for above
+    assert process.stdout is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    output, errors = bytearray(), bytearray()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_feed(process.stdin, payload)),
+            group.create_task(_tail(process.stdout, output)),
+            group.create_task(_tail(process.stderr, errors)),
+        ]
+        code = await process.wait()
+        # What it left behind in its group ends with it; what has left the group may hold the pipes open, and isn't waited for.
+        _signal(process, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PIPES_GRACE):
+                for task in tasks:
+                    await task
+        for task in tasks:
+            task.cancel()
+    return bytes(output), bytes(errors), code
+
+
+async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it need not read
+        stdin.write(payload)
+        await stdin.drain()
+        stdin.close()
+        await stdin.wait_closed()
+
+
+async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Read all, and keep the end."""
+    while chunk := await stream.read(1 << 16):
+        kept += chunk
+        del kept[:-KEPT]
+
+
+def _argv(argv: list[str]) -> list[str]:
+    if sys.platform != "linux":
+        return argv
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+
+
+def _environment(settings: Command, job: Job[Any]) -> dict[str, str]:
+    passed = {name: os.environ[name] for name in (*_PASSED, *settings.pass_env) if name in os.environ}
+    return (
+        passed
+        | settings.env
+        | {
+            "ROTA_JOB_ID": str(job.job_id),
+            "ROTA_ATTEMPT": str(job.attempt),
+            "ROTA_FENCE_TOKEN": str(job.fence_token),
+            "ROTA_IDEMPOTENCY_KEY": job.idempotency_key,
+            "ROTA_SCHEDULED_FOR": instant(job.scheduled_for),
+        }
+    )
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

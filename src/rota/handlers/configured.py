@@ -1,0 +1,34 @@
+"""The handlers that a configuration turns on, and no code: `http`, `http.<name>`, `command.<name>`, `sql.<name>`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rota.app import App
+from rota.handlers.command import run_command
+from rota.handlers.http import send_anywhere, send_to
+from rota.handlers.sql import execute_statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rota.config import Handlers, Work
+
+
+def configured(handlers: Handlers) -> App:
+    """Return an app with what is turned on: nothing, by default."""
+    app = App("rota")
+    if handlers.http is not None:
+        if handlers.http.any_url:
+            _declare(app, "http", handlers.http, send_anywhere(handlers.http))
+        for name, endpoint in handlers.http.endpoints.items():
+            _declare(app, f"http.{name}", endpoint, send_to(endpoint))
+    for name, command in (handlers.command or {}).items():
+        _declare(app, f"command.{name}", command, run_command(command))
+    for name, statement in (handlers.sql or {}).items():
+        _declare(app, f"sql.{name}", statement, execute_statement(statement))
+    return app
+
+
+def _declare(app: App, name: str, work: Work, function: Callable[[Any], Any]) -> None:
+    app.handler(name, queue=work.queue, timeout=work.timeout, max_attempts=work.max_attempts)(function)

@@ -1,0 +1,211 @@
+"""Jobs that are HTTP requests: to an endpoint of the configuration, or, where that is turned on, to any public address.
+
+What the address is, is looked at where the socket is made: a name that leads to a private network, or leads there from the second
+look on, gets no connection. Redirects are not followed, proxies of the environment not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import socket
+import time
+from base64 import b64decode, b64encode
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field
+
+from rota.domain.job import instant
+from rota.job import Job  # noqa: TC001  the codec reads the annotations at run time
+from rota.signals import Permanent, Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from rota.config import Endpoint, HttpJobs
+
+    Send = Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]
+
+KEPT = 2000
+"""Most bytes of an answer that are kept as the job's result."""
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class PrivateAddress(Permanent):
+    """The URL leads to an address that is not public."""
+
+
+class Unsuccessful(Exception):
+    """The answer was not a success."""
+
+
+class Request(BaseModel):
+    """The payload of `http`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(pattern=r"^https?://")
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: Any = Field(default=None, alias="json")
+
+
+class Message(BaseModel):
+    """The payload of `http.<name>`: what is sent to the endpoint, and where below its URL."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str = Field(default="", pattern=r"^[^/\\]*[^\\]*$")
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: Any = Field(default=None, alias="json")
+
+
+def send_anywhere(settings: HttpJobs) -> Send:
+    """Return the handler `http`: any URL whose address is public."""
+
+    async def http(job: Job[Request]) -> dict[str, Any]:
+        request = job.payload
+        body = None if request.body is None else json.dumps(request.body, ensure_ascii=False).encode()
+        headers = request.headers | _about(job)
+        return await _send(request.method, request.url, body, headers, permanent=settings.permanent, private=False)
+
+    return http
+
+
+def send_to(endpoint: Endpoint) -> Send:
+    """Return the handler of one endpoint."""
+
+    async def http(job: Job[Message]) -> dict[str, Any]:
+        message = job.payload
+        url = _below(endpoint.url, message.path)
+        body = None if message.body is None else json.dumps(message.body, ensure_ascii=False).encode()
+        own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+        # The configuration's own last: whoever inserts must not send other credentials in its name.
+        headers = _without(message.headers, own) | own | _about(job)
+        if endpoint.secret is not None:
+            headers |= signature(endpoint.secret.get_secret_value(), job.idempotency_key, body or b"", now=time.time())
+        return await _send(endpoint.method, url, body, headers, permanent=endpoint.permanent, private=endpoint.private)
+
+    return http
+
+
+def signature(secret: str, idempotency_key: str, body: bytes, *, now: float) -> dict[str, str]:
+    """Return the headers of Standard Webhooks. The id is the same for every attempt, so that a receiver can tell a repetition."""
+    identity = "msg_" + hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
+    stamp = str(int(now))
+    key = b64decode(secret.removeprefix("whsec_"))
+    signed = hmac.new(key, f"{identity}.{stamp}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "webhook-id": identity,
+        "webhook-timestamp": stamp,
+        "webhook-signature": "v1," + b64encode(signed).decode(),
+    }
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is on the public internet, also where it is wrapped in another one."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if inner is None and found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+def _public_socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, where = address
+    if not is_public(where[0]):
+        raise PrivateAddress(
+            "the URL leads to an address that is not public: an endpoint with private = true may go there"
+        )
+    return socket.socket(family, kind, protocol)
+
+
+async def _send(
+    method: str, url: str, body: bytes | None, headers: dict[str, str], *, permanent: frozenset[int], private: bool
+) -> dict[str, Any]:
+    connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket, force_close=True)
+    headers = {"Content-Type": "application/json"} | headers if body is not None else headers
+    try:
+        return await _exchange(connector, method, url, body=body, headers=headers, permanent=permanent)
+    except aiohttp.InvalidURL:
+        raise Permanent("the URL can't be used") from None
+
+
+async def _exchange(
+    connector: aiohttp.TCPConnector,
+    method: str,
+    url: str,
+    *,
+    body: bytes | None,
+    headers: dict[str, str],
+    permanent: frozenset[int],
+) -> dict[str, Any]:
+    async with (
+        # The job's timeout is the limit.
+        aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(), cookie_jar=aiohttp.DummyCookieJar()
+        ) as session,
+        session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
+    ):
+        if 200 <= answer.status < 300:
+            kept = (await answer.content.read(KEPT)).decode("utf-8", "backslashreplace")
+            return {"status": answer.status, "body": kept}
+        host = urlsplit(url).hostname
+        if answer.status in permanent:
+            raise Permanent(f"{host} answered with status {answer.status}")
+        if (after := _retry_after(answer.headers)) is not None:
+            raise Retry(after=after)
+        raise Unsuccessful(f"{host} answered with status {answer.status}")
+
+
+def _about(job: Job[Any]) -> dict[str, str]:
+    return {
+        "Idempotency-Key": job.idempotency_key,
+        "Rota-Fence-Token": str(job.fence_token),
+        "Rota-Attempt": str(job.attempt),
+        "Rota-Scheduled-For": instant(job.scheduled_for),
+    }
+
+
+def _without(headers: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    taken = {name.lower() for name in own} | {"host", "content-length", "transfer-encoding"}
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in taken and not name.lower().startswith("webhook-")
+    }
+
+
+def _below(url: str, path: str) -> str:
+    """Return the URL of a path below an endpoint. Raises Permanent for one that leads out of it."""
+    if not path:
+        return url
+    base = url if url.endswith("/") else url + "/"
+    there = urljoin(base, path)
+    if not there.startswith(base):
+        raise Permanent("the path leads out of the endpoint")
+    return there
+
+
+def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
+    """Return how long the server asks us to wait; a date counts from the server's own."""
+    text = headers.get("Retry-After", "").strip()
+    try:
+        if text.isdecimal():
+            asked = timedelta(seconds=int(text))
+        else:
+            now = parsedate_to_datetime(headers["Date"]) if "Date" in headers else datetime.now(UTC)
+            asked = parsedate_to_datetime(text) - now
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(asked, timedelta(0)), timedelta(days=1))

@@ -1,0 +1,61 @@
+"""Jobs that are statements of the configuration, each executed as a login of its own.
+
+A SET ROLE would be no sandbox: what is called can RESET it. So the statement runs on a connection that has logged in as the low
+role, whose only right in schema rota is to call `rota.complete`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from rota.db.pool import LOST, PATIENCE
+from rota.job import Job, inside
+from rota.signals import Permanent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from rota.config import Statement
+
+
+def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any, Any, Any]]:
+    """Return the handler of one statement: in one transaction with the job's completion, unless told otherwise."""
+
+    async def sql(job: Job[Any]) -> dict[str, Any] | None:
+        attempt, _ = inside(job)
+        lease = f"{int(attempt.lease * 1000)}ms"
+        conn = await asyncpg.connect(
+            settings.url.get_secret_value(),
+            timeout=PATIENCE,
+            server_settings={
+                "application_name": f"rota job {job.job_id}",
+                "idle_in_transaction_session_timeout": lease,
+                "tcp_keepalives_idle": "5",
+                "tcp_keepalives_interval": "2",
+                "tcp_keepalives_count": "4",
+            },
+        )
+        try:
+            if not settings.transaction:
+                return await _execute(conn, settings.statement, attempt.claim.payload)
+            async with conn.transaction(isolation="read_committed"):
+                result = await _execute(conn, settings.statement, attempt.claim.payload)
+                await job.complete(conn, result)
+            attempt.committed = True
+            return result
+        except asyncpg.DataError as error:  # class 22: the same values will never do
+            raise Permanent(f"{type(error).__name__} ({error.sqlstate})") from None
+        finally:
+            with suppress(*LOST):
+                await conn.close(timeout=PATIENCE)
+
+    return sql
+
+
+async def _execute(conn: asyncpg.Connection, statement: str, payload: str) -> dict[str, Any]:
+    prepared = await conn.prepare(statement)
+    await prepared.fetch(*[payload][: len(prepared.get_parameters())])
+    return {"status": prepared.get_statusmsg()}

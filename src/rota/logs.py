@@ -1,0 +1,106 @@
+"""What log records written inside a handler carry: job_id, handler, queue, attempt, schedule.
+
+An attempt sets five context variables, under the names that structlog's `merge_contextvars` looks for (its default configuration
+has it), and nothing else: whoever logs pays. Records of the standard library get them as attributes, for `%(job_id)s` and for
+formatters that print all attributes; a root logger that the app has configured is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from structlog.contextvars import STRUCTLOG_KEY_PREFIX, merge_contextvars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOB_ID: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "job_id")
+_HANDLER: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "handler")
+_QUEUE: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "queue")
+_ATTEMPT: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "attempt")
+_SCHEDULE: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "schedule")
+_ALL = {"job_id": _JOB_ID, "handler": _HANDLER, "queue": _QUEUE, "attempt": _ATTEMPT, "schedule": _SCHEDULE}
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def carry(job_id: int, handler: str, queue: str, attempt: int, schedule: str | int | None) -> None:
+    """Have every record of this context, and of the threads and tasks that come of it, carry these."""
+    _JOB_ID.set(job_id)
+    _HANDLER.set(handler)
+    _QUEUE.set(queue)
+    _ATTEMPT.set(attempt)
+    if schedule is not None:
+        _SCHEDULE.set(schedule)
+
+
+class JobRecord(logging.LogRecord):
+    """A record that knows in which job it was made, and has it among its attributes as soon as it is formatted.
+
+    Not before: `log.info(…, extra={"queue": …})` raises for names that a new record has already.
+    """
+
+    __slots__ = ("_job",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._job = {name: value for name, var in _ALL.items() if (value := var.get(None)) is not None}
+
+    def getMessage(self) -> str:  # noqa: N802  the standard library's name
+        """Return the message, as every formatter asks for first."""
+        for name, value in self._job.items():
+            self.__dict__.setdefault(name, value)
+        return super().getMessage()
+
+
+def readable(format: str) -> bool:  # noqa: A002
+    """Return whether lines are for a person at a terminal, and not JSON."""
+    return format == "console" or (format == "auto" and sys.stderr.isatty())
+
+
+def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
+    """Have the standard library's records know their job; give the root logger a handler if it has none, and return that."""
+    if logging.getLogRecordFactory() is logging.LogRecord:
+        logging.setLogRecordFactory(JobRecord)
+    root = logging.getLogger()
+    if root.handlers:
+        return None
+    person = readable(format)
+    render: Any = structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer()
+    errors: list[Any] = [] if person else [structlog.processors.format_exc_info]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                merge_contextvars,
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.ExtraAdder(),
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                *errors,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root.addHandler(handler)
+    if root.level == logging.WARNING:  # as Python leaves it
+        root.setLevel(_LEVELS[level])
+    return handler
+
+
+@contextmanager
+def installed(*, level: str, format: str) -> Iterator[None]:  # noqa: A002
+    """Do the same; what the root logger was given is taken away at the end of the block."""
+    before = logging.getLogger().level
+    handler = install(level=level, format=format)
+    try:
+        yield
+    finally:
+        if handler is not None:
+            logging.getLogger().removeHandler(handler)
+            logging.getLogger().setLevel(before)

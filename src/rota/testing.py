@@ -1,0 +1,328 @@
+"""For the tests of those who write handlers and enqueue jobs.
+
+Three ways, from the inside out. A handler is a function: call it with a made-up job::
+
+    async def test_a_receipt_names_the_order() -> None:
+        job = make_job(Receipt(order=7))
+        await send_receipt(job)
+        assert outbox == ["order 7"]
+
+Or have it run as a daemon runs it, without a database: the payload is decoded, middleware and timeout apply, exceptions become an
+outcome::
+
+    async def test_an_unknown_order_is_given_up() -> None:
+        outcome = await perform(app, "send_receipt", {"order": 404})
+        assert isinstance(outcome, Failed) and outcome.permanent
+
+Or let code enqueue on a connection and run what is due there, in a transaction that is rolled back in the end (the fixture is
+yours: any asyncpg connection to a database with rota's schema)::
+
+    @pytest.fixture
+    async def conn():
+        conn = await asyncpg.connect(os.environ["TEST_DATABASE_URL"])
+        transaction = conn.transaction()
+        await transaction.start()
+        yield conn
+        await transaction.rollback()
+        await conn.close()
+
+    async def test_an_order_sends_its_receipt(conn) -> None:
+        await place_order(conn, 7)
+        await assert_enqueued(conn, send_receipt, {"order": 7}, queue="mail")
+        (ran,) = await drain(app, conn)
+        assert isinstance(ran.outcome, Succeeded)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+
+import asyncpg
+
+from rota.attempt import Attempt
+from rota.client import Columns, encode_payload
+from rota.db import drivers, queries
+from rota.db.blocking import BlockingPool, Login
+from rota.db.migrate import installation
+from rota.domain.job import NodeId
+from rota.domain.outcome import (
+    Cancelled,
+    Committed,
+    Failed,
+    Interrupted,
+    LeaseLost,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+    Undecodable,
+)
+from rota.inline import GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
+from rota.job import Environment
+from rota.lifecycle.dispatcher import ANY_TIME, MOST_QUEUES, PRIORITIES
+from rota.lifecycle.executor import Executor
+from rota.lifecycle.running import Running
+from rota.lifecycle.settle import Settler
+from rota.lifecycle.wake import Wake
+from rota.telemetry import Telemetry, make_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rota.app import App
+    from rota.db.drivers import AsyncConn, SyncConn
+    from rota.declared import HandlerFunction
+
+__all__ = [
+    "Cancelled",
+    "Committed",
+    "Failed",
+    "InlineJob",
+    "InlineSyncJob",
+    "Interrupted",
+    "LeaseLost",
+    "Outcome",
+    "Ran",
+    "Snoozed",
+    "Succeeded",
+    "TimedOut",
+    "Undecodable",
+    "assert_enqueued",
+    "assert_enqueued_sync",
+    "drain",
+    "make_job",
+    "make_sync_job",
+    "perform",
+]
+
+P = TypeVar("P")
+
+LEASE = timedelta(hours=1)
+
+_ANY = object()
+
+
+def make_job(payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any) -> InlineJob[P]:
+    """Return a job for calling an `async def` handler with.
+
+    `payload` is what the handler gets, as it is. `facts` are what the job says of itself: `job_id`, `attempt`, `fence_token`,
+    `queue`, `scheduled_for`, `idempotency_key`, `schedule_id`, `schedule`, `checkpoint`, `meta`. `conn`, an asyncpg connection, is
+    what `job.transaction()` yields, with a transaction or a savepoint open. What the handler asked of the job can be looked at
+    afterwards: `progress`, `progress_note`, `guarded`, `completed`, `result`, `checkpoint`. `job.stop("drain")` has it see an
+    order to stop.
+    """
+    return InlineJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
+
+
+def make_sync_job(
+    payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any
+) -> InlineSyncJob[P]:
+    """Return a job for calling a plain `def` handler with; `conn` is a psycopg connection, all else is as with `make_job`."""
+    return InlineSyncJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
+
+
+async def perform(app: App, name: str, payload: Any = None, *, conn: Any = None, **facts: Any) -> Outcome:
+    """Run one attempt of a handler as a daemon would, without a database, and return its outcome.
+
+    `payload` is the handler's own type or what is JSON. The app's lifespan is entered around it, unless `state=…` is given.
+    `Succeeded(…).value` is the result; what an exception means is a `Failed` (`permanent`, `after`), a `Snoozed` or a `Cancelled`.
+    """
+    return await call_inline(app, name, payload, conn=conn, **facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One attempt that `drain` ran."""
+
+    job_id: int
+    handler: str
+    attempt: int
+    outcome: Outcome
+
+
+async def drain(
+    app: App, conn: asyncpg.Connection | str, *, at_once: bool = False, limit: int = 1000, state: Any = _ANY
+) -> list[Ran]:
+    """Run the app's due jobs one after the other, until none is due, and return what they did, in order.
+
+    All of it happens on `conn`, an asyncpg connection, in the transaction that is open there: roll back, and nothing has happened.
+    Jobs that the handlers enqueue run, too. In a transaction the database's time stands still, so that retries are not due; with
+    `at_once` everything is, whatever it waits for. A URL in place of a connection is connected to; plain `def` handlers can use
+    `job.transaction()` only then. AssertionError after `limit` attempts: something goes round in circles.
+    """
+    async with AsyncExitStack() as stack:
+        blocking = None
+        if isinstance(conn, str):
+            blocking = BlockingPool(Login(conn, {}), 1)
+            stack.callback(blocking.close)
+            conn = await asyncpg.connect(conn)
+            stack.push_async_callback(conn.close)
+        elif not isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+            raise TypeError(
+                "drain takes an asyncpg connection or a URL: commit first, where the jobs are on another driver's"
+            )
+        if state is _ANY:
+            state = None if app.lifespan is None else await stack.enter_async_context(app.lifespan())
+        lent = cast("Any", Lent(conn))
+        environment = Environment(
+            node=NodeId(uuid.uuid4()),
+            installation_id=(await installation(conn)).installation_id,
+            pool=lent,
+            handler_pool=lent,
+            blocking=blocking,
+            app_reference=None,
+            state=state,
+        )
+        return await _Drain(app, conn, environment).run(at_once=at_once, limit=limit)
+
+
+class _Drain:
+    """A daemon with one slot and one connection, that ends when there is nothing to do."""
+
+    def __init__(self, app: App, conn: Any, environment: Environment) -> None:
+        self._app = app
+        self._conn = conn
+        self._node = environment.node
+        self._handlers = {name: handler_of(app, name) for name in app.handlers}
+        self._running = Running({"*": 1}, Wake(), grace=GRACE)
+        self._settler = Settler(
+            environment.pool,
+            self._running,
+            Telemetry(make_logger(level="error", format="json"), handlers=self._handlers),
+            node=self._node,
+            random=lambda: 1.0,
+            alert=None,
+            on_end=lambda schedule_id, succeeded: None,  # noqa: ARG005  nobody counts a test's successes
+        )
+        self._executor = Executor(
+            self._handlers, environment, settle=self._ended, abandon=self._settler.abandon, grace=GRACE
+        )
+        self._ran: list[Ran] = []
+
+    async def run(self, *, at_once: bool, limit: int) -> list[Ran]:
+        """Run what is due, and what becomes due by it."""
+        handlers = self._handlers.values()
+        await queries.register_handlers(
+            self._conn,
+            app=self._app.name,
+            release=self._app.release,
+            handlers=[
+                (h.name, h.queue, h.max_attempts, h.backoff_base, h.backoff_cap, h.timeout, h.delivery)
+                for h in handlers
+            ],
+        )
+        await queries.raise_fence_tokens(self._conn)
+        while claims := await self._claim(at_once=at_once):
+            if len(self._ran) >= limit:
+                raise AssertionError(
+                    f"{limit} attempts, and jobs are still due: the last was of {self._ran[-1].handler!r}"
+                )
+            for claim in claims:
+                await self._take(Attempt(claim, lease=LEASE.total_seconds(), asked=0.0, suspect=False))
+        return self._ran
+
+    async def _claim(self, *, at_once: bool) -> list[Any]:
+        if at_once:
+            await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
+        queues = await queries.list_queues(self._conn, limit=MOST_QUEUES)
+        lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
+        for suspects in (False, True):
+            if not lanes:
+                break
+            claims, _ = await queries.claim_due_jobs(
+                self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
+            )
+            if claims:
+                return claims
+        return []
+
+    async def _take(self, attempt: Attempt) -> None:
+        self._running.add(attempt)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._executor.execute(attempt))
+        await self._settler.run_once()
+
+    def _ended(self, attempt: Attempt, outcome: Outcome) -> None:
+        claim = attempt.claim
+        self._ran.append(Ran(job_id=claim.job_id, handler=claim.handler, attempt=claim.attempt, outcome=outcome))
+        self._settler.add(attempt, outcome)
+
+
+async def assert_enqueued(
+    conn: AsyncConn,
+    handler: str | HandlerFunction[Any, Any, Any],
+    payload: Any = _ANY,
+    *,
+    count: int | None = None,
+    **columns: Unpack[Columns],
+) -> list[int]:
+    """Assert that live jobs of that handler exist, as `conn` sees them, and return their job_ids.
+
+    `payload` must be contained in theirs: a dict's further keys don't count. `columns` must be equal, `meta` contained.
+    `count` is how many such jobs there must be, 0 for none; without it, at least one.
+    """
+    row = await drivers.fetch(conn, "find_enqueued", _name(handler), caller="assert_enqueued")
+    return _found(row, _name(handler), payload, count, columns)
+
+
+def assert_enqueued_sync(
+    conn: SyncConn,
+    handler: str | HandlerFunction[Any, Any, Any],
+    payload: Any = _ANY,
+    *,
+    count: int | None = None,
+    **columns: Unpack[Columns],
+) -> list[int]:
+    """Do the same on a blocking connection."""
+    row = drivers.fetch_sync(conn, "find_enqueued", _name(handler), caller="assert_enqueued_sync")
+    return _found(row, _name(handler), payload, count, columns)
+
+
+def _name(handler: str | HandlerFunction[Any, Any, Any]) -> str:
+    return handler if isinstance(handler, str) else handler.name
+
+
+def _found(row: Any, handler: str, payload: Any, count: int | None, columns: Mapping[str, Any]) -> list[int]:
+    wanted = {name: _plain(value) for name, value in columns.items() if value is not None and name != "on_conflict"}
+    if payload is not _ANY:
+        wanted["payload"] = json.loads(encode_payload(payload))
+    jobs = json.loads(row[0])
+    found = [job["job_id"] for job in jobs if all(_fits(name, job[name], value) for name, value in wanted.items())]
+    if len(found) == count or (count is None and found):
+        return found
+    how_many = "at least one" if count is None else count
+    live = "\n".join(f"  { ({name: job[name] for name in ('payload', *wanted)}) }" for job in jobs)
+    raise AssertionError(
+        f"{len(found)} live jobs of {handler!r} have {wanted or 'anything'}, wanted {how_many}; "
+        + (f"there are:\n{live}" if jobs else "there is none of that handler at all")
+    )
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.astimezone(UTC)
+        case timedelta():
+            return value.total_seconds()
+        case _:
+            return value
+
+
+def _fits(name: str, actual: Any, wanted: Any) -> bool:
+    if isinstance(wanted, datetime):
+        return actual is not None and datetime.fromisoformat(actual) == wanted
+    if name in {"payload", "meta"}:
+        return _contains(actual, wanted)
+    return bool(actual == wanted)
+
+
+def _contains(actual: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        return all(key in actual and _contains(actual[key], value) for key, value in wanted.items())
+    return bool(actual == wanted)

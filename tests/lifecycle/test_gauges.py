@@ -1,0 +1,103 @@
+"""What a daemon tells of the whole installation: due jobs that nobody would claim."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from factories import make_jobs
+from rota.inline import Lent
+from rota.services import gauges as module
+from rota.services.gauges import Gauges
+from rota.telemetry import Telemetry, make_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncpg import Connection, Record
+
+Told = list[tuple[str, "Mapping[str, Any]"]]
+
+
+@pytest.fixture
+def told() -> Told:
+    """The events so far."""
+    return []
+
+
+@pytest.fixture
+def gauges(conn: Connection[Record], told: Told) -> Gauges:
+    """The service, on the test's connection."""
+    telemetry = Telemetry(
+        make_logger(level="error", format="json"),
+        handlers=["send_receipt"],
+        watch=lambda name, fields: told.append((name, fields)),
+    )
+    return Gauges(cast("Any", Lent(conn)), telemetry)
+
+
+def shown(gauges: Gauges, name: str) -> float | None:
+    """What a scrape would show."""
+    return gauges._telemetry.registry.get_sample_value(name)
+
+
+async def alive(conn: Connection[Record], *, handlers: list[str], queues: list[str], state: str = "running") -> None:
+    """Register a daemon that was seen just now."""
+    await conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, handlers, queues, slots, state) "
+        "values (gen_random_uuid(), 'here', 1, '0', $1, $2, '{}', $3)",
+        handlers,
+        queues,
+        state,
+    )
+
+
+async def test_due_jobs_that_nobody_would_claim_are_counted_apart(conn: Connection[Record], gauges: Gauges) -> None:
+    """A name that nobody has is a slip or a service that is down; a queue that nobody serves is a setting."""
+    await alive(conn, handlers=["send_receipt"], queues=["default"])
+    await alive(conn, handlers=["other"], queues=["mail", "*"])
+    await make_jobs(conn, 1, handler="send_receipt")
+    await make_jobs(conn, 2, handler="send_receipt", queue="mail")
+    await make_jobs(conn, 3, handler="send_reciept")
+    await make_jobs(conn, 4, handler="other", queue="whatever")
+    await gauges.run_once()
+    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (3, 2)
+
+    await conn.execute("update rota.nodes set state = 'draining' where handlers = '{send_receipt}'")
+    await gauges.run_once()
+    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (3, 3)
+
+    await conn.execute("truncate rota.jobs")
+    await gauges.run_once()
+    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 0)
+
+
+async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(
+    conn: Connection[Record], gauges: Gauges, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who inserts by SQL sees no warning of the command's: the log names the slip, the name that was meant, and that nothing
+    is lost. Not at the first look, because a fleet doesn't start all at once; and not at every look.
+    """
+    await alive(conn, handlers=["send_receipt"], queues=["default"])
+    await make_jobs(conn, 3, handler="send_reciept")
+    await make_jobs(conn, 1, handler="send_receipt", queue="mail")
+
+    def warnings() -> Told:
+        return [each for each in told if each[0] == "jobs.unclaimed"]
+
+    await gauges.run_once()
+    assert warnings() == []
+    await gauges.run_once()
+    await gauges.run_once()
+    slip, lane = (fields for _, fields in warnings())
+    assert (slip["handler"], slip["due"]) == ("send_reciept", 3)
+    assert "did you mean 'send_receipt'" in slip["why"]
+    assert "it waits, no attempt is used" in slip["why"]
+    assert (lane["queue"], lane["due"]) == ("mail", 1)
+    assert "no living daemon serves the queue 'mail'" in lane["why"]
+    assert "it waits, no attempt is used" in lane["why"]
+
+    monkeypatch.setattr(module, "TOLD_EVERY", 0.0)
+    await gauges.run_once()
+    assert len(warnings()) == 4

@@ -1,0 +1,326 @@
+"""What handlers can do with their job, in a living daemon: complete it on any driver, guard, stop, run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import rota
+from drivers import ASYNC, SYNC
+from nodes import ended, history, insert, letter, live_row, node, running_row
+from rota.app import find_app
+from rota.errors import StaleToken
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+class Undo(Exception):
+    """Leaves a transaction without committing it."""
+
+
+@dataclass
+class Receipt:
+    """A payload."""
+
+    order: int
+
+
+async def _result(conn: Connection[Record], job_id: int) -> Any:
+    text = await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id)
+    return None if text is None else json.loads(text)
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_a_job_completes_inside_the_users_own_transaction(
+    driver: str, database: Database, conn: Connection[Record]
+) -> None:
+    """It counts when, and only when, that commits: rolled back, the job is retried; committed, it is done."""
+    app = rota.App("own")
+
+    @app.handler("own", backoff=[timedelta(milliseconds=1)])
+    async def own(job: rota.Job[Any]) -> str:
+        try:
+            async with ASYNC[driver](database.dsn) as theirs:
+                await job.guard(theirs, f"order:{job.attempt}")
+                await job.complete(theirs, {"attempt": job.attempt})
+                if job.attempt == 1:
+                    raise Undo  # noqa: TRY301
+        except Undo:
+            return "undone"
+        return "ignored"
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "own")
+        assert await ended(conn, job_id) == "succeeded"
+    assert await _result(conn, job_id) == {"attempt": 2}
+    assert [attempt["error_kind"] for attempt in await history(conn, job_id)] == ["NotCommitted"]
+    assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
+
+
+@pytest.mark.parametrize("driver", SYNC)
+async def test_a_job_completes_inside_the_users_own_blocking_transaction(
+    driver: str, database: Database, conn: Connection[Record]
+) -> None:
+    """The twin, in a thread."""
+    app = rota.App("own")
+
+    @app.handler("own", backoff=[timedelta(milliseconds=1)])
+    def own(job: rota.SyncJob[Any]) -> str:
+        try:
+            with SYNC[driver](database.dsn) as theirs:
+                job.guard(theirs, f"order:{job.attempt}")
+                job.complete(theirs, {"attempt": job.attempt})
+                if job.attempt == 1:
+                    raise Undo  # noqa: TRY301
+        except Undo:
+            return "undone"
+        return "ignored"
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "own")
+        assert await ended(conn, job_id) == "succeeded"
+    assert await _result(conn, job_id) == {"attempt": 2}
+    assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
+
+
+STEAL = """
+update rota.jobs set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid() where job_id = $1
+"""
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "sqlalchemy-session"])
+async def test_a_straggler_completes_and_guards_nothing_on_any_driver(
+    driver: str, database: Database, conn: Connection[Record]
+) -> None:
+    """StaleToken, whatever the driver calls its errors, and nothing of it is committed."""
+    app = rota.App("stale")
+    raised: list[BaseException] = []
+
+    @app.handler("stale")
+    async def stale(job: rota.Job[Any]) -> None:
+        await conn.execute(STEAL, job.job_id)
+        await conn.execute("select rota.guard('r', last_value) from rota.fence_tokens")
+        for write in (
+            job.complete,
+            lambda theirs: job.guard(theirs, "r"),
+            lambda theirs: job.save_checkpoint(1, theirs),
+        ):
+            try:
+                async with ASYNC[driver](database.dsn) as theirs:
+                    await write(theirs)
+            except StaleToken as error:
+                raised.append(error)
+
+    @app.handler("stale_sync")
+    def stale_sync(job: rota.SyncJob[Any]) -> None:
+        with psycopg.connect(database.dsn) as other:
+            other.execute(STEAL.replace("$1", "%s"), (job.job_id,))
+        for write in (job.complete, lambda theirs: job.save_checkpoint(1, theirs)):
+            try:
+                with SYNC[driver](database.dsn) as theirs:
+                    write(theirs)
+            except StaleToken as error:
+                raised.append(error)
+        try:
+            with job.transaction():
+                pass
+        except StaleToken as error:
+            raised.append(error)
+
+    async with node(database.dsn, app) as one:
+        await insert(conn, "stale")
+        await one.told("write.refused", what="checkpoint")
+        await insert(conn, "stale_sync")
+        await eventually(lambda: len(raised) == 6, what="six refusals")
+        assert one.metric("rota_stale_writes_total") >= 6
+    assert not await conn.fetchval("select count(*) from rota.job_runs")
+
+
+async def test_a_threads_transaction_commits_effect_and_completion_together(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The same promise as on the loop: rolled back, neither is there; committed, both are."""
+    await conn.execute("create table effects (job_id int8, attempt int)")
+    app = rota.App("threads")
+
+    @app.handler("effect", backoff=[timedelta(milliseconds=1)])
+    def effect(job: rota.SyncJob[Any]) -> None:
+        with job.transaction(checkpoint={"step": job.attempt}) as theirs:
+            theirs.execute("insert into effects values (%s, 0)", (job.job_id,))
+        assert job.checkpoint == {"step": job.attempt}
+        with job.transaction() as theirs:
+            theirs.execute("insert into effects values (%s, %s)", (job.job_id, job.attempt))
+            if job.attempt == 1:
+                raise ValueError
+        with pytest.raises(RuntimeError, match="only one"), job.transaction():
+            pass
+
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "effect")
+        assert await ended(conn, job_id) == "succeeded"
+    rows = await conn.fetch("select attempt from effects order by attempt")
+    assert [row["attempt"] for row in rows] == [0, 0, 2]
+
+
+async def test_without_psycopg_a_threads_transaction_says_what_to_install(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optional driver must not be missed by an ImportError from the depths."""
+    import sys
+
+    app = rota.App("threads")
+
+    @app.handler("effect", max_attempts=1)
+    def effect(job: rota.SyncJob[Any]) -> None:
+        with job.transaction():
+            pass
+
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    async with node(database.dsn, app):
+        job_id = await insert(conn, "effect")
+        assert await ended(conn, job_id) == "dead: exhausted"
+    assert "pip install 'rota[psycopg]'" in (await letter(conn, job_id))["error"]
+
+
+async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It can't get better by waiting; a redrive with another payload can help."""
+    app = rota.App("typed")
+    seen: list[Receipt] = []
+
+    @app.handler("receipt")
+    async def receipt(job: rota.Job[Receipt]) -> None:
+        seen.append(job.payload)
+
+    async with node(database.dsn, app):
+        bad = await insert(conn, "receipt", '{"order": "S3CRET"}')
+        good = (await receipt.enqueue(conn, Receipt(7))).job_id
+        assert await ended(conn, bad) == "dead: bad_payload"
+        assert await ended(conn, good) == "succeeded"
+    assert seen == [Receipt(7)]
+    assert "S3CRET" not in (await letter(conn, bad))["error"]
+
+
+async def test_the_handlers_own_delay_is_written_as_it_is(database: Database, conn: Connection[Record]) -> None:
+    """On the database's clock, not jittered, and not the row's own backoff."""
+    app = rota.App("backoff")
+
+    @app.handler("fail", backoff=[timedelta(hours=1), timedelta(hours=2)])
+    async def fail(_: rota.Job[Any]) -> None:
+        raise ValueError
+
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "fail")
+        await one.told("job.settled", job_id=job_id, settlement="retried", due_in_s=3600.0)
+        await conn.execute("update rota.jobs set run_at = now() where job_id = $1", job_id)
+        await one.told("job.settled", job_id=job_id, settlement="retried", due_in_s=7200.0)
+
+
+async def test_middleware_and_records_in_a_living_daemon(
+    database: Database, conn: Connection[Record], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is composed at start is what runs, and what is logged can be told apart."""
+    app = rota.App("around")
+    logger = logging.getLogger("theirs")
+
+    @app.middleware
+    async def around(job: rota.Job[Any], call_next: Any) -> Any:
+        logger.warning("around %s", job.payload)
+        return await call_next(job)
+
+    @app.handler("on_loop")
+    async def on_loop(job: rota.Job[Any]) -> None:
+        logger.warning("in %s", job.payload)
+        await asyncio.sleep(0)
+        logger.warning("in %s", job.payload)
+
+    @app.handler("in_thread")
+    def in_thread(job: rota.SyncJob[Any]) -> None:
+        logger.warning("in %s", job.payload)
+
+    async with node(database.dsn, app):
+        jobs = {
+            number: await insert(conn, "on_loop" if number % 2 else "in_thread", str(number)) for number in range(10)
+        }
+        for job_id in jobs.values():
+            assert await ended(conn, job_id) == "succeeded"
+    said = [record for record in caplog.records if record.name == "theirs"]
+    assert len(said) == 25
+    for record in said:
+        number = int(record.message.split()[1])
+        assert record.job_id == jobs[number]  # type: ignore[attr-defined]
+        assert record.handler == ("on_loop" if number % 2 else "in_thread")  # type: ignore[attr-defined]
+        assert (record.queue, record.attempt) == ("default", 1)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> rota.App:
+    """The app whose handlers run in processes of their own."""
+    folder = str(Path(__file__).parent)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    return find_app("handlers_app:app")
+
+
+async def test_a_handler_may_run_in_a_process_of_its_own(
+    processes: rota.App, database: Database, conn: Connection[Record], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It gets the facts and gives a result; its death is a failure like any other; its records carry the job."""
+    async with node(database.dsn, processes, reference="handlers_app:app", log__level="info"):
+        job_id = await insert(conn, "where", '{"n": 1}')
+        dead = await insert(conn, "dies")
+        assert await ended(conn, job_id) == "succeeded"
+        assert await ended(conn, dead) == "dead: exhausted"
+    result = await _result(conn, job_id)
+    assert result.pop("pid") != os.getpid()
+    assert result == {"attempt": 1, "payload": {"n": 1}}
+    assert (await letter(conn, dead))["error_kind"] == "ProcessDied"
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "from the child" in line]
+    assert [(line["event"], line["job_id"], line["handler"]) for line in lines] == [("from the child", job_id, "where")]
+
+
+async def test_a_process_is_told_to_stop_and_why(
+    processes: rota.App, database: Database, conn: Connection[Record]
+) -> None:
+    """The reason decides what there is to save."""
+    async with node(
+        database.dsn, processes, reference="handlers_app:app", drain__timeout="0s", drain__grace="10s"
+    ) as one:
+        job_id = await insert(conn, "stops")
+
+        async def begun() -> bool:
+            return (await live_row(conn, job_id))["progress"] is not None
+
+        await running_row(conn, job_id)
+        await eventually(begun, what="the child's first report")
+        one.stop()
+        assert await ended(conn, job_id) == "succeeded"
+    assert await _result(conn, job_id) == "drain"
+
+
+@pytest.mark.parametrize("handler", ["commits", "commits_async", "completes", "completes_async"])
+async def test_a_process_commits_effect_and_completion_together(
+    handler: str, processes: rota.App, database: Database, conn: Connection[Record]
+) -> None:
+    """Wherever a handler runs, its job has the same names and the same promises."""
+    await conn.execute("create table effects (job_id int8)")
+    async with node(database.dsn, processes, reference="handlers_app:app"):
+        job_id = await insert(conn, handler, json.dumps({"dsn": database.dsn}))
+        assert await ended(conn, job_id) == "succeeded"
+    assert await conn.fetchval("select job_id from effects") == job_id
+    assert await _result(conn, job_id) == ({"done": True} if handler.startswith("completes") else None)
+    assert not await history(conn, job_id)

@@ -1,0 +1,109 @@
+"""A schema brought in by a migrator who is no superuser, its four roles, and a real login for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Server
+
+ROLES = ("owner", "daemon", "operator", "client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A database with roles. Logins: `<prefix>_app` and `<prefix>_other` (clients), `<prefix>_op`, `<prefix>_node`."""
+
+    server: Server
+    database: str
+    prefix: str
+
+    @property
+    def root(self) -> str:
+        """How its superuser connects."""
+        return self.server.dsn_for(self.database)
+
+    @property
+    def migrator(self) -> str:
+        """The name of who migrates: CREATEROLE, CREATE on the database, nothing else."""
+        return f"{self.prefix}_mig"
+
+    def dsn(self, login: str) -> str:
+        """How a login connects."""
+        parts = urlsplit(self.root)
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{self.prefix}_{login}:secret@{host}"))
+
+    @asynccontextmanager
+    async def connect(self, login: str | None = None) -> AsyncIterator[Connection[Record]]:
+        """Connect as that login, or as the superuser."""
+        connection = await asyncpg.connect(self.dsn(login) if login else self.root)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+
+@asynccontextmanager
+async def world(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[World]:
+    """Make one, and remove it with its roles, which belong to the whole server."""
+    made = World(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
+    await _make(made, migrate=migrate)
+    try:
+        yield made
+    finally:
+        await _remove(made)
+
+
+@contextmanager
+def lasting_world(server: Server, name: str) -> Iterator[World]:
+    """Make one for a whole module, outside of any test's loop."""
+    life = world(server, name)
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        made = runner.run(life.__aenter__())
+        try:
+            yield made
+        finally:
+            runner.run(life.__aexit__(None, None, None))
+
+
+async def _make(made: World, *, migrate: bool) -> None:
+    from rota.db.migrate import migrate as bring_up_to_date
+
+    root = await asyncpg.connect(made.server.dsn)
+    try:
+        await root.execute(f"create role {made.migrator} login createrole password 'secret'")
+        await root.execute(f"create database {made.database}")
+        await root.execute(f"grant create on database {made.database} to {made.migrator}")
+        if not migrate:
+            return
+        await bring_up_to_date(made.dsn("mig"), role_prefix=made.prefix)
+        for login, role in (("app", "client"), ("other", "client"), ("op", "operator"), ("node", "daemon")):
+            await root.execute(f"create role {made.prefix}_{login} login password 'secret'")
+            await root.execute(f"grant {made.prefix}_{role} to {made.prefix}_{login}")
+    finally:
+        await root.close()
+
+
+async def _remove(made: World) -> None:
+    root = await asyncpg.connect(made.server.dsn)
+    try:
+        await root.execute(f"drop database {made.database} with (force)")
+        rows = await root.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{made.prefix}_")
+        for row in rows:
+            await root.execute(f"drop owned by {row[0]}")
+        for row in rows:
+            await root.execute(f"drop role {row[0]}")
+    finally:
+        await root.close()

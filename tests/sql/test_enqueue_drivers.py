@@ -1,0 +1,230 @@
+"""rota.enqueue and its kin on the connections that people have: one meaning, whatever the driver."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+import rota
+from drivers import ASYNC, SYNC
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+ALL_COLUMNS: dict[str, Any] = {
+    "queue": "q",
+    "run_at": datetime(2030, 1, 1, tzinfo=UTC),
+    "priority": 1,
+    "unique_key": "u",
+    "on_conflict": "error",
+    "max_attempts": 2,
+    "backoff_base": timedelta(seconds=3),
+    "backoff_cap": timedelta(days=4, microseconds=1),
+    "retry_for": timedelta(seconds=5),
+    "timeout": timedelta(seconds=6),
+    "lease": timedelta(seconds=7),
+    "delivery": "at_most_once",
+    "start_by": datetime(2031, 1, 1, tzinfo=UTC),
+    "idempotency_key": "i",
+    "meta": {"tenant": "100% :p1 $1"},
+}
+PAYLOAD = {"text": "100% :p1 $1 ::text \\ 'x' \U0001f600", "n": 2**53 + 1, "list": [1, None, True, 1.5]}
+
+
+SECRET = {"password": "yranac-TERC3S"[::-1]}
+"""Its text stands in no line of source, which tracebacks show."""
+
+
+class Undo(Exception):
+    """Leaves a transaction without committing it."""
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_a_job_has_all_it_was_given(driver: str, database: Database, conn: Connection[Record]) -> None:
+    """What a driver does to % and : and $ must not reach the row, nor may a number be rounded."""
+    async with ASYNC[driver](database.dsn) as theirs:
+        made = await rota.enqueue(theirs, "h", PAYLOAD, **ALL_COLUMNS)
+    await _has_all(conn, made)
+
+
+@pytest.mark.parametrize("driver", SYNC)
+async def test_a_job_has_all_it_was_given_sync(driver: str, database: Database, conn: Connection[Record]) -> None:
+    """The blocking twin says the same."""
+    with SYNC[driver](database.dsn) as theirs:
+        made = rota.enqueue_sync(theirs, "h", PAYLOAD, **ALL_COLUMNS)
+    await _has_all(conn, made)
+
+
+async def _has_all(conn: Connection[Record], made: rota.Enqueued) -> None:
+    assert made.created
+    job = await conn.fetchrow("select * from rota.jobs where job_id = $1", made.job_id)
+    assert job is not None
+    expected = {name: value for name, value in ALL_COLUMNS.items() if name not in {"on_conflict", "meta"}}
+    assert {name: job[name] for name in expected} == expected
+    assert json.loads(job["meta"]) == ALL_COLUMNS["meta"]
+    assert json.loads(job["payload"]) == PAYLOAD
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_it_joins_the_callers_transaction(driver: str, database: Database, conn: Connection[Record]) -> None:
+    """A job without the order that it is about, or an order without its job, is what this exists to prevent."""
+    with pytest.raises(Undo):  # noqa: PT012
+        async with ASYNC[driver](database.dsn) as theirs:
+            made = await rota.enqueue(theirs, "h", unique_key="k")
+            assert await rota.enqueue(theirs, "h", unique_key="k") == rota.Enqueued(made.job_id, created=False)
+            assert await rota.enqueue_many(theirs, "h", [{"n": 1}, None]) == 2
+            assert not await conn.fetchval("select count(*) from rota.jobs")
+            raise Undo
+    assert not await conn.fetchval("select count(*) from rota.jobs")
+
+
+@pytest.mark.parametrize("driver", SYNC)
+async def test_it_joins_the_callers_transaction_sync(driver: str, database: Database, conn: Connection[Record]) -> None:
+    """The blocking twin does the same."""
+    with pytest.raises(Undo), SYNC[driver](database.dsn) as theirs:  # noqa: PT012
+        made = rota.enqueue_sync(theirs, "h", unique_key="k")
+        assert rota.enqueue_sync(theirs, "h", unique_key="k") == rota.Enqueued(made.job_id, created=False)
+        assert rota.enqueue_many_sync(theirs, "h", [{"n": 1}, None]) == 2
+        assert not await conn.fetchval("select count(*) from rota.jobs")
+        raise Undo
+    assert not await conn.fetchval("select count(*) from rota.jobs")
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_a_refusal_is_the_same_on_every_driver_and_shows_no_payload(driver: str, database: Database) -> None:
+    """B103: a driver's own error repeats the row, or its parameters."""
+    with pytest.raises(rota.Refused, match="priority must lie between 0") as refused:
+        async with ASYNC[driver](database.dsn) as theirs:
+            await rota.enqueue(theirs, "h", SECRET, priority=10)
+    assert refused.value.sqlstate == "23514"
+    assert "S3CRET-canary" not in _as_logged(refused)
+
+
+@pytest.mark.parametrize("driver", SYNC)
+def test_a_refusal_is_the_same_on_every_driver_and_shows_no_payload_sync(driver: str, database: Database) -> None:
+    """B103: the blocking twin says the same."""
+    with pytest.raises(rota.Refused, match="live job") as refused, SYNC[driver](database.dsn) as theirs:  # noqa: PT012
+        rota.enqueue_sync(theirs, "h", unique_key="k")
+        rota.enqueue_sync(theirs, "h", SECRET, unique_key="k", on_conflict="error")
+    assert refused.value.sqlstate == "RT005"
+    assert "S3CRET-canary" not in _as_logged(refused)
+
+
+def _as_logged(raised: pytest.ExceptionInfo[Any]) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("driver", SYNC)
+def test_what_else_goes_wrong_is_the_drivers_own_error_without_the_parameters(driver: str, database: Database) -> None:
+    """People's retry loops look for their driver's errors; B103: SQLAlchemy prints what was to be sent."""
+    with pytest.raises(Exception) as raised, SYNC[driver](database.dsn) as theirs:  # noqa: PT011, PT012
+        run = getattr(theirs, "exec_driver_sql", None) or getattr(theirs, "execute", None)
+        if run is None:
+            with theirs.cursor() as cursor:
+                cursor.execute("set local search_path to ''; drop schema rota cascade")
+        else:
+            run(_text(theirs, "drop schema rota cascade"))
+        rota.enqueue_sync(theirs, "h", SECRET)
+    assert not isinstance(raised.value, rota.RotaError | TypeError)
+    assert "rota" in str(raised.value)
+    assert "S3CRET-canary" not in _as_logged(raised)
+
+
+def _text(theirs: Any, sql: str) -> Any:
+    return sql if isinstance(theirs, psycopg.Connection | sqlalchemy.Connection) else sqlalchemy.text(sql)
+
+
+@pytest.mark.parametrize("driver", SYNC)
+async def test_the_wrong_kind_of_connection_is_told_where_to_go(driver: str, database: Database) -> None:
+    """Both kinds look alike; a coroutine that nobody awaits, or a driver's own complaint, would help nobody."""
+    with SYNC[driver](database.dsn) as theirs:
+        with pytest.raises(TypeError, match=r"rota\.enqueue can't use .* that is for rota\.enqueue_sync"):
+            await rota.enqueue(theirs, "h")
+        with pytest.raises(TypeError, match=r"that is for rota\.enqueue_many_sync"):
+            await rota.enqueue_many(theirs, "h", [])
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_the_wrong_kind_of_connection_is_told_where_to_go_sync(driver: str, database: Database) -> None:
+    """The other way round."""
+    async with ASYNC[driver](database.dsn) as theirs:
+        with pytest.raises(TypeError, match=r"rota\.enqueue_sync can't use .* that is for rota\.enqueue\b"):
+            rota.enqueue_sync(theirs, "h")
+        with pytest.raises(TypeError, match=r"that is for rota\.enqueue_many\b"):
+            rota.enqueue_many_sync(theirs, "h", [])
+
+
+async def test_what_only_makes_connections_is_refused_with_the_way_out(database: Database) -> None:
+    """An engine or a pool would insert in a transaction of its own, which is not what is asked for."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg://")
+    with pytest.raises(TypeError, match="take a connection from it"):
+        rota.enqueue_sync(engine, "h")  # type: ignore[arg-type]
+    with psycopg.connect(database.dsn) as theirs, pytest.raises(TypeError, match=r"cursor\.connection"):
+        rota.enqueue_sync(theirs.cursor(), "h")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes an asyncpg connection, a psycopg AsyncConnection"):
+        await rota.enqueue(None, "h")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["run_at", "start_by"])
+async def test_a_naive_datetime_is_refused(name: str, conn: Connection[Record]) -> None:
+    """It would be an instant that depends on the time zone of whoever reads it."""
+    with pytest.raises(ValueError, match="must have a zone"):
+        await rota.enqueue(conn, "h", **{name: datetime(2030, 1, 1)})  # type: ignore[arg-type]  # noqa: DTZ001
+    with pytest.raises(ValueError, match="must have a zone"):
+        await rota.enqueue_many(conn, "h", [1], run_at=lambda _: datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+async def test_many_jobs_may_each_have_columns_of_their_own(conn: Connection[Record]) -> None:
+    """A key or an instant that all jobs shared would be no use; a live job with the key is kept."""
+    first = datetime(2030, 1, 1, tzinfo=UTC)
+    orders = [{"id": number} for number in (7, 8, 7)]
+    made = await rota.enqueue_many(
+        conn,
+        "h",
+        orders,
+        queue="q",
+        timeout=timedelta(seconds=9),
+        unique_key=lambda order: f"order:{order['id']}",
+        run_at=lambda order: first + timedelta(days=order["id"]),
+        meta=lambda order: {"id": order["id"]} if order["id"] == 8 else None,
+    )
+    assert made == 2
+    jobs = await conn.fetch("select * from rota.jobs order by unique_key")
+    assert [(job["unique_key"], job["run_at"].day, job["meta"]) for job in jobs] == [
+        ("order:7", 8, None),
+        ("order:8", 9, '{"id": 8}'),
+    ]
+    assert {(job["queue"], job["timeout"]) for job in jobs} == {("q", timedelta(seconds=9))}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"unique_key": "k"}, "must differ from job to job"),
+        ({"on_conflict": "replace"}, "on_conflict can only be 'keep'"),
+        ({"prority": 1}, "did you mean 'priority'"),
+        ({"queue": lambda _: "q"}, "queue can't be a function"),
+    ],
+)
+async def test_many_jobs_refuse_what_they_can_not_keep(
+    columns: dict[str, Any], message: str, conn: Connection[Record]
+) -> None:
+    """Nothing is inserted by a call that is wrong."""
+    with pytest.raises(TypeError, match=message):
+        await rota.enqueue_many(conn, "h", [1, 2], **columns)
+    assert not await conn.fetchval("select count(*) from rota.jobs")
+
+
+async def test_many_large_jobs_go_in_statements_that_fit(conn: Connection[Record]) -> None:
+    """Thousands of payloads of a megabyte would be a parameter that the server can't take."""
+    assert await rota.enqueue_many(conn, "h", ({"n": n, "text": "x" * 900_000} for n in range(12))) == 12
+    assert await conn.fetchval("select count(distinct payload->'n') from rota.jobs") == 12

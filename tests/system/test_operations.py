@@ -1,0 +1,218 @@
+"""Operators' commands, run as they run them: what they show, what they change, and that it stands in the audit."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from factories import make_dead_letters, make_handler, make_jobs, make_running_job
+from shell import Shell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+APP = """
+import rota
+
+app = rota.App("shop")
+
+@app.handler("shop.double")
+async def double(job):
+    return job.payload["n"] * 2
+
+@app.handler("shop.fails", permanent=(KeyError,))
+def fails(job):
+    raise KeyError("nothing")
+
+@app.handler("shop.writes")
+async def writes(job):
+    async with job.transaction() as conn:
+        await conn.execute("insert into effects values ($1)", job.payload["n"])
+"""
+
+
+@pytest.fixture
+def rota(tmp_path: Path, database: Database) -> Shell:
+    """The shell, on the test's database, with an app in its folder."""
+    (tmp_path / "shop.py").write_text(APP)
+    return Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_APP": "shop:app"})
+
+
+async def alive(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
+    """Register a daemon that stays alive for the test."""
+    await conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, release, handlers, queues, slots, tzdata, seen_at) "
+        "values (gen_random_uuid(), 'here', 4711, '0.1', 'shop', 'r7', $1, $2, '{\"mail\": 5}', '2026a', now() + interval '1 h')",
+        handlers,
+        queues,
+    )
+
+
+async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Connection[Record]) -> None:
+    """Whoever finds a queue at a standstill must see since when, by whom and why; both ends stand in the audit."""
+    await alive(conn, handlers=["h"], queues=["mail", "default"])
+    await make_jobs(conn, 3, queue="mail")
+
+    assert (await rota("queue", "pause", "mail", "--reason", "provider is down", "--json")).json == {
+        "paused": ["mail"],
+        "changed": 1,
+    }
+    again = await rota("queue", "pause", "mail")
+    assert (again.code, again.out) == (0, "queue mail is paused, as before: what runs, runs on\n")
+    shown = (await rota("queue", "list", "--json")).json
+    text = (await rota("queue", "list")).out
+    assert [line["due"] for line in shown["queues"] if line["queue"] == "mail"] == [3]
+    assert [each["reason"] for each in shown["paused"]] == ["provider is down"]
+    assert "provider is down" in text
+    assert "goes on" in (await rota("queue", "resume", "mail", "--reason", "up again")).out
+    assert "was not paused" in (await rota("queue", "resume", "mail")).out
+    written = await conn.fetch("select action, target, reason, done_by from rota.audit order by audit_id")
+    assert [tuple(row)[:3] for row in written] == [
+        ("pause", "queue mail", "provider is down"),
+        ("resume", "queue mail", "up again"),
+    ]
+    assert all(row["done_by"] for row in written)
+
+
+async def test_everything_is_paused_at_once_and_what_was_paused_by_name_stays_so(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """`--all` is one switch over all others: turning it back on must not start what somebody else had stopped."""
+    assert (await rota("queue", "pause")).code == 2
+    assert (await rota("queue", "pause", "mail", "--all")).code == 2
+    await rota("queue", "pause", "mail", "--reason", "mine")
+    assert "every queue is paused" in (await rota("queue", "pause", "--all", "--reason", "fire")).out
+    assert "all queues are still paused" in (await rota("queue", "resume", "bulk")).err
+    done = await rota("queue", "resume", "--all")
+    assert "every queue goes on" in done.out
+    assert "still paused by name: mail" in done.err
+    assert await conn.fetchval("select string_agg(queue, ',') from rota.queues where paused") == "mail"
+
+
+async def test_handlers_are_paused_and_a_slip_in_the_name_is_told_of(rota: Shell, conn: Connection[Record]) -> None:
+    """Pausing what nobody has ever registered is allowed (it may come with the next release), and surely a slip."""
+    await make_handler(conn, "shop.double", app="shop", release="r7", queue="mail")
+    await alive(conn, handlers=["shop.double"], queues=["mail"])
+    slip = await rota("handler", "pause", "shop.duoble", "--reason", "bad numbers")
+    assert slip.code == 0
+    assert "no daemon has ever registered a handler shop.duoble" in slip.err
+    both = await rota("handler", "pause", "shop.double", "shop.duoble", "--reason", "bad numbers", "--json")
+    assert both.json["changed"] == 1
+    shown = {each["handler"]: each for each in (await rota("handler", "list", "--json")).json}
+    assert (shown["shop.double"]["paused"], shown["shop.double"]["nodes"], shown["shop.double"]["queue"]) == (
+        True,
+        1,
+        "mail",
+    )
+    assert shown["shop.double"]["pause_reason"] == "bad numbers"
+    assert "bad numbers" in (await rota("handler", "list")).out
+    assert (await rota("handler", "resume", "shop.double", "shop.duoble", "--json")).json["changed"] == 2
+    assert await conn.fetchval("select count(*) from rota.audit") == 4
+
+
+async def test_pausing_takes_all_that_were_named_or_none(rota: Shell, conn: Connection[Record]) -> None:
+    """A name that can't be one refuses the whole command: half of a list is nobody's intention."""
+    said = await rota("queue", "pause", "mail", "a\nb")
+    assert said.code == 1
+    assert "must be a name" in said.err
+    assert await conn.fetchval("select count(*) from rota.queues") == 0
+
+
+async def test_nodes_are_listed(rota: Shell, conn: Connection[Record]) -> None:
+    """Which machine, which process, which release: what one needs to find the log."""
+    assert "no daemon is alive" in (await rota("node", "list")).out
+    await alive(conn, handlers=["h"], queues=["mail"])
+    (shown,) = (await rota("node", "list", "--json")).json
+    assert (shown["host"], shown["pid"], shown["release"], shown["tzdata"]) == ("here", 4711, "r7", "2026a")
+    assert "here:4711" in (await rota("node", "list")).out
+
+
+async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connection[Record]) -> None:
+    """A loop that enqueued 2,500 jobs of the wrong kind: counted first, then gone, and the ones that run are asked."""
+    await make_jobs(conn, 2500, handler="bad")
+    await make_jobs(conn, 2, handler="good")
+    await make_running_job(conn, handler="bad")
+    assert (await rota("job", "cancel")).code == 2
+    assert (await rota("job", "cancel", "--handler", "bad", "--force")).code == 2
+    dry = await rota("job", "cancel", "--handler", "bad", "--dry-run", "--json")
+    assert dry.json == {"dry_run": True, "cancelled": 2500, "requested": 1}
+    assert await conn.fetchval("select count(*) from rota.jobs") == 2503
+    done = await rota("job", "cancel", "--handler", "bad", "--reason", "a loop", "--json")
+    assert done.json == {"cancelled": 2500, "requested": 1}
+    assert await conn.fetchval("select count(*) from rota.jobs where handler = 'good'") == 2
+    assert (
+        await conn.fetchval("select sum(affected) from rota.audit where action = 'cancel many' and reason = 'a loop'")
+        == 2501
+    )
+
+
+async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: Shell, conn: Connection[Record]) -> None:
+    """Counts say where to begin; the sample is what one looks at next."""
+    first = await make_dead_letters(conn, 3, handler="a", error_kind="ValueError")
+    other = await make_dead_letters(conn, 1, handler="a", error_kind="KeyError", delivery="at_most_once")
+    groups = (await rota("dead", "summary", "--json")).json
+    assert [(g["handler"], g["reason"], g["error_kind"], g["letters"], g["sample"]) for g in groups] == [
+        ("a", "exhausted", "ValueError", 3, first[-1]),
+        ("a", "exhausted", "KeyError", 1, other[-1]),
+    ]
+    assert all(g["oldest"] <= g["newest"] for g in groups)
+    assert str(first[-1]) in (await rota("dead", "summary")).out
+    dry = await rota("dead", "redrive", "--handler", "a", "--dry-run")
+    assert "dry run: 3 dead letters; 1 that were to run once at most stay" in dry.out
+
+
+async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connection[Record]) -> None:
+    """To try it: its result, its failure and what that would lead to, and nothing is stored."""
+    assert (await rota("call", "shop.double", '{"n": 21}')).out == "42\n"
+    assert (await rota("call", "shop.double", '{"n": 21}', "--json", DATABASE_URL="")).json == {
+        "outcome": "succeeded",
+        "result": 42,
+    }
+    failed = await rota("call", "shop.fails", "--json")
+    assert failed.code == 1
+    assert "a dead letter at once (KeyError)" in failed.json["outcome"]
+    assert "raise KeyError" in failed.json["error"]
+    slip = await rota("call", "shop.duoble")
+    assert slip.code == 2
+    assert "did you mean 'shop.double'?" in slip.err
+    assert (await rota("call", "shop.double", "{")).code == 2
+    assert (await rota("call", "shop.double", ROTA_APP="")).code == 2
+    await conn.execute("create table effects (n int)")
+    assert (await rota("call", "shop.writes", json.dumps({"n": 7}))).code == 0
+    assert await conn.fetchval("select n from effects") == 7
+    assert await conn.fetchval("select count(*) from rota.job_status") == 0
+
+
+async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) -> None:
+    """The command and what it prints for other tools do the same; a prefix that can't be one is refused before anything."""
+    prefix = f"rt{os.getpid()}_cli"
+    try:
+        said = await rota("migrate", "--roles", "--role-prefix", prefix, "--json")
+        assert said.json["roles"] == [f"{prefix}_{role}" for role in ("owner", "daemon", "operator", "client")]
+        may = "select has_column_privilege($1, 'rota.jobs', 'payload', 'INSERT')"
+        assert await conn.fetchval(may, f"{prefix}_client")
+        await conn.execute(f"revoke all on rota.jobs from {prefix}_client")
+        printed = await rota("migrate", "--roles", "--role-prefix", prefix, "--sql", DATABASE_URL="")
+        await conn.execute(printed.out)
+        assert await conn.fetchval(may, f"{prefix}_client")
+        assert f"rights given to {prefix}_owner" in (await rota("migrate", "--roles", "--role-prefix", prefix)).out
+    finally:
+        names = await conn.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{prefix}_")
+        await conn.execute(f"reassign owned by {prefix}_owner to current_user")
+        for row in names:
+            await conn.execute(f"drop owned by {row[0]}; drop role {row[0]}")
+    for wrong in (
+        ["--role-prefix", "shop"],
+        ["--roles", "--role-prefix", "Shop"],
+        ["--roles", "--role-prefix", "pg_x"],
+        ["--roles", "--role-prefix", "a'; drop table x; --"],
+        ["--roles", "--check"],
+    ):
+        assert (await rota("migrate", *wrong)).code == 2

@@ -1,0 +1,309 @@
+"""The README, taken at its word: its first five minutes and its SQL are run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import asyncpg
+import pytest
+
+from factories import make_dead_letters
+from logins import World, world
+from rota.embedded import find_bindir
+from rota.errors import NoPostgres
+from servers import memory
+from shell import Shell
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Server
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+TWO_MINUTES = 120
+
+
+class Block(NamedTuple):
+    """One piece of code, and the heading under which it stands."""
+
+    heading: str
+    language: str
+    text: str
+
+
+def blocks(heading: str | None = None, language: str | None = None) -> list[Block]:
+    """The README's code, in order."""
+    found, under = [], ""
+    for part in re.finditer(
+        r"^#+ (?P<heading>[^\n]*)$|^```(?P<language>\w*)\n(?P<text>.*?)^```$", README, re.MULTILINE | re.DOTALL
+    ):
+        if part["heading"] is not None:
+            under = part["heading"]
+        elif (heading in {None, under}) and (language in {None, part["language"]}):
+            found.append(Block(under, part["language"], part["text"]))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ the first minutes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Shell]:
+    """An empty folder in which `.venv/bin/rota` is there: installing it is what test_wheel.py tests, from a built wheel."""
+    try:
+        find_bindir()
+    except NoPostgres as error:
+        pytest.skip(str(error))
+    bindir = tmp_path / ".venv" / "bin"
+    bindir.mkdir(parents=True)
+    (bindir / "rota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m rota "$@"\n')
+    (bindir / "rota").chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="rota-readme-", dir=memory()) as data:
+        Path(data).chmod(0o755)
+        yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{data}/pg", "PYTHONUNBUFFERED": "1"})
+
+
+@contextmanager
+def terminal(shell: Shell, line: str) -> Iterator[Callable[[], str]]:
+    """Type a command that goes on, and read what it says; at the end, Ctrl-C."""
+    log = shell.folder / "terminal"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {line}"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=shell.environment(),
+            cwd=shell.folder,
+        )
+    try:
+        yield log.read_text
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, log.read_text()
+
+
+def typed(shell: Shell, line: str) -> str:
+    """Type a command that ends, and return what it prints; it must succeed."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        capture_output=True,
+        env=shell.environment(),
+        cwd=shell.folder,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
+    return done.stdout.decode()
+
+
+def test_from_an_empty_folder_to_a_job_of_ones_own_in_two_minutes(folder: Shell) -> None:
+    """A newcomer has nothing but the README. Each step is taken from its text; what it says will happen, happens."""
+    began = time.monotonic()
+    install, dev, look = blocks("The first five minutes", "sh")
+    (app,) = blocks("The first five minutes", "python")
+    (insert,) = blocks("The first five minutes", "sql")
+    assert "pip install '.[embedded]'" in install.text
+
+    name = re.search(r"Write `(\S+)`", README)
+    assert name
+    (folder.folder / name[1]).write_text(app.text)
+    with terminal(folder, dev.text.strip()) as said:
+        until(lambda: "node.started" in said(), within=60, what="the daemon")
+        psql = re.search(r"look inside +(.*)", said())
+        assert psql
+        told = typed(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
+        assert told.splitlines()[0] == "1"
+        until(lambda: re.search(r"attempt 1 for order 7 key rota:", said()), what="what the handler prints")
+        commands = [line for line in look.text.splitlines() if line]
+        until(lambda: "succeeded" in typed(folder, commands[1]), what="the job's end")
+        shown = [typed(folder, line) for line in commands]
+        assert "default" in shown[0]
+        assert "send_receipt" in shown[1]
+        assert "succeeded" in shown[2]
+    assert time.monotonic() - began < TWO_MINUTES
+
+
+def test_with_a_server_of_ones_own_it_is_three_steps(folder: Shell, server: Server) -> None:
+    """The step from trying it to using it: a URL, one migration, one daemon."""
+    assert (
+        "`export DATABASE_URL=postgresql://…`, once `rota migrate`, and on every machine\n`rota run --app myapp:app`"
+        in README
+    )
+    (app,) = blocks("The first five minutes", "python")
+    (insert,) = blocks("The first five minutes", "sql")
+    (folder.folder / "myapp.py").write_text(app.text)
+    name = f"rota_readme_{os.getpid()}"
+    psql = f"{shlex.quote(str(find_bindir() / 'psql'))}"
+    typed(folder, f"{psql} {shlex.quote(server.dsn)} -c 'create database {name}'")
+    try:
+        folder.environ["DATABASE_URL"] = server.dsn_for(name)
+        typed(folder, ".venv/bin/rota migrate")
+        with terminal(folder, ".venv/bin/rota run --app myapp:app") as said:
+            until(lambda: "node.started" in said(), within=60, what="the daemon")
+            typed(folder, f'{psql} "$DATABASE_URL" -c {shlex.quote(insert.text.strip())}')
+            until(lambda: "attempt 1 for order 7" in said(), what="what the handler prints")
+    finally:
+        typed(folder, f"{psql} {shlex.quote(server.dsn)} -c 'drop database {name} with (force)'")
+
+
+def test_every_command_that_is_named_exists() -> None:
+    """A command that was renamed is worse than one that was never written about."""
+    from typer.main import get_command
+
+    from rota.cli import app
+
+    known: Any = get_command(app)
+    for words in re.findall(r"`(?:\.venv/bin/)?rota ([a-z-]+)(?: ([a-z-]+))?", README):
+        first = known.commands.get(words[0])
+        assert first is not None, words
+        if hasattr(first, "commands") and words[1]:
+            assert words[1] in first.commands, words
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+
+
+# ---------------------------------------------------------------------------------------------------------------- its SQL
+
+
+@pytest.fixture
+async def place(server: Server) -> AsyncIterator[World]:
+    """A database with roles, in which a login may have tables of its own, as an application's does."""
+    async with world(server, "readme") as made:
+        async with made.connect() as root:
+            await root.execute(f"grant create, usage on schema public to {made.prefix}_app, {made.prefix}_op")
+        yield made
+
+
+class Statement(NamedTuple):
+    """One statement, and what the README says it returns: rows, or an SQLSTATE with its message."""
+
+    text: str
+    returns: list[str]
+
+
+def statements(block: str) -> list[Statement]:
+    """A block's statements; `--> …` lines say what the one before returns."""
+    found: list[Statement] = []
+    text = ""
+    for line in block.splitlines():
+        if line.startswith("--> "):
+            found[-1].returns.append(line.removeprefix("--> "))
+        elif not line.startswith("--"):
+            text += line + "\n"
+            if line.rstrip().endswith(";"):
+                found.append(Statement(text.strip(), []))
+                text = ""
+    assert not text.strip(), f"no semicolon: {text}"
+    return found
+
+
+def spelled(row: Record) -> str:
+    """A row as the README writes it."""
+    words = {True: "true", False: "false", None: "null"}
+    values = [words[value] if value is None or isinstance(value, bool) else str(value) for value in row.values()]
+    return values[0] if len(values) == 1 else f"({', '.join(values)})"
+
+
+async def check(conn: Connection[Record], block: str) -> int:
+    """Run a block's statements in order and hold the results against what it says; return how many results it named."""
+    said = 0
+    for each in statements(block):
+        said += len(each.returns)
+        if "$1" in each.text:
+            await conn.prepare(each.text)
+        elif each.returns and re.match(r"[0-9A-Z]{5}: ", each.returns[0]):
+            code, _, message = each.returns[0].partition(": ")
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await conn.execute(each.text)
+            assert refused.value.sqlstate == code, each.text
+            assert message in {refused.value.args[0], getattr(refused.value, "constraint_name", None)}, each.text
+        else:
+            rows = await conn.fetch(each.text)
+            if each.returns:
+                assert [spelled(row) for row in rows] == each.returns, each.text
+    return said
+
+
+async def test_the_sql_page_does_what_it_says(place: World) -> None:
+    """Who writes Go, Ruby or psql has this page alone: each statement runs as printed, as a login that is a client or an
+    operator and no more, and returns what stands beneath it.
+    """
+    async with place.connect("app") as app, place.connect("op") as op, place.connect() as root:
+        said = 0
+        for block in blocks("From SQL", "sql"):
+            said += await check(app, block.text)
+        await root.execute("alter sequence rota.jobs_job_id_seq restart with 201")
+        await make_dead_letters(root, 3, handler="charge", error_kind="BankTimeout")
+        await make_dead_letters(
+            root, 2, handler="charge", reason="permanent", error_kind="KeyError", payload='{"amount": 3}'
+        )
+        for block in blocks("What operators call", "sql"):
+            said += await check(op, block.text)
+        assert said > 15
+        mended = await root.fetch("select payload from rota.jobs where handler = 'charge' and payload ? 'currency'")
+        assert len(mended) == 2
+
+
+async def test_the_counter_fires_once_when_all_are_done(place: World) -> None:
+    """The recipe for "when all N are done", with three jobs that end in any order."""
+    (block,) = blocks("When all of them are done", "sql")
+    create, count_down = statements(block.text)
+    async with place.connect("app") as app:
+        await app.execute(create.text)
+        await app.execute("insert into batch values (1, 3)")
+        for left in (2, 1, 0):
+            await app.execute(count_down.text)
+            made = await app.fetchval("select count(*) from rota.jobs where handler = 'batch_done'")
+            assert made == (1 if left == 0 else 0)
+
+
+async def test_other_sql_runs_too(place: World) -> None:
+    """The first line of the page, and the login of a client."""
+    (first,) = blocks("rota", "sql")
+    (login,) = blocks("Who may what", "sql")
+    async with place.connect("app") as app, place.connect() as root:
+        assert await check(app, first.text) == 0
+        renamed = re.sub(r"\brota_client\b", f"{place.prefix}_client", login.text).replace(
+            "role shop", f"role {place.prefix}_shop"
+        )
+        await root.execute(renamed)
+        member = "select pg_has_role($1, $2, 'USAGE')"
+        assert await root.fetchval(member, f"{place.prefix}_shop", f"{place.prefix}_client")
+
+
+FUNCTION = "select min(oid::int8) from pg_proc where proname = $1 and pronamespace = 'rota'::regnamespace"
+CALLS = "select has_function_privilege($1::text, $2::int8::oid, 'EXECUTE')"
+READS = "select has_table_privilege($1::text, $2::text, 'SELECT')"
+
+
+async def test_the_table_of_roles_is_true(place: World) -> None:
+    """Each function that it names is one that just these roles may call."""
+    table = README[README.index("## Who may what") : README.index("- `rota_owner` owns")]
+    checked = 0
+    async with place.connect() as root:
+        for line in table.splitlines():
+            if not (line.startswith("|") and line.count("|") == 5):
+                continue
+            what, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            for name in re.findall(r"`rota\.(\w+)`", what):
+                oid = await root.fetchval(FUNCTION, name)
+                for role, cell in zip(("client", "operator", "daemon"), cells, strict=True):
+                    asked = (CALLS, oid) if oid is not None else (READS, f"rota.{name}")
+                    assert await root.fetchval(asked[0], f"{place.prefix}_{role}", asked[1]) is bool(cell), (name, role)
+                    checked += 1
+    assert checked > 40

@@ -1,0 +1,164 @@
+"""Versions side by side: which daemon starts on which schema, and migrating while daemons work."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from rota.db import migrate as module
+from rota.db import sql
+from rota.errors import DatabaseUnusable
+from shell import Shell, started
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+APP = """
+import rota
+
+app = rota.App("shop")
+
+@app.handler("shop.works")
+async def works(job): ...
+"""
+
+
+@pytest.fixture
+def rota(tmp_path: Path, database: Database) -> Shell:
+    """The shell, on the test's database, with an app in its folder."""
+    (tmp_path / "shop.py").write_text(APP)
+    return Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_LOG_FORMAT": "json"})
+
+
+async def _newer(conn: Connection[Record], *, oldest_compatible: int) -> None:
+    """Make it look as if a later rota had migrated."""
+    await conn.execute("insert into rota.migrations values ($1, '9999_later', 'sum')", module.VERSION + 1)
+    await conn.execute(
+        "update rota.meta set schema_version = $1, oldest_compatible = $2", module.VERSION + 1, oldest_compatible
+    )
+
+
+async def test_an_older_daemon_works_beside_a_newer_schema_that_is_fit_for_it(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """While a fleet is being upgraded both are there, and the old ones are restarted too: by crashes, by `rota migrate`
+    in the same script as ever.
+    """
+    await _newer(conn, oldest_compatible=module.VERSION)
+    job_id = await conn.fetchval("insert into rota.jobs (handler) values ('shop.works') returning job_id")
+
+    migrated = await rota("migrate", "--json")
+    checked = await rota("migrate", "--check")
+    ran = await rota("run", "--app", "shop:app", "--until-idle")
+
+    assert (migrated.code, checked.code, ran.code) == (0, 0, 0), migrated.err + ran.err
+    assert migrated.json == {"applied": [], "version": module.VERSION + 1}
+    assert "fit for it" in (await rota("migrate")).out
+    assert await conn.fetchval("select outcome from rota.job_runs where job_id = $1", job_id) == "succeeded"
+    # But it must not set the rights of what it doesn't know.
+    roles = await rota("migrate", "--roles")
+    assert roles.code == 3
+    assert "newer rota" in roles.err
+
+
+async def test_an_older_daemon_refuses_a_schema_that_has_left_it_behind(rota: Shell, conn: Connection[Record]) -> None:
+    """It would fail in the middle of jobs, on a column that is gone: better at the start, with the cure."""
+    await _newer(conn, oldest_compatible=module.VERSION + 1)
+    await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
+    for command in (["run", "--app", "shop:app"], ["status"], ["migrate"], ["migrate", "--check"]):
+        said = await rota(*command)
+        assert said.code == 3
+        assert f"version {module.VERSION + 1}" in said.err
+        assert "upgrade rota" in said.err
+    assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
+
+
+async def test_a_newer_daemon_waits_for_its_migration(rota: Shell, conn: Connection[Record]) -> None:
+    """Deployed before the migration has run: nothing is claimed with statements that the schema can't answer."""
+    await conn.execute("update rota.meta set schema_version = $1", module.VERSION - 1)
+    await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
+    said = await rota("run", "--app", "shop:app")
+    assert said.code == 3
+    assert f"this rota needs {module.VERSION}: run `rota migrate`" in said.err
+    assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
+
+
+def test_what_breaks_older_daemons_says_so_in_its_migration() -> None:
+    """The mark is what raises oldest_compatible, so that an additive migration leaves the release before it running."""
+    breaking = [number for number, text in enumerate(sql.MIGRATIONS.values(), 1) if f"\n{module.BREAKING}" in text]
+    assert breaking[-1] == module.OLDEST_COMPATIBLE
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that needs the lock on rota.jobs that nobody else may have beside it."""
+    text = "alter table rota.jobs add column later integer"
+    monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, "9999_later": text})
+    monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 1)
+    monkeypatch.setattr(module, "PAUSE", 0.3)
+
+
+@pytest.mark.usefixtures("later")
+async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
+    rota: Shell, database: Database, conn: Connection[Record]
+) -> None:
+    """Behind a statement that waits for an exclusive lock every claim waits, too. A report that runs for an hour must not
+    turn a migration into an outage of an hour: it tries for half a second at a time, and jobs run in between.
+    """
+    with started(rota, "run", "--app", "shop:app") as (process, said):
+        await eventually(lambda: "node.started" in said(), within=30, what="the daemon")
+        async with database.connect() as report:
+            transaction = report.transaction()
+            await transaction.start()
+            await report.execute("select count(*) from rota.jobs")
+            async with asyncio.TaskGroup() as group:
+                migration = group.create_task(module.migrate(database.dsn))
+
+                async def waits() -> bool:
+                    return bool(
+                        await conn.fetchval(
+                            "select exists (select from pg_locks where not granted and mode = 'AccessExclusiveLock' "
+                            "and relation = 'rota.jobs'::regclass)"
+                        )
+                    )
+
+                for _ in range(3):
+                    await eventually(waits, what="the migration's try")
+                    job_id = await conn.fetchval(
+                        "insert into rota.jobs (handler) values ('shop.works') returning job_id"
+                    )
+
+                    async def ended(job_id: int = job_id) -> bool:
+                        return bool(
+                            await conn.fetchval("select exists (select from rota.job_runs where job_id = $1)", job_id)
+                        )
+
+                    await eventually(ended, within=8, what="the job's end")
+                assert not migration.done()
+                await transaction.rollback()
+        assert list(migration.result().applied) == ["9999_later"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.usefixtures("later")
+async def test_a_lock_that_nobody_lets_go_of_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment must end, and say why; what was not done is not half done."""
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    async with database.connect() as report:
+        async with report.transaction():
+            await report.execute("select count(*) from rota.jobs")
+            with pytest.raises(DatabaseUnusable, match="9999_later waits for a lock"):
+                await module.migrate(database.dsn)
+        with pytest.raises(asyncpg.UndefinedColumnError):
+            await report.execute("select later from rota.jobs")
+        assert await report.fetchval("select max(version) from rota.migrations") == len(sql.MIGRATIONS)
