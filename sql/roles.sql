@@ -170,14 +170,14 @@ begin
     for each in
         select grantee, proc.oid::regprocedure as name
         from (values
-            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, ran}'::text[]),
+            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, ran, jitter_offset}'::text[]),
             -- What CHECKs and triggers call in the name of whoever writes.
             (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
             -- Whoever may call cancel_many() is an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
-            (array[operator], '{pause_schedule, resume_schedule, remove_schedule, run_schedule_now, jitter_offset}'),
-            (array[daemon], '{complete, guard, rotate_ledger, jitter_offset}')
+            (array[operator], '{pause_schedule, resume_schedule, remove_schedule, run_schedule_now, backfill_schedule}'),
+            (array[daemon], '{complete, guard, rotate_ledger}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

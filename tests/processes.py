@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import rota
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 TESTS = Path(__file__).resolve().parent
+
+SOURCE = Path(rota.__file__).resolve().parent.parent
+"""Where this process has rota from: the daemons must have the same, also in a second work tree."""
 
 QUICK = {
     "ROTA_LEASE": "3s",
@@ -189,7 +193,7 @@ class Daemons:
         }
         environment = {
             **kept,
-            "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), str(SOURCE)]),
             "DATABASE_URL": dsn or self._dsn,
             "PYTHONUNBUFFERED": "1",
             **self._environ,

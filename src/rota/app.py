@@ -19,6 +19,7 @@ from rota.errors import AppNotFound, ConfigError
 from rota.handlers import LONGEST_DELAY, Delivery, Handler
 from rota.handlers.codec import codec_of
 from rota.handlers.python import in_process, in_thread, is_async, on_loop
+from rota.payload import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from rota.handlers import Middleware
     from rota.job import Job, SyncJob
 
-F = TypeVar("F", bound="Callable[..., Any]")
 P = TypeVar("P")
 R = TypeVar("R")
+F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")
 
 
@@ -63,10 +64,10 @@ class App:
         self.release = release
         self.lifespan = lifespan
         self._handlers: dict[str, Handler] = {}
+        self._schedules: list[tuple[Callable[..., Any] | None, str | None, str | None, Mapping[str, Any]]] = []
         self._middleware: list[Middleware] = []
         self._included: list[App] = []
         self._included_by: list[App] = []
-        self._schedules: list[tuple[Callable[..., Any] | None, str | None, str | None, Mapping[str, Any]]] = []
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -131,17 +132,6 @@ class App:
 
         return register
 
-    def middleware(self, function: M) -> M:
-        """Have `async def function(job, call_next)` run around every attempt of this app's handlers and those it includes.
-
-        The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
-        raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
-        """
-        if not is_async(function) or len(inspect.signature(function).parameters) != 2:
-            raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
-        self._middleware.append(function)
-        return function
-
     def schedule(
         self,
         cron: str | None = None,
@@ -194,7 +184,7 @@ class App:
             "description": description, "owner": owner,
         }  # fmt: skip
         # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
-        declare_schedule(name or handler or "?", **given, handler=handler or "?")
+        declare_schedule(name or handler or "?", **{**given, "payload": None}, handler=handler or "?")
         if handler is not None:
             self._schedules.append((None, handler, name, given))
 
@@ -207,18 +197,29 @@ class App:
 
     @property
     def schedules(self) -> Mapping[str, Declaration]:
-        """name -> Declaration. Raises ConfigError where two have one name, or a function isn't a handler."""
+        """name -> Declaration, those of included apps among them.
+
+        Raises ConfigError where two have one name, or a function isn't a handler; InvalidPayload for what its handler can't decode.
+        """
         found: dict[str, Declaration] = {}
-        for other in self._included:
-            found |= other.schedules
+        handlers = self.handlers
         for function, handler, name, given in self._schedules:
             called = handler or self._name_of(function)
-            if (name or called) in found:
-                raise ConfigError(
-                    f"schedule {name or called!r} is declared twice in app {self.name!r}: name one of them"
-                )
-            found[name or called] = declare_schedule(name or called, **given, handler=called)
+            payload = given["payload"]
+            if payload is not None:
+                payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
+            self._add(found, declare_schedule(name or called, **{**given, "payload": payload}, handler=called))
+        for other in self._included:
+            for each in other.schedules.values():
+                self._add(found, each)
         return found
+
+    def _add(self, found: dict[str, Declaration], declaration: Declaration) -> None:
+        if declaration.name in found:
+            raise ConfigError(
+                f"schedule {declaration.name!r} is declared twice in app {self.name!r}: rename one of them"
+            )
+        found[declaration.name] = declaration
 
     def _name_of(self, function: Callable[..., Any] | None) -> str:
         those = (function, getattr(function, "__wrapped__", function))
@@ -229,6 +230,17 @@ class App:
             )
             raise ConfigError(f"{getattr(function, '__qualname__', function)} {what}; or say which: handler=…")
         return names[0]
+
+    def middleware(self, function: M) -> M:
+        """Have `async def function(job, call_next)` run around every attempt of this app's handlers and those it includes.
+
+        The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
+        raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
+        """
+        if not is_async(function) or len(inspect.signature(function).parameters) != 2:
+            raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
+        self._middleware.append(function)
+        return function
 
     def include(self, other: App) -> None:
         """Take over the handlers and schedules of another app, now and later, each within its own app's middleware.
@@ -247,16 +259,12 @@ class App:
                 raise ConfigError(
                     f"apps {app.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
                 )
-            if taken := sorted(app.schedules.keys() & other.schedules.keys()):
-                raise ConfigError(
-                    f"apps {app.name!r} and {other.name!r} both declare the schedule {', '.join(taken)}: rename one of them"
-                )
         self._included.append(other)
         other._included_by.append(self)
 
     def joined_by(self, other: App) -> App:
         """Return an app with the handlers of both, this one's name and lifespan; neither is changed by it."""
-        if not other.handlers:
+        if not (other.handlers or other.schedules):
             return self
         both = App(self.name, release=self.release, lifespan=self.lifespan)
         if taken := sorted(self.handlers.keys() & other.handlers.keys()):

@@ -16,7 +16,7 @@ import pytest
 import rota.db
 from factories import NODE, make_dead_letter, make_job, make_running_job, state_of
 from logins import ROLES, World, lasting_world, world
-from rota.db import queries
+from rota.db import operations, queries, reports
 from rota.db.migrate import migrate, roles_script
 from rota.db.sql import SQL
 from rota.domain.job import NodeId
@@ -48,7 +48,7 @@ PUBLIC_COLUMNS = {
     "idempotency_key",
     "meta",
 }
-CLIENTS_CALL = {"enqueue", "replace_job", "cancel", "put_schedule", "ran"}
+CLIENTS_CALL = {"enqueue", "replace_job", "cancel", "put_schedule", "ran", "jitter_offset"}
 CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller"}
 OPERATORS_CALL = {
     "cancel_many",
@@ -66,9 +66,9 @@ OPERATORS_CALL = {
     "resume_schedule",
     "remove_schedule",
     "run_schedule_now",
-    "jitter_offset",
+    "backfill_schedule",
 }
-DAEMONS_CALL = {"complete", "guard", "rotate_ledger", "jitter_offset"}
+DAEMONS_CALL = {"complete", "guard", "rotate_ledger"}
 
 DENIED = asyncpg.InsufficientPrivilegeError
 
@@ -295,10 +295,21 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     await denied(
         app, "insert into rota.fires (scheduled_for, schedule_id, disposition, name) values (now(), 1, 'enqueued', 'n')"
     )
-    for call in ("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')", "remove_schedule('n')"):
+    for call in (
+        *("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')", "remove_schedule('n')"),
+        "backfill_schedule('n', array[now()])",
+    ):
         await denied(app, f"select rota.{call}")
         assert await op.fetch(f"select rota.{call}")
     assert await root.fetchval("select count(*) from rota.audit") >= 3
+    # What `rota schedule add`, set, list and preview send.
+    columns = '{"name": "c", "handler": "h", "cron": "0 3 * * *"}'
+    assert await operations.add_schedule(app, columns=columns, payload="[1]")
+    assert await operations.edit_schedule(app, name="c", columns='{"priority": 2}', payload=None)
+    seen = await reports.describe_schedule(app, name="c")
+    assert seen is not None
+    assert (seen.priority, seen.payload) == (2, "[1]")
+    assert await reports.list_schedules(app, handler=None, state="ok", limit=10)
     await app.execute("insert into rota.schedules (name, cron, handler) values ('m', '0 3 * * *', 'h')")
     assert await app.execute("delete from rota.schedules where name = 'm'") == "DELETE 1"
 

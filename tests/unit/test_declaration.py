@@ -16,6 +16,8 @@ from rota.errors import ConfigError, InvalidCron
 def declaration(name: str = "s", *, cron: str | None = "0 6 * * *", **columns: Any) -> Declaration:
     """A declaration of app shop, by default one that fires at six."""
     given = {"every": None, "payload": None, "paused": False, "handler": "h", **columns}
+    if given["payload"] is not None:
+        given["payload"] = json.dumps(given["payload"])
     return declare(name, cron=cron, **given)
 
 

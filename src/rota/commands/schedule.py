@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.commands.cron import print_instants
-from rota.commands.enqueue import checked_json, unclaimed
+from rota.commands.enqueue import checked_json
 from rota.commands.options import App, AsJson, ConfigFile, DryRun, Dsn, Embedded, Handler, Reason, duration, instant
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.session import ask, configure, using
@@ -617,7 +617,7 @@ async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
     try:
         nodes = await reports.list_nodes(db)
         known = await reports.list_handler_names(db)
-        if why := unclaimed(made.handler, made.queue or "default", nodes, known):
+        if why := reports.why_unclaimed(made.handler, made.queue or "default", nodes, known):
             found.append(why)
         if too_many := await crowded(db, made):
             found.append(too_many)

@@ -33,11 +33,27 @@ async def the_schedule(db: "Connection", name: str) -> "ScheduleDescription":
     from rota.db import reports
     from rota.errors import RotaError
 
-    found = await reports.describe_schedule(db, name=name)
+    found = await find_schedule(db, name)
     if found is None:
         close = get_close_matches(name, await reports.list_schedule_names(db, limit=KNOWN), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ". rota schedule list shows them all"
         raise RotaError(f"there is no schedule {name!r}{hint}")
+    return found
+
+
+async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | None":
+    """Read a schedule, and who paused it; None where there is none of that name."""
+    from contextlib import suppress
+
+    import asyncpg
+
+    from rota.db import reports
+
+    found = await reports.describe_schedule(db, name=name)
+    if found is not None and found.paused_at is not None:
+        with suppress(asyncpg.InsufficientPrivilegeError):  # a client may pause its schedules, and not read the audit
+            by, reason = await reports.find_pause(db, name=name, since=found.paused_at)
+            return dataclasses.replace(found, paused_by=by, pause_reason=reason)
     return found
 
 

@@ -8,7 +8,7 @@ import typer
 
 from rota.commands.job_sheet import Sheet, facts, give_up, read_job
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.schedule_sheet import the_schedule
+from rota.commands.schedule_sheet import find_schedule, the_schedule
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, printable
 
@@ -70,9 +70,7 @@ def why(
     asked = _reading(at)
 
     async def look(db: "Connection") -> "list[Answer] | tuple[Sheet, FireRecord | None]":
-        from rota.db import reports
-
-        found = await reports.describe_schedule(db, name=subject)
+        found = await find_schedule(db, subject)
         if found is None and subject.isdecimal() and asked is None:
             return await _job(db, int(subject))
         if found is None:

@@ -302,9 +302,10 @@ class ScheduleDescription:
     state: str
     silent: bool | None
     jitter_offset: timedelta
-    pause_reason: str | None
-    paused_by: str | None
     now: datetime
+    paused_by: str | None = None
+    """Known to those who may read the audit, as is why."""
+    pause_reason: str | None = None
 
     @property
     def rule(self) -> Rule:
@@ -462,6 +463,12 @@ async def describe_schedule(db: Connection, *, name: str) -> ScheduleDescription
     """Return everything about a schedule; None where there is none of that name."""
     row = await db.fetchrow(SQL["describe_schedule"], name)
     return None if row is None else ScheduleDescription(**row)
+
+
+async def find_pause(db: Connection, *, name: str, since: datetime) -> tuple[str | None, str | None]:
+    """Return who has paused it since, and why; None where nobody said."""
+    row = await db.fetchrow(SQL["find_pause"], name, since)
+    return (None, None) if row is None else (row[0], row[1])
 
 
 async def list_fires(db: Connection, *, schedule_id: int | None, name: str, limit: int) -> list[FireRecord]:

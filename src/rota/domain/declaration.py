@@ -94,11 +94,11 @@ def declare(
     *,
     cron: str | None,
     every: timedelta | None,
-    payload: Any,
+    payload: str | None,
     paused: bool,
     **columns: Any,
 ) -> Declaration:
-    """Check what code declares as far as that can be done without the database, and write it as JSON.
+    """Check what code declares as far as that can be done without the database, and write it as JSON; the payload is JSON already.
 
     Raises ConfigError and InvalidCron, which name the schedule.
     """
@@ -122,7 +122,7 @@ def declare(
     return Declaration(
         name=name,
         columns={column: _value(name, column, value) for column, value in given.items() if value is not None},
-        payload=None if payload is None else encode(payload),
+        payload=payload,
         paused=paused,
     )
 
