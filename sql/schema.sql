@@ -2,6 +2,79 @@
 
 CREATE SCHEMA rota;
 
+CREATE FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], reason text DEFAULT NULL::text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(backfill_schedule.reason);
+    which bigint := rota.find_schedule(backfill_schedule.name);
+    definition rota.schedule_definitions;
+    clock rota.schedule_clocks;
+    at timestamptz;
+    known bigint;
+begin
+    if cardinality(backfill_schedule.instants) > 10000 then
+        raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
+            hint = 'Each call is one transaction: give them in several.';
+    end if;
+    -- Whoever decides takes the same lock: what is undecided now stays so until the end of this transaction.
+    select * into clock from rota.schedule_clocks where schedule_id = which for update;
+    select * into definition from rota.schedule_definitions where schedule_id = which;
+    at := least(clock_timestamp(), case
+        when clock.next_fire_at = '-infinity' then greatest(definition.edited_at, clock.last_fire_at)
+        when clock.next_fire_at is not null then clock.next_fire_at - interval '1 microsecond'
+        else clock_timestamp() end);
+    select count(distinct given.instant), count(distinct given.instant) filter (where given.instant > at)
+    into known, undecided
+    from unnest(backfill_schedule.instants) as given (instant);
+    with wanted as (
+        select distinct on (given.instant) given.instant, coalesce(given.run_at, clock_timestamp()) as run_at
+        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as given (instant, run_at)
+        where given.instant <= at
+        order by given.instant, given.run_at
+    ),
+    missing as materialized (
+        select wanted.instant, wanted.run_at, nextval('rota.jobs_job_id_seq') as job_id
+        from wanted
+        where not exists (
+            select from rota.fires as fire
+            where fire.scheduled_for = wanted.instant
+              and fire.schedule_id = which
+              and (fire.missed_from is null or fire.job_id is not null)
+        )
+    ),
+    recorded as (
+        insert into rota.fires as fire (scheduled_for, schedule_id, name, disposition, job_id, note)
+        select missing.instant, which, definition.name, 'enqueued', missing.job_id, rota.signed_note('backfilled', why)
+        from missing
+        -- The last instant of a stretch: its row goes on to stand for the others, too.
+        on conflict (scheduled_for, schedule_id) do update
+        set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
+            note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
+        returning fire.job_id
+    ),
+    made as (
+        insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue,
+            priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
+        overriding system value
+        select missing.job_id, which, missing.instant, missing.run_at, missing.run_at + definition.start_within,
+            rota.caller(), definition.handler, definition.payload, definition.queue, definition.priority,
+            definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
+            definition.timeout, definition.lease, definition.delivery, definition.meta
+        from missing
+        where missing.job_id in (select recorded.job_id from recorded)
+        order by missing.instant
+        returning 1
+    )
+    select count(*) into enqueued from made;
+    left_out := known - undecided - enqueued;
+    insert into rota.audit (action, target, reason, affected) values ('backfill', 'schedule ' || definition.name, why, enqueued);
+end $$;
+
+COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run beside each other and beside its other jobs, as far as slots and run_at let them.';
+
 CREATE FUNCTION rota.bounded_limit("limit" integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -1931,10 +2004,20 @@ CREATE VIEW rota.schedules AS
           WHERE (clock.schedule_id = definition.schedule_id)) AS invalid_reason,
     ( SELECT clock.version
            FROM rota.schedule_clocks clock
-          WHERE (clock.schedule_id = definition.schedule_id)) AS version
+          WHERE (clock.schedule_id = definition.schedule_id)) AS version,
+    ( SELECT
+                CASE
+                    WHEN (clock.invalid_reason IS NOT NULL) THEN 'invalid'::text
+                    WHEN definition.paused THEN 'paused'::text
+                    WHEN (clock.next_fire_at IS NULL) THEN 'ended'::text
+                    WHEN (COALESCE(NULLIF(clock.next_fire_at, '-infinity'::timestamp with time zone), definition.edited_at) < (now() - '00:00:30'::interval)) THEN 'overdue'::text
+                    ELSE 'ok'::text
+                END AS "case"
+           FROM rota.schedule_clocks clock
+          WHERE (clock.schedule_id = definition.schedule_id)) AS state
    FROM rota.schedule_definitions definition;
 
-COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default.';
+COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
 
 ALTER TABLE ONLY rota.job_runs ATTACH PARTITION rota.job_runs_default DEFAULT;
 
@@ -2030,6 +2113,8 @@ CREATE TRIGGER tell AFTER INSERT ON rota.dead_letters FOR EACH ROW EXECUTE FUNCT
 CREATE TRIGGER wake AFTER INSERT ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
 
 CREATE TRIGGER wake_again AFTER UPDATE OF run_at ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
+
+REVOKE ALL ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.bounded_limit("limit" integer) FROM PUBLIC;
 

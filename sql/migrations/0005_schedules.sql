@@ -308,10 +308,20 @@ select schedule_id, name, cron, every, timezone,
     (select invalid_reason from rota.schedule_clocks as clock
      where clock.schedule_id = definition.schedule_id) as invalid_reason,
     (select version from rota.schedule_clocks as clock
-     where clock.schedule_id = definition.schedule_id) as version
+     where clock.schedule_id = definition.schedule_id) as version,
+    (select case
+         when invalid_reason is not null then 'invalid'
+         when paused then 'paused'
+         when next_fire_at is null then 'ended'
+         -- One that is to be planned has -infinity, and should not have had it for long.
+         when coalesce(nullif(next_fire_at, '-infinity'), edited_at) < now() - interval '30 seconds' then 'overdue'
+         else 'ok' end
+     from rota.schedule_clocks as clock
+     where clock.schedule_id = definition.schedule_id) as state
 from rota.schedule_definitions as definition;
 comment on view rota.schedules is
-    'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default.';
+    'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default. state: ok, invalid, '
+    'paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
 
 
 -- ------------------------------------------------------------------------------------------------------------ triggers
@@ -667,6 +677,84 @@ begin
     return made;
 end $$;
 comment on function rota.run_schedule_now is 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
+
+-- Enqueue jobs for instants that are past and did not run, each at most once. Which instants a schedule has had only rota.cron can
+-- tell, so they are given: rota schedule backfill does that. An instant with a row of its own is left out; one that was skipped
+-- together with others, as a stretch, has none. What is not decided yet is the daemons', and counted as undecided.
+create function rota.backfill_schedule(
+    name text, instants timestamptz[], run_at timestamptz[] default null, reason text default null,
+    out enqueued bigint, out left_out bigint, out undecided bigint
+)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(backfill_schedule.reason);
+    which bigint := rota.find_schedule(backfill_schedule.name);
+    definition rota.schedule_definitions;
+    clock rota.schedule_clocks;
+    at timestamptz;
+    known bigint;
+begin
+    if cardinality(backfill_schedule.instants) > 10000 then
+        raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
+            hint = 'Each call is one transaction: give them in several.';
+    end if;
+    -- Whoever decides takes the same lock: what is undecided now stays so until the end of this transaction.
+    select * into clock from rota.schedule_clocks where schedule_id = which for update;
+    select * into definition from rota.schedule_definitions where schedule_id = which;
+    at := least(clock_timestamp(), case
+        when clock.next_fire_at = '-infinity' then greatest(definition.edited_at, clock.last_fire_at)
+        when clock.next_fire_at is not null then clock.next_fire_at - interval '1 microsecond'
+        else clock_timestamp() end);
+    select count(distinct given.instant), count(distinct given.instant) filter (where given.instant > at)
+    into known, undecided
+    from unnest(backfill_schedule.instants) as given (instant);
+    with wanted as (
+        select distinct on (given.instant) given.instant, coalesce(given.run_at, clock_timestamp()) as run_at
+        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as given (instant, run_at)
+        where given.instant <= at
+        order by given.instant, given.run_at
+    ),
+    missing as materialized (
+        select wanted.instant, wanted.run_at, nextval('rota.jobs_job_id_seq') as job_id
+        from wanted
+        where not exists (
+            select from rota.fires as fire
+            where fire.scheduled_for = wanted.instant
+              and fire.schedule_id = which
+              and (fire.missed_from is null or fire.job_id is not null)
+        )
+    ),
+    recorded as (
+        insert into rota.fires as fire (scheduled_for, schedule_id, name, disposition, job_id, note)
+        select missing.instant, which, definition.name, 'enqueued', missing.job_id, rota.signed_note('backfilled', why)
+        from missing
+        -- The last instant of a stretch: its row goes on to stand for the others, too.
+        on conflict (scheduled_for, schedule_id) do update
+        set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
+            note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
+        returning fire.job_id
+    ),
+    made as (
+        insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue,
+            priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
+        overriding system value
+        select missing.job_id, which, missing.instant, missing.run_at, missing.run_at + definition.start_within,
+            rota.caller(), definition.handler, definition.payload, definition.queue, definition.priority,
+            definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
+            definition.timeout, definition.lease, definition.delivery, definition.meta
+        from missing
+        where missing.job_id in (select recorded.job_id from recorded)
+        order by missing.instant
+        returning 1
+    )
+    select count(*) into enqueued from made;
+    left_out := known - undecided - enqueued;
+    insert into rota.audit (action, target, reason, affected) values ('backfill', 'schedule ' || definition.name, why, enqueued);
+end $$;
+comment on function rota.backfill_schedule is
+    'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run '
+    'beside each other and beside its other jobs, as far as slots and run_at let them.';
 
 -- True: a job of this fire has succeeded, and the ledger still knows. Also for schedules that have been removed since.
 create function rota.ran(schedule text, scheduled_for timestamptz) returns boolean

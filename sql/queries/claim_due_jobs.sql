@@ -10,7 +10,7 @@
 --   $9 total            int8
 --   $10 suspects        int4           0: all jobs but suspects; 1: suspects alone (lost twice in a row)
 --   $11 lease           interval       how long a claim holds without a heartbeat, where the job names no lease of its own
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, next_in interval?
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?
 -- At least one row comes back, for next_in: how long until the earliest future run_at of the lanes. Its job_id is null when
 -- nothing was claimed.
 --   scheduled_for  null: as run_at
@@ -100,13 +100,18 @@ claimed as (
         nullif(job.scheduled_for, job.run_at) as scheduled_for,
         case when job.created_at > job.run_at then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
-        job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint
+        job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
+        case when job.schedule_id is not null then (
+            select definition.name
+            from rota.schedule_definitions as definition
+            where definition.schedule_id = job.schedule_id
+        ) end as schedule
 )
 select
     claimed.job_id, claimed.handler, claimed.queue, claimed.priority, claimed.payload, claimed.attempt,
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
-    claimed.checkpoint,
+    claimed.checkpoint, claimed.schedule,
     (select min(lane.run_at) from lane where lane.run_at > now()) - clock_timestamp() as next_in
 from (select) as always
 left join claimed on true

@@ -1,4 +1,4 @@
-"""An app: the handlers that a daemon brings along."""
+"""An app: the handlers that a daemon brings along, and the schedules that its code declares."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from rota.declared import declare
+from rota.domain.declaration import declare as declare_schedule
 from rota.errors import AppNotFound, ConfigError
 from rota.handlers import LONGEST_DELAY, Delivery, Handler
 from rota.handlers.codec import codec_of
@@ -22,11 +23,16 @@ from rota.handlers.python import in_process, in_thread, is_async, on_loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
 
+    from rota.cron import Fold, Gap
     from rota.declared import HandlerFunction
+    from rota.domain.declaration import Declaration
+    from rota.domain.schedule import Misfire, Overlap
     from rota.handlers import Middleware
     from rota.job import Job, SyncJob
 
+F = TypeVar("F", bound="Callable[..., Any]")
 P = TypeVar("P")
 R = TypeVar("R")
 M = TypeVar("M", bound="Middleware")
@@ -60,6 +66,7 @@ class App:
         self._middleware: list[Middleware] = []
         self._included: list[App] = []
         self._included_by: list[App] = []
+        self._schedules: list[tuple[Callable[..., Any] | None, str | None, str | None, Mapping[str, Any]]] = []
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -135,8 +142,96 @@ class App:
         self._middleware.append(function)
         return function
 
+    def schedule(
+        self,
+        cron: str | None = None,
+        *,
+        every: timedelta | None = None,
+        name: str | None = None,
+        handler: str | None = None,
+        timezone: str | None = None,
+        payload: Any = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        backoff_base: timedelta | None = None,
+        backoff_cap: timedelta | None = None,
+        retry_for: timedelta | None = None,
+        timeout: timedelta | None = None,
+        lease: timedelta | None = None,
+        delivery: Delivery | None = None,
+        start_within: timedelta | None = None,
+        meta: Mapping[str, Any] | None = None,
+        start_at: datetime | None = None,
+        end_at: datetime | None = None,
+        paused: bool = False,
+        misfire: Misfire | None = None,
+        on_time_within: timedelta | None = None,
+        too_late_after: timedelta | None = None,
+        catch_up_limit: int | None = None,
+        overlap: Overlap | None = None,
+        dst_gap: Gap | None = None,
+        dst_fold: Fold | None = None,
+        jitter: timedelta | None = None,
+        expect_success_within: timedelta | None = None,
+        description: str | None = None,
+        owner: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declare a schedule beside a handler, above or below its `@app.handler`; or give `handler`, and call the result no more.
+
+        A starting daemon inserts what is missing, and updates what has changed *in the code* since it was last applied: what
+        operators have edited or paused stays, nothing fires by it, and a release known to be older changes nothing. `name` is the
+        handler's, where none is given; `paused` is how it is inserted. What is None has the default of `rota.schedules`.
+        Raises InvalidCron and ConfigError for what can't be.
+        """
+        given = {
+            "cron": cron, "every": every, "timezone": timezone, "payload": payload, "queue": queue, "priority": priority,
+            "max_attempts": max_attempts, "backoff_base": backoff_base, "backoff_cap": backoff_cap, "retry_for": retry_for,
+            "timeout": timeout, "lease": lease, "delivery": delivery, "start_within": start_within, "meta": meta,
+            "start_at": start_at, "end_at": end_at, "paused": paused, "misfire": misfire, "on_time_within": on_time_within,
+            "too_late_after": too_late_after, "catch_up_limit": catch_up_limit, "overlap": overlap, "dst_gap": dst_gap,
+            "dst_fold": dst_fold, "jitter": jitter, "expect_success_within": expect_success_within,
+            "description": description, "owner": owner,
+        }  # fmt: skip
+        # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
+        declare_schedule(name or handler or "?", **given, handler=handler or "?")
+        if handler is not None:
+            self._schedules.append((None, handler, name, given))
+
+        def register(function: F) -> F:
+            if handler is None:
+                self._schedules.append((function, None, name, given))
+            return function
+
+        return register
+
+    @property
+    def schedules(self) -> Mapping[str, Declaration]:
+        """name -> Declaration. Raises ConfigError where two have one name, or a function isn't a handler."""
+        found: dict[str, Declaration] = {}
+        for other in self._included:
+            found |= other.schedules
+        for function, handler, name, given in self._schedules:
+            called = handler or self._name_of(function)
+            if (name or called) in found:
+                raise ConfigError(
+                    f"schedule {name or called!r} is declared twice in app {self.name!r}: name one of them"
+                )
+            found[name or called] = declare_schedule(name or called, **given, handler=called)
+        return found
+
+    def _name_of(self, function: Callable[..., Any] | None) -> str:
+        those = (function, getattr(function, "__wrapped__", function))
+        names = [name for name, handler in self.handlers.items() if handler.function in those]
+        if len(names) != 1:
+            what = (
+                f"is {len(names)} handlers" if names else "is no handler: put @app.handler(…) beside @app.schedule(…)"
+            )
+            raise ConfigError(f"{getattr(function, '__qualname__', function)} {what}; or say which: handler=…")
+        return names[0]
+
     def include(self, other: App) -> None:
-        """Take over the handlers of another app, now and later, each within its own app's middleware.
+        """Take over the handlers and schedules of another app, now and later, each within its own app's middleware.
 
         Raises ConfigError for a name that is taken, and for an app with a lifespan.
         """
@@ -151,6 +246,10 @@ class App:
             if taken := sorted(app.handlers.keys() & other.handlers.keys()):
                 raise ConfigError(
                     f"apps {app.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
+                )
+            if taken := sorted(app.schedules.keys() & other.schedules.keys()):
+                raise ConfigError(
+                    f"apps {app.name!r} and {other.name!r} both declare the schedule {', '.join(taken)}: rename one of them"
                 )
         self._included.append(other)
         other._included_by.append(self)

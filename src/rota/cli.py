@@ -8,7 +8,23 @@ from typing import Annotated
 
 import typer
 
-from rota.commands import call, check, dead, enqueue, handler, job, node, queue, run, schema, settings, status
+from rota.commands import (
+    call,
+    check,
+    cron,
+    dead,
+    enqueue,
+    handler,
+    job,
+    node,
+    queue,
+    run,
+    schedule,
+    schema,
+    settings,
+    status,
+    why,
+)
 from rota.commands.options import AsJson
 from rota.errors import RotaError
 
@@ -43,7 +59,10 @@ app.add_typer(job.app)
 app.add_typer(queue.app)
 app.add_typer(handler.app)
 app.add_typer(node.app)
+app.add_typer(schedule.app)
+app.add_typer(cron.app)
 app.add_typer(dead.app)
+app.command()(why.why)
 
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

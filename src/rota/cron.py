@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from croniter import CroniterBadDateError, croniter
 
-from rota.errors import InvalidCron
+from rota.errors import ConfigError, InvalidCron
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,12 +112,19 @@ def zone(name: str) -> ZoneInfo:
 
 
 def tzdata_version() -> str:
-    """Return the release of the zone data in use, such as `2026a`; where it differs, fires may differ."""
-    return str(import_module("tzdata").IANA_VERSION)
+    """Return the release of the zone data in use, such as `2026a`; where it differs, fires may differ. ConfigError without any."""
+    try:
+        return str(import_module("tzdata").IANA_VERSION)
+    except ModuleNotFoundError as error:
+        # Without this, a machine without zone files would know UTC alone, and one with old files would compute other fires.
+        raise ConfigError(
+            "the package tzdata is missing, without which no timezone can be trusted: install it"
+        ) from error
 
 
 @cache
 def _packaged_zones() -> frozenset[str]:
+    tzdata_version()
     return frozenset(files("tzdata").joinpath("zones").read_text(encoding="utf-8").split())
 
 

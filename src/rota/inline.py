@@ -240,11 +240,11 @@ def attempt_at(
         started_at=now,
         timeout=timeout,
         schedule_id=schedule_id,
-        schedule=schedule,
         scheduled_for=scheduled_for,
         idempotency_key=idempotency_key,
         meta=None if meta is None else encode(dict(meta), what="meta"),
         checkpoint=None if checkpoint is None else encode(checkpoint, what="checkpoint"),
+        schedule=schedule,
     )
     return Attempt(claim, lease=30, asked=0.0, suspect=False)
 

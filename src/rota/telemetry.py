@@ -10,6 +10,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
 
+    from rota.domain.declaration import Step
     from rota.domain.job import Claim
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -120,6 +122,9 @@ class Telemetry:
         self._oldest_due = Gauge(
             "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
         )
+        self._oldest_running = Gauge(
+            "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
+        )
         self._jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
         self._dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
         self._oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
@@ -132,6 +137,26 @@ class Telemetry:
             f"Due jobs whose queue no living node that has their handler serves. {cluster}",
             registry=r,
         )
+        self._schedules = Gauge(
+            "rota_schedules",
+            f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
+            ["state"],
+            registry=r,
+        )
+        self._last_success = Gauge(
+            "rota_schedule_last_success_timestamp_seconds",
+            "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
+            f"name; of all others the one that has waited longest, as other. {cluster}",
+            ["schedule"],
+            registry=r,
+        )
+        self._paused = Gauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
+        self._oldest_snapshot = Gauge(
+            "rota_oldest_snapshot_seconds",
+            f"Age of the oldest snapshot or prepared transaction that this login sees; it keeps dead rows. {cluster}",
+            registry=r,
+        )
+        self._dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
         self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
 
@@ -356,6 +381,16 @@ class Telemetry:
         if count:
             self._event(logging.INFO, "schedules.resumed", count=count)
 
+    def schedules_declared(self, steps: Iterable[Step]) -> None:
+        """Tell what became of the schedules that the app's code declares: what was written, and what was left alone and why."""
+        for step in steps:
+            if step.what in {"inserted", "updated"}:
+                self._event(logging.INFO, f"schedule.{step.what}", schedule=step.name, changed=step.why)
+            elif step.what == "refused":
+                self._event(logging.ERROR, "schedule.refused", schedule=step.name, reason=step.why)
+            elif step.what in {"newer_release", "not_ours", "undeclared"}:
+                self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
+
     def shards_taken(self, count: int) -> None:
         """Tell that this node looks at another part of the schedules than before, because nodes came or went."""
         self._event(logging.DEBUG, "shards.taken", count=count)
@@ -394,6 +429,7 @@ class Telemetry:
         *,
         jobs: Mapping[tuple[str, str], int],
         oldest_due: Mapping[tuple[str, str], float],
+        oldest_running: Mapping[str, float],
         dead: Mapping[str, int],
         oldest_dead: float,
         expired: int,
@@ -401,11 +437,16 @@ class Telemetry:
         unserved: int,
     ) -> None:
         """Show what the last look at the whole installation found."""
-        for gauge, values in ((self._jobs, jobs), (self._oldest_due, oldest_due)):
+        for gauge in (self._jobs, self._oldest_due, self._oldest_running, self._dead):
             gauge.clear()
-            for (queue, other), value in values.items():
-                gauge.labels(self._queue(queue), other).set(value)
-        self._dead.clear()
+        for (queue, state), count in jobs.items():
+            self._jobs.labels(self._queue(queue), state).inc(count)
+        for (queue, priority), age in sorted(
+            oldest_due.items(), key=itemgetter(1)
+        ):  # of those called other, the oldest
+            self._oldest_due.labels(self._queue(queue), priority).set(age)
+        for queue, age in sorted(oldest_running.items(), key=itemgetter(1)):
+            self._oldest_running.labels(self._queue(queue)).set(age)
         for queue, count in dead.items():
             self._dead.labels(self._queue(queue)).inc(count)
         self._oldest_dead.set(oldest_dead)
@@ -413,9 +454,29 @@ class Telemetry:
         self._unclaimable.set(unclaimable)
         self._unserved.set(unserved)
 
+    def upkeep_sampled(
+        self, *, paused: Iterable[tuple[str, str]], oldest_snapshot: float, dead_tuples: Mapping[str, int]
+    ) -> None:
+        """Show what is paused, and what the last look at the server's upkeep found."""
+        self._paused.clear()
+        for kind, name in paused:
+            known = name == "*" or name in (self._queues if kind == "queue" else self._handlers)
+            self._paused.labels(kind, name if known else "other").set(1)
+        self._oldest_snapshot.set(oldest_snapshot)
+        for table, dead in dead_tuples.items():
+            self._dead_tuples.labels(table).set(dead)
+
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
         self._event(logging.WARNING, "jobs.unclaimed", queue=queue, handler=handler, due=due, why=why)
+
+    def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
+        """Show how the schedules are, and when those that are watched last succeeded."""
+        for state in ("ok", "invalid", "paused", "overdue"):
+            self._schedules.labels(state).set(states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0))
+        self._last_success.clear()
+        for name, at in last_success.items():
+            self._last_success.labels("other" if name is None else name).set(at)
 
     def sample_aged(self, age: timedelta) -> None:
         """Show how old the sampled gauges are."""

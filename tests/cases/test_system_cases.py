@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -195,12 +196,9 @@ async def test_b99_memory_stays_where_it_is_over_tens_of_thousands_of_fires(scen
 
     async def fire(times: int) -> int:
         for _ in range(times):
-            wanted = 4000 + await scene.value("select count(*) from rota.fires")
-
-            async def fired(wanted: int = wanted) -> bool:
-                return bool(await scene.value("select count(*) >= $1 from rota.fires", wanted))
-
+            before = await scene.value("select count(*) from rota.fires")
             await scene.execute("update rota.schedule_clocks set next_fire_at = now() where next_fire_at > now()")
+            fired = partial(scene.value, "select count(*) >= $1 + 4000 from rota.fires", before)
             await eventually(fired, within=30)
             await scene.empties()
         return daemon.rss()

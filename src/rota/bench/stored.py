@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,10 +15,9 @@ from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.latency import percentile
 from rota.bench.schedules import plant
-from rota.db import queries
+from rota.db import queries, reports
 from rota.db.pool import PLANS
 from rota.db.queries import NO_FLOOR
-from rota.db.sql import SQL
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle.scheduler import BATCH, OVERDUE
 
@@ -98,11 +96,7 @@ async def _look(ground: Ground) -> Cost:
             began = time.perf_counter()
             await queries.take_due_schedules(db, **LOOK)
             took.append((time.perf_counter() - began) * 1e3)
-        text = await db.fetchval(
-            "explain (analyze, buffers, format json) " + SQL["take_due_schedules"],
-            *[LOOK["shards"], LOOK["overdue"], LOOK["turn"], *NO_FLOOR, LOOK["limit"], LOOK["horizon"]],
-        )
+        pages = await reports.count_pages_of_a_look(db, **LOOK)
     finally:
         await db.close()
-    plan = json.loads(text)[0]["Plan"]
-    return Cost(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], percentile(took, 50))
+    return Cost(pages, percentile(took, 50))

@@ -10,14 +10,17 @@ import typer
 from rota.commands.enqueue import unclaimed
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, using
-from rota.commands.show import age, plural, print_json
+from rota.commands.show import age, moment, plural, print_json
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, ServerLook
+    from rota.db.reports import Lane, LetterGroup, LivingNode, ScheduleLine, ServerLook
 
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
+
+NAMED = 20
+"""How many schedules of a kind are named."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ async def examine(db: "Connection") -> "tuple[ServerLook, list[Finding]]":
         *server_findings(server, pooled=server.pid != db.get_server_pid(), asked=asked, answered=answered),
         *lane_findings(lanes, nodes, known),
         *letter_findings(letters),
+        *node_findings(nodes),
+        *(await schedule_findings(db)),
     ]
 
 
@@ -137,3 +142,75 @@ def letter_findings(letters: "Sequence[LetterGroup]") -> Iterator[Finding]:
             finding=f"{what}, {group.error_kind}" if group.error_kind else what,
             do=f"rota dead list {chosen}, then rota dead redrive or discard with the same filters",
         )
+
+
+def node_findings(nodes: "Sequence[LivingNode]") -> Iterator[Finding]:
+    """Judge whether the daemons agree about the time."""
+    releases: dict[str, list[str]] = {}
+    for node in nodes:
+        releases.setdefault(node.tzdata or "unknown", []).append(f"{node.host}:{node.pid}")
+    if len(releases) > 1:
+        shown = "; ".join(f"{release} on {', '.join(where[:3])}" for release, where in sorted(releases.items()))
+        yield Finding(
+            check="tzdata",
+            finding=f"daemons have different time zone data: {shown}",
+            do="install the same tzdata everywhere: where zones have changed, they compute different fires",
+        )
+
+
+async def schedule_findings(db: "Connection") -> list[Finding]:
+    """Look for schedules that stand still, or do not succeed, or all fire together."""
+    from rota.commands.schedule_sheet import SPREAD
+    from rota.db import reports
+
+    counts = await reports.summarise_schedules(db)
+    found = []
+    for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
+        if not (count := counts.get(state)):
+            continue
+        named = await reports.list_schedules(db, handler=None, state=state, limit=NAMED)
+        found += [judge(each) for each in named]
+        if count > len(named):
+            found.append(
+                Finding(
+                    check=f"{state} schedules",
+                    finding=f"{count - len(named):,} more of them",
+                    do=f"rota schedule list --state {state}",
+                )
+            )
+    found += [
+        Finding(
+            check="crowd",
+            finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
+            + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
+            do=SPREAD,
+        )
+        for crowd in await reports.find_crowds(db)
+    ]
+    return found
+
+
+def _invalid(each: "ScheduleLine") -> Finding:
+    return Finding(
+        check="invalid schedules",
+        finding=f"{each.name} stands still: {each.invalid_reason}",
+        do=f"rota schedule set {each.name} --cron … or --timezone …",
+    )
+
+
+def _overdue(each: "ScheduleLine") -> Finding:
+    since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
+    return Finding(
+        check="overdue schedules",
+        finding=f"{each.name} is due {since}, and nobody decides about it",
+        do="start a daemon, of any app: rota run --app module:app; or see the log of one that lives",
+    )
+
+
+def _silent(each: "ScheduleLine") -> Finding:
+    last = f"its last was {moment(each.last_success_at)}" if each.last_success_at else "there was none yet"
+    return Finding(
+        check="no success",
+        finding=f"{each.name} has not succeeded within {age(each.expect_success_within)}: {last}",
+        do=f"rota why {each.name}, or rota schedule show {each.name}",
+    )

@@ -1,7 +1,7 @@
 """`rota status`: the whole installation on one screen."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused
+    from rota.db.reports import Lane, LetterGroup, LivingNode, NextFire, Paused
 
 EVERY_S = 2.0
+
+NEXT = 5
+"""How many of the next fires are shown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,9 @@ class Status:
     nodes: "Sequence[LivingNode]"
     paused: "Sequence[Paused]"
     counted_all: bool
+    schedules: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """state -> how many"""
+    next_fires: "Sequence[NextFire]" = ()
 
 
 def status(
@@ -66,6 +72,8 @@ def status(
                 "nodes": found.nodes,
                 "paused": found.paused,
                 "counted_all": found.counted_all,
+                "schedules": found.schedules,
+                "next_fires": found.next_fires,
             }
         )
         return
@@ -82,7 +90,12 @@ async def read_status(db: "Connection") -> Status:
     paused = await reports.list_paused(db)
     seen = sum(lane.due + lane.running + lane.retrying + lane.future for lane in lanes)
     return Status(
-        queues=by_queue(lanes, letters, nodes), nodes=nodes, paused=paused, counted_all=seen < reports.COUNTED
+        queues=by_queue(lanes, letters, nodes),
+        nodes=nodes,
+        paused=paused,
+        counted_all=seen < reports.COUNTED,
+        schedules=await reports.summarise_schedules(db),
+        next_fires=await reports.list_next_fires(db, limit=NEXT),
     )
 
 
@@ -165,6 +178,8 @@ def render(found: Status) -> "RenderableType":
         if nodes
         else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
     ]
+    if found.schedules:
+        parts += ["", *_schedules(found)]
     if found.paused:
         rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
         parts.append("")
@@ -177,6 +192,35 @@ def render(found: Status) -> "RenderableType":
     if not found.counted_all:
         parts.append(Text("there are more jobs than were counted: all numbers are lower bounds", style="yellow"))
     return Group(*parts)
+
+
+def _schedules(found: Status) -> "list[RenderableType]":
+    from rich.text import Text
+
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(found.schedules.items()) if state != "silent")
+    parts: list[RenderableType] = []
+    if found.next_fires:
+        rows = [
+            (
+                each.name,
+                each.handler,
+                moment(each.next_fire_at),
+                "due now" if each.next_fire_at <= each.now else f"in {age(each.next_fire_at - each.now)}",
+                f"+ up to {age(each.jitter)}" if each.jitter else "",
+            )
+            for each in found.next_fires
+        ]
+        parts.append(table(f"schedules ({counts}), next", "schedule…", "handler…", "fires", "#", "jitter", rows=rows))
+    else:
+        parts.append(Text(f"schedules: {counts}; none of them has a next instant by now"))
+    bad = [state for state in ("invalid", "overdue") if found.schedules.get(state)]
+    if found.schedules.get("silent"):
+        bad.append("silent (no success in time)")
+    if bad:
+        parts.append(
+            Text(f"look at what is {', '.join(bad)}: rota schedule list --state …, or rota check", style="yellow")
+        )
+    return parts
 
 
 def _count(number: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from rota.db.pool import Connection
@@ -96,3 +97,54 @@ async def pause_handler(db: Connection, *, name: str, reason: str | None) -> boo
 async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bool:
     """Return whether that changed anything."""
     return bool(await db.fetchval(SQL["resume_handler"], name, reason))
+
+
+async def add_schedule(db: Connection, *, columns: str, payload: str | None) -> int | None:
+    """Take columns as a JSON object; return the schedule_id, None where there is one of that name."""
+    made: int | None = await db.fetchval(SQL["add_schedule"], columns, payload)
+    return made
+
+
+async def edit_schedule(db: Connection, *, name: str, columns: str, payload: str | None) -> bool:
+    """Take what is to change as a JSON object (null: the default); return whether there is such a schedule."""
+    return await db.fetchval(SQL["edit_schedule"], name, columns, payload) is not None
+
+
+async def pause_schedule(
+    db: Connection,
+    *,
+    name: str,
+    resume_at: datetime | None,
+    delay: timedelta | None,
+    cancel_live: bool,
+    reason: str | None,
+) -> bool:
+    """Return whether that changed anything. Raises the server's RT002."""
+    changed: bool = await db.fetchval(SQL["pause_schedule"], name, resume_at, delay, cancel_live, reason)
+    return changed
+
+
+async def resume_schedule(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether it was paused. Raises the server's RT002."""
+    changed: bool = await db.fetchval(SQL["resume_schedule"], name, reason)
+    return changed
+
+
+async def run_schedule_now(db: Connection, *, name: str, payload: str | None, reason: str | None) -> int:
+    """Return the job_id. Raises the server's RT002."""
+    job_id: int = await db.fetchval(SQL["run_schedule_now"], name, payload, reason)
+    return job_id
+
+
+async def remove_schedule(db: Connection, *, name: str, reason: str | None) -> None:
+    """Remove it; its history stays. Raises the server's RT002."""
+    await db.execute(SQL["remove_schedule"], name, reason)
+
+
+async def backfill_schedule(
+    db: Connection, *, name: str, instants: Sequence[datetime], run_at: Sequence[datetime], reason: str | None
+) -> tuple[int, int, int]:
+    """Return how many instants were enqueued, left out because they had a row, and left to the daemons as not decided yet."""
+    row = await db.fetchrow(SQL["backfill_schedule"], name, instants, run_at, reason)
+    assert row is not None  # noqa: S101  a function with OUT parameters
+    return row[0], row[1], row[2]

@@ -5,11 +5,13 @@ What runs on a connection of somebody else's, of whatever driver, is in `drivers
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from rota.db.sql import SQL
+from rota.domain.declaration import Stored
 from rota.domain.job import Claim, FenceToken, NodeId, Terms
 from rota.domain.schedule import Rule
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from rota.db.pool import Connection
+    from rota.domain.declaration import Step
 
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
 """What the driver sends as -infinity."""
@@ -72,8 +75,8 @@ async def claim_due_jobs(
         int(suspects),
         lease,
     )
-    next_in: timedelta | None = rows[0][17]
-    return [Claim(*row[:17]) for row in rows if row[0] is not None], next_in
+    next_in: timedelta | None = rows[0][18]
+    return [Claim(*row[:18]) for row in rows if row[0] is not None], next_in
 
 
 async def find_orphaned_claims(
@@ -411,19 +414,64 @@ async def register_node(
     return frozenset(NodeId(UUID(bytes=each.bytes)) for each in living)
 
 
+async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[Stored]:
+    """Return the schedules that the app has declared, and those of these names, whoever made them."""
+    return [Stored(**row) for row in await db.fetch(SQL["read_declared"], app, names)]
+
+
+async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step]) -> set[str]:
+    """Write the steps that write; return the names of the schedules that were still as they had been read."""
+    inserts, edits = [], []
+    for step in steps:
+        given = {"columns": step.columns, "payload": step.payload, "declared": step.declared}
+        if step.what == "inserted":
+            inserts.append(given)
+        elif step.writes:
+            edits.append({**given, "name": step.name, "expected": step.expected})
+    rows = await db.fetch(SQL["apply_declarations"], app, json.dumps(inserts), json.dumps(edits))
+    return {row[0] for row in rows}
+
+
+async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | None, float]]:
+    """Return state -> how many, and name -> last success of watched schedules; as None the oldest of those that aren't named."""
+    rows = await db.fetch(SQL["sample_schedules"], WATCHED)
+    return {row[0]: row[1] for row in rows if row[0]}, {row[2]: row[3] for row in rows if not row[0]}
+
+
 async def sample_backlog(db: Connection) -> dict[str, Any]:
     """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "unclaimed": {}, "dead": {}}
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "oldest_running": {}, "unclaimed": {}, "dead": {}}
     for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
         match kind:
             case "jobs" | "oldest_due" | "unclaimed":
                 sample[kind][queue, label] = value
-            case "dead":
+            case "dead" | "oldest_running":
                 sample[kind][queue] = value
             case _:
                 sample[kind] = value
     return sample
 
+
+WATCHED = 100
+"""Most schedules that have a time series of their own."""
+
+
+async def sample_upkeep(db: Connection) -> dict[str, Any]:
+    """Return what `Telemetry.upkeep_sampled` shows."""
+    sample: dict[str, Any] = {"paused": [], "dead_tuples": {}}
+    for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], PAUSED):
+        match kind:
+            case "paused":
+                sample[kind].append((label, name))
+            case "dead_tuples":
+                sample[kind][name] = value
+            case _:
+                sample[kind] = value
+    return sample
+
+
+PAUSED = 100
+"""Most paused queues, and most paused handlers, that a sample shows."""
 
 SAMPLED = 100_000
 """Most rows of each table that a sample counts; beyond it, a gauge says this much."""

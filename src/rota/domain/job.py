@@ -38,7 +38,7 @@ class Claim:
     meta: str | None = None
     checkpoint: str | None = None
     schedule: str | None = None
-    """The schedule's name, where it is known: no claim carries it."""
+    """The schedule's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

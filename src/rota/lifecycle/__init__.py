@@ -29,6 +29,7 @@ a redrive make it scheduled; nothing else does.
 
 Who decides about a due instant: whoever first writes to the schedule's clock where version and next_fire_at are still what was
 read. That statement inserts the job and the fire's row. Edits take the same lock, record what was due, and raise the version.
+A backfill takes that lock, too, and enqueues only what is behind the clock and has no row of its own.
 Whether a job of the schedule is live (overlap) the partial unique index on rota.jobs decides, never a read.
 
 Locks: clocks before jobs before fires. Every statement that touches many jobs locks them in the order of job_id, by SKIP

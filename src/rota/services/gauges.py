@@ -39,6 +39,7 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
+            upkeep = await queries.sample_upkeep(db)
             unclaimed = sample.pop("unclaimed")
             if fresh := self._to_tell(set(unclaimed), began):
                 nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
@@ -46,7 +47,10 @@ class Gauges:
                     if why := reports.why_unclaimed(handler, queue, nodes, known):
                         due = int(unclaimed[queue, handler])
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
+            states, last_success = await queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
+        self._telemetry.schedules_sampled(states=states, last_success=last_success)
+        self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 

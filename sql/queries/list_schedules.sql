@@ -1,0 +1,24 @@
+-- List schedules by name.
+--   $1 handler  text  null: of all handlers
+--   $2 state    text  ok, invalid, paused, overdue, ended or silent; null: in all states
+--   $3 limit    int8
+--   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
+-- silent: no success within expect_success_within, counted from its creation where there was none.
+select
+    schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler,
+    schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,
+    schedule.expect_success_within,
+    not schedule.paused
+        and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within as silent,
+    schedule.jitter, schedule.declared_by, schedule.invalid_reason, now() as now
+from rota.schedules as schedule
+where ($1::text is null or schedule.handler = $1)
+  and (
+      $2::text is null
+      or schedule.state = $2
+      or $2 = 'silent'
+      and not schedule.paused
+      and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within
+  )
+order by schedule.name
+limit $3

@@ -1,0 +1,8 @@
+-- Keep a schedule from firing; return whether that is new.
+--   $1 name         text
+--   $2 resume_at    timestamptz
+--   $3 delay        interval  resume that long from now, if resume_at is null
+--   $4 cancel_live  bool
+--   $5 reason       text
+--   -> changed bool?
+select rota.pause_schedule($1, $4, $5, coalesce($2::timestamptz, now() + $3::interval)) as changed

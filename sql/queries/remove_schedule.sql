@@ -1,0 +1,4 @@
+-- Remove a schedule.
+--   $1 name    text
+--   $2 reason  text
+select rota.remove_schedule($1, $2) as removed

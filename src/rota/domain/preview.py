@@ -1,0 +1,104 @@
+"""Look ahead and around: the instants of a rule, and what daylight saving does to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from rota.cron import zone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rota.domain.schedule import Rule
+
+_A_MOMENT = timedelta(microseconds=1)
+_A_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """An instant of a rule, or one that it leaves out at a change of the clock, with its reading on the rule's clock."""
+
+    scheduled_for: datetime
+    local: datetime
+    fires: bool
+    note: str | None
+
+
+def preview(rule: Rule, after: datetime, count: int) -> list[Instant]:
+    """Return the next `count` fires after `after`, and among them what the gap and the fold swallow. Raises InvalidCron."""
+    # This one has the others': what a rule leaves out, it would fire at if it were told so.
+    ample = replace(rule, dst_gap="after", dst_fold="both")
+    found: list[Instant] = []
+    fires = 0
+    moment = after
+    while fires < count and len(found) < count * 3 + 10 and (following := ample.first_after(moment)) is not None:
+        moment = following
+        found.append(instant(rule, moment))
+        fires += found[-1].fires
+    while found and not found[-1].fires:
+        found.pop()
+    return found
+
+
+def instant(rule: Rule, moment: datetime) -> Instant:
+    """Say of a moment how the rule's clock shows it, whether the rule fires then, and what daylight saving has to do with it."""
+    local = moment.astimezone(zone(rule.timezone))
+    fires = rule.first_after(moment - _A_MOMENT) == moment
+    return Instant(scheduled_for=moment, local=local, fires=fires, note=_note(rule, moment, local, fires=fires))
+
+
+def _note(rule: Rule, moment: datetime, local: datetime, *, fires: bool) -> str | None:
+    if rule.cron is None:
+        return None
+    if (jump := jump_at(moment, rule.timezone)) is not None:
+        strict = replace(rule, dst_gap="skip")
+        if strict.first_after(moment - _A_MOMENT) != moment:
+            where = f"gap: the clock jumps from {jump:%H:%M} to {local:%H:%M}"
+            return f"{where}, fires once at the jump" if fires else f"{where}, skipped"
+    if local.utcoffset() != local.replace(fold=1 - local.fold).utcoffset():
+        which = "second" if local.fold else "first"
+        return f"fold: {which} time that the clock shows this" + ("" if fires else ", left out")
+    return None
+
+
+def jump_at(moment: datetime, timezone: str) -> datetime | None:
+    """Return the reading from which the zone's clock jumps ahead at this very moment; None if it doesn't."""
+    here = moment.astimezone(zone(timezone))
+    before = (moment - _A_SECOND).astimezone(zone(timezone))
+    ahead = here.utcoffset(), before.utcoffset()
+    if ahead[0] is None or ahead[1] is None or ahead[0] <= ahead[1]:
+        return None
+    return before.replace(tzinfo=None) + _A_SECOND
+
+
+def moments(reading: datetime, timezone: str) -> list[datetime]:
+    """Return when a zone's clock shows this: once, twice in a fold; in a gap, the moment of the jump."""
+    info = zone(timezone)
+    passes = [reading.replace(tzinfo=info, fold=fold).astimezone(UTC) for fold in (0, 1)]
+    shown = [each for each in passes if each.astimezone(info).replace(tzinfo=None) == reading]
+    if shown:
+        return sorted(set(shown))
+    # Read by the offset before the gap it lies after the jump, by the one after it before: the jump is between them.
+    low, high = sorted(passes)
+    offset = low.astimezone(info).utcoffset()
+    while high - low > _A_SECOND:
+        middle = low + (high - low) // 2
+        low, high = (middle, high) if middle.astimezone(info).utcoffset() == offset else (low, middle)
+    return [high.replace(microsecond=0)]
+
+
+def between(rule: Rule, start: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the instants from `start` on and before `end`, in order. Raises InvalidCron."""
+    moment = start - _A_MOMENT
+    while (found := rule.first_after(moment)) is not None and found < end:
+        yield found
+        moment = found
+
+
+def neighbours(rule: Rule, moment: datetime) -> tuple[datetime | None, datetime | None]:
+    """Return the last instant before a moment, and the first after it."""
+    before = rule.last_until(moment - _A_MOMENT, 1)
+    return before[-1] if before else None, rule.first_after(moment)

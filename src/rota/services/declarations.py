@@ -1,0 +1,74 @@
+"""Bring the schedules that an app's code declares into the database. What becomes of each, `domain.declaration` decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota.db import operations, queries
+from rota.db.pool import TRANSIENT
+from rota.domain.declaration import reconcile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rota.db.pool import Connection
+    from rota.domain.declaration import Declaration, Step
+
+TRIES = 5
+"""How often what somebody else has written at the same moment is looked at again."""
+
+BATCH = 500
+"""Most schedules in one statement."""
+
+
+async def apply(
+    db: Connection,
+    *,
+    app: str,
+    release: str | None,
+    declarations: Mapping[str, Declaration],
+    force: bool = False,
+    prune: bool = False,
+    dry_run: bool = False,
+) -> list[Step]:
+    """Return what became of each declaration, and of what the app's code no longer declares; with `dry_run`, what would.
+
+    What the server refuses is told of as such, and keeps nothing else out.
+    """
+    done: dict[str, Step] = {}
+    steps: list[Step] = []
+    for _ in range(TRIES):
+        stored = await queries.read_declared(db, app=app, names=list(declarations))
+        found = reconcile(declarations.values(), stored, app=app, release=release, force=force)
+        # What has been written in an earlier turn is now as declared: what became of it stays said.
+        steps = [done.get(step.name, step) for step in found]
+        writing = [step for step in found if step.writes and step.name not in done]
+        if dry_run or not writing:
+            break
+        for first in range(0, len(writing), BATCH):
+            done |= await _write(db, app, writing[first : first + BATCH])
+        steps = [done.get(step.name, step) for step in found]
+        if all(step.name in done for step in writing):
+            break
+    if prune and not dry_run:
+        for step in steps:
+            if step.what == "undeclared":
+                await operations.remove_schedule(db, name=step.name, reason="no longer declared by the code")
+    return steps
+
+
+async def _write(db: Connection, app: str, batch: list[Step]) -> dict[str, Step]:
+    try:
+        written = await queries.apply_declarations(db, app=app, steps=batch)
+    except TRANSIENT:
+        raise
+    except asyncpg.PostgresError as error:
+        # Without this, one declaration that the server refuses would keep its neighbours out.
+        if len(batch) > 1:
+            return {name: step for each in batch for name, step in (await _write(db, app, [each])).items()}
+        why = getattr(error, "constraint_name", None) or str(error.args[0] if error.args else type(error).__name__)
+        return {batch[0].name: replace(batch[0], what="refused", why=why)}
+    return {step.name: step for step in batch if step.name in written}

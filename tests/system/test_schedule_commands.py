@@ -1,0 +1,501 @@
+"""Schedules as users see them: the commands, two services on one database, and what each says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota as package
+from processes import Daemons
+from schedule_rows import make_due, make_schedule
+from shell import Said, Shell
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+SOURCE = Path(package.__file__).resolve().parent.parent
+
+SERVICE = """
+from datetime import timedelta
+import rota
+
+app = rota.App("{name}", release="{release}")
+
+@app.schedule({when}, name="{name}.tick"{more})
+@app.handler("{name}.tick")
+async def tick(job):
+    return {{"scheduled_for": job.scheduled_for.isoformat()}}
+"""
+
+DAILY = ("--cron", "30 2 * * *", "--timezone", "Europe/Berlin")
+
+
+def service(name: str, when: str = '"0 6 * * *"', *, release: str = "1", more: str = "") -> str:
+    """The code of a service with one handler and one schedule."""
+    return SERVICE.format(name=name, when=when, release=release, more=more)
+
+
+@pytest.fixture
+def rota(tmp_path: Path, database: Database) -> Shell:
+    """The shell, on the test's database, with a service in its folder."""
+    (tmp_path / "shop.py").write_text(service("shop"))
+    return Shell(tmp_path, {"DATABASE_URL": database.dsn})
+
+
+@pytest.fixture
+async def daemons(tmp_path: Path, database: Database) -> AsyncIterator[Daemons]:
+    """Real daemons; which app they run, `ROTA_APP` would not say: each is started with one of its own."""
+    path = os.pathsep.join([str(SOURCE), str(tmp_path)])
+    with Daemons(tmp_path, database.dsn, app="shop:app", environ={"PYTHONPATH": path}) as made:
+        yield made
+
+
+async def live(conn: Connection[Record], *, tzdata: str = "2026a", handlers: tuple[str, ...] = ("h",)) -> None:
+    """A daemon's row."""
+    await conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, tzdata, state, started_at)"
+        "values (gen_random_uuid(), 'host', 1, '0', 'a', $1, '{default}', '{}', $2, 'running', now())",
+        handlers,
+        tzdata,
+    )
+
+
+def checks(said: Said) -> dict[str, str]:
+    """check -> finding"""
+    return {each["check"]: each["finding"] for each in said.json["findings"]}
+
+
+# ── an expression ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_next_marks_the_gap_and_the_fold(rota: Shell) -> None:
+    """Without a database: what a person wants to know before there is a schedule."""
+    said = await rota(
+        *("cron", "next", "30 2 * * *", "--timezone", "Europe/Berlin", "--after", "2026-03-28T12:00:00Z", "--count", 2),
+        "--json",
+        DATABASE_URL="",
+    )
+    assert said.code == 0
+    jump, following = said.json
+    assert (jump["scheduled_for"], jump["fires"]) == ("2026-03-29T01:00:00+00:00", True)
+    assert jump["local"] == "2026-03-29T03:00:00+02:00"
+    assert "gap" in jump["note"]
+    assert (following["scheduled_for"], following["note"]) == ("2026-03-30T00:30:00+00:00", None)
+
+    both = await rota(
+        *("cron", "next", "30 2 * * *", "--timezone", "Europe/Berlin", "--after", "2026-10-24T12:00:00Z", "--count", 2),
+        *("--fold", "both"),
+    )
+    assert both.out.count("fold:") == 2
+
+
+async def test_what_is_refused_says_why(rota: Shell) -> None:
+    """Which words an expression may not have, and which option was misspelt."""
+    never = await rota("cron", "next", "0 0 30 2 *")
+    zone = await rota("cron", "explain", "* * * * *", "--timezone", "Europe/Berlln")
+    option = await rota("cron", "next", "* * * * *", "--gap", "before")
+    naive = await rota("cron", "next", "* * * * *", "--after", "2026-01-01T00:00")
+    assert (never.code, zone.code, option.code, naive.code) == (1, 1, 2, 2)
+    assert "February 30" in never.err
+    assert "did you mean `Europe/Berlin`?" in zone.err
+    assert "--gap" in option.err
+
+
+async def test_explain_says_it_in_words(rota: Shell) -> None:
+    """The same words that the scheduler's own expression has."""
+    said = await rota("cron", "explain", "0 9 * * 1-5", "--timezone", "Europe/Vienna", "--json")
+    assert said.json["explanation"] == "At 09:00 on Monday to Friday, Europe/Vienna time."
+
+
+# ── making and editing ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_add_makes_what_is_named_and_says_when_it_fires(rota: Shell, conn: Connection[Record]) -> None:
+    """Every option is a column; a name that is taken is not overwritten."""
+    said = await rota(
+        *("schedule", "add", "nightly", "h", *DAILY, "--payload", '{"n": 0.12345678901234567890}', "--priority", 2),
+        *("--jitter", "5m", "--overlap", "queue_one", "--misfire", "all", "--start-at", "2026-01-01T00:00:00Z"),
+        *("--expect-success-within", "25h", "--gap", "skip", "--fold", "both", "--meta", '{"team": "a"}', "--json"),
+    )
+    assert said.code == 0, said.err
+    assert datetime.fromisoformat(said.json["next_fire_at"]) > datetime.now(UTC)
+    assert "no daemon is alive" in said.json["warnings"][0]
+    row = await conn.fetchrow("select *, payload->>'n' as n from rota.schedules")
+    assert row is not None
+    assert (row["cron"], row["timezone"], row["n"]) == ("30 2 * * *", "Europe/Berlin", "0.12345678901234567890")
+    assert (row["priority"], row["jitter"], row["overlap"], row["misfire"]) == (
+        2,
+        timedelta(minutes=5),
+        "queue_one",
+        "all",
+    )
+    assert (row["dst_gap"], row["dst_fold"], row["expect_success_within"]) == ("skip", "both", timedelta(hours=25))
+    again = await rota("schedule", "add", "nightly", "other", "--every", "1h")
+    assert again.code == 1
+    assert "rota schedule set" in again.err
+    assert await conn.fetchval("select handler from rota.schedules") == "h"
+
+
+async def test_b89_odd_names_and_values_are_refused_in_words(rota: Shell, conn: Connection[Record]) -> None:
+    """And what can be read comes back as it was."""
+    odd = '"; drop table rota.jobs; -- 🕰 \u202e'
+    assert (await rota("schedule", "add", odd, "h", "--every", "1h")).code in {0, 1}
+    fine = 'it\'s "quoted" 🕰'
+    assert (await rota("schedule", "add", fine, "h", "--every", "1h")).code == 0
+    assert (await rota("schedule", "show", fine, "--json")).json["name"] == fine
+    for arguments, words in (
+        (("", "h", "--every", "1h"), "name must be"),
+        (("x" * 300, "h", "--every", "1h"), "name must be"),
+        (("a\nb", "h", "--every", "1h"), "name must be"),
+        (("s", "h", "--every", "1h", "--overlap", "maybe"), "overlap must be"),
+        (("s", "h", "--every", "500ms"), "every must lie"),
+        (("s", "h", "--cron", "61 * * * *"), "minute 61 is outside 0-59"),
+    ):
+        said = await rota("schedule", "add", *arguments)
+        assert said.code == 1, arguments
+        assert words in said.err
+    usage = await rota("schedule", "add", "s", "h")
+    assert usage.code == 2
+    assert await conn.fetchval("select count(*) from rota.schedules where name = 's'") == 0
+
+
+async def test_b35_an_unknown_zone_is_refused_and_by_sql_stops_that_schedule_alone(
+    rota: Shell, daemons: Daemons, conn: Connection[Record]
+) -> None:
+    """Never UTC without a word, never a standstill for the others."""
+    said = await rota("schedule", "add", "s", "h", "--cron", "* * * * *", "--timezone", "Europe/Berlln")
+    assert said.code == 1
+    assert "Europe/Berlin" in said.err
+    await make_schedule(conn, "misspelt", cron="* * * * * *", timezone="Europe/Berlln")
+    await make_schedule(conn, "fine", cron="* * * * * *", handler="shop.tick")
+    daemons.start()
+
+    async def fired() -> bool:
+        return bool(await conn.fetchval("select exists (select from rota.fires where name = 'fine')"))
+
+    await eventually(fired)
+    answer = await rota("why", "misspelt", "--json")
+    assert answer.json["verdict"] == "invalid"
+    assert "Europe/Berlln" in answer.json["answer"]
+    found = await rota("check", "--json")
+    assert found.code == 1
+    assert "misspelt" in checks(found)["invalid schedules"]
+    listed = await rota("schedule", "list", "--state", "invalid", "--json")
+    assert [each["name"] for each in listed.json] == ["misspelt"]
+
+
+async def test_b35_without_zone_data_nothing_starts(rota: Shell) -> None:
+    """A container without tzdata must not run everything in UTC, nor by files of the system that are years old."""
+    (rota.folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Away:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'tzdata':\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Away())\n"
+    )
+    path = os.pathsep.join([str(rota.folder), str(SOURCE)])
+    for command in (("run", "--app", "shop:app"), ("cron", "explain", "* * * * *", "--timezone", "Europe/Berlin")):
+        said = await rota(*command, PYTHONPATH=path)
+        assert said.code == 2
+        assert "tzdata is missing" in said.err
+
+
+async def test_set_changes_what_is_named_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
+    """B31: what comes next lies strictly after the edit; a payload and a pause stay."""
+    made = await make_schedule(conn, cron="51 11 * * *", payload='{"n": 1}')
+    await make_due(conn, made)
+    said = await rota("schedule", "set", "s", "--every", "2h", "--max-attempts", 3, "--json")
+    assert said.code == 0, said.err
+    row = await conn.fetchrow("select * from rota.schedules")
+    assert row is not None
+    assert (row["cron"], row["every"], row["max_attempts"], row["payload"]) == (None, timedelta(hours=2), 3, '{"n": 1}')
+    assert datetime.fromisoformat(said.json["next_fire_at"]) > row["edited_at"]
+    assert await conn.fetchval("select array_agg(disposition) from rota.fires") == ["skipped_edit"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
+
+    await rota("schedule", "set", "s", "--default", "max_attempts", "--default", "payload", "--cron", "0 1 * * *")
+    row = await conn.fetchrow("select * from rota.schedules")
+    assert row is not None
+    assert (row["cron"], row["every"], row["max_attempts"], row["payload"]) == ("0 1 * * *", None, None, "{}")
+    assert (await rota("schedule", "set", "s")).code == 2
+    assert (await rota("schedule", "set", "s", "--default", "nonsense")).code == 2
+    unknown = await rota("schedule", "set", "ss", "--every", "1h")
+    assert unknown.code == 1
+    assert "did you mean 's'?" in unknown.err
+
+
+async def test_pausing_says_who_and_why_and_runs_by_hand_all_the_same(rota: Shell, conn: Connection[Record]) -> None:
+    """Whoever finds a schedule standing still wants to know whom to ask."""
+    await make_schedule(conn)
+    first = await rota("schedule", "pause", "s", "--for", "1h", "--reason", "moving house", "--json")
+    again = await rota("schedule", "pause", "s", "--for", "2h", "--json")
+    assert (first.json["changed"], again.json["changed"]) == (1, 1)
+    why = await rota("why", "s", "--json")
+    assert why.json["verdict"] == "paused"
+    assert "postgres" in why.json["answer"]
+    ran = await rota("schedule", "run-now", "s", "--payload", "[7]", "--json")
+    job = await conn.fetchrow("select payload, job_id from rota.jobs")
+    assert job is not None
+    assert (job["job_id"], job["payload"]) == (ran.json["job_id"], "[7]")
+    assert (await rota("schedule", "resume", "s", "--json")).json == {"resumed": ["s"], "changed": 1}
+    assert (await rota("schedule", "resume", "s", "nobody")).code == 1
+    gone = await rota("schedule", "remove", "s", "--reason", "done with")
+    assert gone.code == 0
+    assert await conn.fetchval("select count(*) from rota.schedules") == 0
+    after = await rota("why", "s", "--json")
+    assert after.json["verdict"] == "removed"
+    assert after.json["fire"]["disposition"] == "run_now"
+
+
+async def test_preview_shows_both_clocks_and_the_jitter(rota: Shell) -> None:
+    """The instant keeps its name; the job comes later by as much as always."""
+    await rota("schedule", "add", "nightly", "h", *DAILY, "--jitter", "5m")
+    said = await rota("schedule", "preview", "nightly", "--after", "2026-10-24T12:00:00Z", "--count", 2, "--json")
+    first, second_pass, following = said.json
+    assert (first["fires"], second_pass["fires"], following["fires"]) == (True, False, True)
+    assert "left out" in second_pass["note"]
+    assert second_pass["run_at"] is None
+    later = {
+        datetime.fromisoformat(each["run_at"]) - datetime.fromisoformat(each["scheduled_for"])
+        for each in (first, following)
+    }
+    assert len(later) == 1
+    assert timedelta(0) <= later.pop() < timedelta(minutes=5)
+    assert "jitter" in (await rota("schedule", "preview", "nightly")).out
+
+
+# ── why ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_why_answers_from_the_rows(rota: Shell, conn: Connection[Record]) -> None:
+    """Enqueued and what became of it; skipped and why; a stretch; not due then, and what lies around it."""
+    made = await make_schedule(conn, cron="0 6 * * *", timezone="Europe/Berlin")
+    await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
+    job = await conn.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
+    await conn.execute(
+        f"""
+        insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, decided_at)
+        values ('2026-07-01 04:00+00', {made}, 's', 'enqueued', {job}, null, null, '2026-07-01 04:00:00.01+00'),
+            ('2026-07-02 04:00+00', {made}, 's', 'skipped_overlap', null, null, null, now()),
+            ('2026-07-09 04:00+00', {made}, 's', 'skipped_misfire', null, '2026-07-04 04:00+00', 6, now())
+        """
+    )
+
+    async def asked(at: str) -> Any:
+        said = await rota("why", "s", "--at", at, "--json")
+        assert said.code == 0, said.err
+        return said.json
+
+    enqueued = await asked("2026-07-01T06:00")
+    assert (enqueued["verdict"], enqueued["job_id"], enqueued["job_state"]) == ("enqueued", job, "due")
+    assert "on time" in enqueued["answer"]
+    assert "still live" in (await asked("2026-07-02T04:00:00Z"))["answer"]
+    inside = await asked("2026-07-06T06:00")
+    assert inside["verdict"] == "skipped_misfire"
+    assert "6 instants" in inside["answer"]
+    between = await asked("2026-07-01T12:00:00+02:00")
+    assert between["verdict"] == "not_due"
+    assert between["before"]["scheduled_for"] == "2026-07-01T04:00:00+00:00"
+    assert between["before"]["became"] == f"enqueued, job {job}"
+    assert (between["after"]["became"]) == "skipped_overlap"
+    assert (await asked("2100-07-01T06:00"))["verdict"] == "future"
+    assert (await asked("2025-07-01T06:00"))["verdict"] == "before_creation"
+    assert (await rota("why", "s", "--at", "yesterday")).code == 2
+    unknown = await rota("why", "ss")
+    assert unknown.code == 1
+    assert "did you mean" in unknown.err
+
+
+async def test_why_asks_twice_where_the_clock_shows_it_twice(rota: Shell) -> None:
+    """A reading of the schedule's own clock may mean two instants."""
+    await rota("schedule", "add", "nightly", "h", *DAILY)
+    said = await rota("why", "nightly", "--at", "2090-10-29T02:30", "--json")
+    assert [each["verdict"] for each in said.json["answers"]] == ["future", "not_due"]
+
+
+async def test_why_follows_a_job_to_its_fire(rota: Shell, conn: Connection[Record]) -> None:
+    """By its number: which schedule made it, for when, and why it does not run."""
+    await make_schedule(conn)
+    job_id = (await rota("schedule", "run-now", "s", "--reason", "try it")).out.strip()
+    said = await rota("why", job_id, "--json")
+    assert said.json["schedule"] == "s"
+    assert said.json["verdict"] == "due"
+    assert "no daemon is alive" in said.json["answer"]
+    assert "try it" in said.json["answer"]
+    assert (await rota("why", "999")).code == 1
+
+
+# ── looking after them ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_check_names_what_stands_still_and_what_does_not_succeed(rota: Shell, conn: Connection[Record]) -> None:
+    """Each by name, with what to do; and daemons that would not agree about an instant."""
+    overdue = await make_schedule(conn, "late")
+    await make_due(conn, overdue, ago=timedelta(minutes=5))
+    await make_schedule(conn, "silent", expect_success_within=timedelta(hours=1))
+    await conn.execute(
+        "update rota.schedule_definitions set created_at = now() - interval '2 hours' where name = 'silent'"
+    )
+    await live(conn, tzdata="2025b")
+    await live(conn, tzdata="2026a")
+    said = await rota("check", "--json")
+    assert said.code == 1
+    assert checks(said).keys() == {"overdue schedules", "no success", "tzdata"}
+    assert "late" in checks(said)["overdue schedules"]
+    assert "silent" in checks(said)["no success"]
+    assert "2025b" in checks(said)["tzdata"]
+    silent = await rota("schedule", "list", "--state", "silent", "--json")
+    assert [each["name"] for each in silent.json] == ["silent"]
+
+
+async def test_a_crowd_without_jitter_is_told_of(rota: Shell, conn: Connection[Record]) -> None:
+    """A thousand jobs at the same second are somebody's overload; when the last one is added, and in check."""
+    await live(conn)
+    await conn.execute(
+        "insert into rota.schedules (name, handler, cron, start_at) "
+        "select 's' || n, 'h', '0 0 * * *', now() from generate_series(1, 1000) n"
+    )
+    midnight = (
+        "update rota.schedule_clocks set next_fire_at = "
+        "date_trunc('day', now() at time zone 'utc') at time zone 'utc' + interval '1 day'"
+    )
+    await conn.execute(midnight)
+    assert "crowd" not in checks(await rota("check", "--json"))
+    await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
+    assert "crowd" not in checks(await rota("check", "--json"))
+    one_more = await rota("schedule", "add", "last", "h", "--cron", "0 0 * * *", "--json")
+    assert "1,001 schedules" in one_more.json["warnings"][0]
+    spread = await rota("schedule", "add", "spread", "h", "--cron", "0 0 * * *", "--jitter", "5m", "--json")
+    assert spread.json["warnings"] == []
+    assert "1,001 schedules" in checks(await rota("check", "--json"))["crowd"]
+    await conn.execute(midnight)
+    assert "1,001 schedules" in checks(await rota("check", "--json"))["crowd"]
+
+
+async def test_status_shows_what_fires_next(rota: Shell, conn: Connection[Record]) -> None:
+    """The soonest first."""
+    for name, hours in (("later", 2), ("sooner", 1)):
+        await make_due(conn, await make_schedule(conn, name), ago=-timedelta(hours=hours))
+    said = await rota("status", "--json")
+    assert [each["name"] for each in said.json["next_fires"]] == ["sooner", "later"]
+    assert said.json["schedules"] == {"ok": 2}
+    assert "sooner" in (await rota("status")).out
+
+
+async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connection[Record]) -> None:
+    """Under its own scheduled_for, spread if asked; a second time there is nothing to do."""
+    await rota("schedule", "add", "hourly", "h", "--cron", "0 * * * *")
+    span = ("--from", "2026-03-01T00:00:00Z", "--to", "2026-03-01T06:00:00Z")
+    dry = await rota("schedule", "backfill", "hourly", *span, "--dry-run", "--json")
+    assert (dry.json["instants"], dry.json["enqueued"]) == (6, 0)
+    said = await rota("schedule", "backfill", "hourly", *span, "--spread", "1h", "--json")
+    assert (said.json["enqueued"], said.json["left_out"]) == (6, 0)
+    jobs = await conn.fetch("select scheduled_for, run_at from rota.jobs order by scheduled_for")
+    assert [job["scheduled_for"].hour for job in jobs] == list(range(6))
+    steps = {later["run_at"] - earlier["run_at"] for earlier, later in pairwise(jobs)}
+    assert steps == {timedelta(minutes=10)}
+    again = await rota("schedule", "backfill", "hourly", *span, "--json")
+    assert (again.json["enqueued"], again.json["left_out"]) == (0, 6)
+    assert (await rota("schedule", "backfill", "hourly", "--from", span[3], "--to", span[1])).code == 2
+    future = await rota(
+        "schedule", "backfill", "hourly", "--from", "2190-01-01T00:00Z", "--to", "2190-01-02T00:00Z", "--json"
+    )
+    assert future.json["instants"] == 0
+
+
+# ── code that declares ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_sync_says_what_it_would_do_and_does_it(rota: Shell, conn: Connection[Record]) -> None:
+    """As the daemons of that app would; what the code no longer has goes only with --prune."""
+    sync = ("schedule", "sync", "--app", "shop:app", "--json")
+    dry = await rota(*sync, "--dry-run")
+    assert [each["became"] for each in dry.json["schedules"]] == ["inserted"]
+    assert await conn.fetchval("select count(*) from rota.schedules") == 0
+    assert (await rota(*sync)).json["schedules"][0]["became"] == "inserted"
+    assert (await rota(*sync)).json["schedules"][0]["became"] == "unchanged"
+    (rota.folder / "shop.py").write_text(
+        service("shop", release="2", when='"0 7 * * *"').replace("shop.tick", "shop.tock")
+    )
+    assert {each["name"]: each["became"] for each in (await rota(*sync)).json["schedules"]} == {
+        "shop.tick": "undeclared",
+        "shop.tock": "inserted",
+    }
+    assert (await rota(*sync, "--prune")).json["schedules"][0]["became"] == "removed"
+    assert await conn.fetchval("select array_agg(name) from rota.schedules") == ["shop.tock"]
+    assert (await rota("schedule", "sync")).code == 2
+
+
+async def test_b37_two_services_share_a_database_and_any_node_fires_both(
+    rota: Shell, daemons: Daemons, conn: Connection[Record]
+) -> None:
+    """Schedules are rows: B's node fires A's, too, and leaves the jobs to a node that has the handler."""
+    (rota.folder / "a.py").write_text(service("a", "every=timedelta(seconds=1)", more=', overlap="allow"'))
+    (rota.folder / "b.py").write_text(service("b", "every=timedelta(seconds=1)", more=', overlap="allow"'))
+    assert (await rota("schedule", "sync", "--app", "a:app")).code == 0
+    daemons._app = "b:app"
+    daemons.start()
+
+    async def fired(name: str, outcome: str | None) -> bool:
+        return bool(
+            await conn.fetchval(
+                """
+                select count(*) >= 2 from rota.fires
+                left join rota.job_runs using (job_id)
+                where name = $1 and disposition = 'enqueued' and job_runs.outcome is not distinct from $2
+                """,
+                name,
+                outcome,
+            )
+        )
+
+    await eventually(lambda: fired("b.tick", "succeeded"), within=20)
+    await eventually(lambda: fired("a.tick", None), within=20)
+    assert await conn.fetchval("select count(*) from rota.job_runs where handler = 'a.tick'") == 0
+    daemons._app = "a:app"
+    daemons.start()
+    await eventually(lambda: fired("a.tick", "succeeded"), within=20)
+    rows = await conn.fetch(
+        "select name, declared_by, last_success_at is not null as ran from rota.schedules order by 1"
+    )
+    assert [(row["name"], row["declared_by"]) for row in rows] == [("a.tick", "a"), ("b.tick", "b")]
+
+
+async def test_an_operators_edit_survives_restarts_and_an_older_release_changes_nothing(
+    rota: Shell, daemons: Daemons, conn: Connection[Record]
+) -> None:
+    """Real daemons, started again and again, of two releases side by side."""
+    (rota.folder / "shop.py").write_text(service("shop", release="1.9"))
+    daemons.start().stop()
+    await rota("schedule", "set", "shop.tick", "--cron", "0 5 * * *")
+    await rota("schedule", "pause", "shop.tick")
+    daemons.start().stop()
+    row = await conn.fetchrow("select cron, paused, version from rota.schedules")
+    assert row is not None
+    assert (row["cron"], row["paused"]) == ("0 5 * * *", True)
+
+    (rota.folder / "shop.py").write_text(service("shop", '"0 7 * * *"', release="1.10"))
+    told = daemons.start()
+    told.wait_for("schedule.updated", schedule="shop.tick")
+    told.stop()
+    (rota.folder / "shop.py").write_text(service("shop", release="1.9"))
+    told = daemons.start()
+    told.wait_for("schedule.left_alone", what="newer_release")
+    told.stop()
+    row = await conn.fetchrow("select cron, paused, declared from rota.schedules")
+    assert row is not None
+    assert (row["cron"], row["paused"]) == ("0 7 * * *", True)
+    assert json.loads(row["declared"])["release"] == "1.10"
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
