@@ -92,3 +92,9 @@ def deaf(job: rota.SyncJob[Any]) -> None:
     with Path(job.payload).open("a", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")
     threading.Event().wait()
+
+
+@app.handler("shells", runs_in="process", max_attempts=1)
+def shells(_: rota.SyncJob[Any]) -> int:
+    """Run a program, and take its end for the end of the work."""
+    return subprocess.run(["sleep", "60"], check=False).returncode

@@ -161,6 +161,8 @@ class Daemon:
         async with AsyncExitStack() as stack:
             # Outermost: a signal while we start or take our leave must not cut off the app's lifespan or leave our row behind.
             stack.enter_context(self.stops.on_signals())
+            # The loop's own handler would log the error's text, and an error's text likes to be a payload.
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: self.telemetry.stray_error(context))
             pool = await stack.enter_async_context(
                 closing(
                     await open_pool(

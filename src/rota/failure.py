@@ -34,20 +34,26 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
     Exceptions like to repeat their input. Whatever text the payload holds is masked, so that an error can be looked at
     without looking at the payload.
     """
+    kind = _kind(error)
     try:
         text = "".join(traceback.format_exception(error, limit=-12))
     except Exception as second:  # noqa: BLE001  an exception whose own __str__ raises
-        text = f"{type(error).__name__} (its text can't be had: {type(second).__name__})"
+        text = f"{kind} (its text can't be had: {_kind(second)})"
     secrets = _texts(claim.payload)
     if len(secrets) * len(text) > _MOST_WORK:
-        text = f"{type(error).__name__} (its text is too long to take all values of this payload out of it)"
+        text = f"{kind} (its text is too long to take all values of this payload out of it)"
     for secret in secrets:
         text = text.replace(secret, "***")
     return Failed(
-        kind=plain(type(error).__name__, 200),
+        kind=plain(kind, 200),
         text=plain(text, ERROR_LIMIT),
         permanent=isinstance(error, (Permanent, *permanent)),
     )
+
+
+def _kind(error: BaseException) -> str:
+    """Return the name of its type, past whatever a metaclass makes of the attribute."""
+    return str(type.__dict__["__name__"].__get__(type(error)))
 
 
 def readable(reason: Any) -> str:
@@ -55,7 +61,7 @@ def readable(reason: Any) -> str:
     try:
         return plain(str(reason), REASON_LIMIT)
     except Exception as error:  # noqa: BLE001  an object whose own __str__ raises
-        return f"{type(reason).__name__} (its text can't be had: {type(error).__name__})"
+        return f"{type(reason).__name__} (its text can't be had: {_kind(error)})"
 
 
 def _texts(payload: str) -> list[str]:

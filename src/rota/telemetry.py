@@ -198,6 +198,11 @@ class Telemetry:
                 do="use a plain def handler: it runs in a thread",
             )
 
+    def stray_error(self, context: Mapping[str, Any]) -> None:
+        """Tell of an error in something that a handler left behind, a task or a callback; its text may be the payload's."""
+        error = context.get("exception")
+        self._event(logging.ERROR, "loop.stray_error", kind=type(error).__name__ if error is not None else "unknown")
+
     # Services.
 
     def service_ran(self, service: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -221,10 +221,11 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
     """Rule 7: a lease that expired by a jump proves nothing; its holder gets one lease to renew it."""
     ahead = [timedelta(0)]
 
-    async def read_clock(db: Any) -> datetime:
-        return await queries.read_clock(db) + ahead[0]
+    async def look_for_ends(db: Any) -> queries.EndsLook:
+        look = await queries.look_for_ends(db)
+        return look._replace(now=look.now + ahead[0])
 
-    patched = SimpleNamespace(**{**vars(queries), "read_clock": read_clock})
+    patched = SimpleNamespace(**{**vars(queries), "look_for_ends": look_for_ends})
     monkeypatch.setattr(reaper_module, "queries", patched)
     async with node(database.dsn, rota.App("reaper")) as one:
         await one.turns("reaper")

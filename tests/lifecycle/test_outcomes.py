@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from servers import Database
 
 
+class Namelessness(type):
+    """Makes a type that won't say its name."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]  # that is the oddity
+        raise ValueError("no name")
+
+
+class Nameless(Exception, metaclass=Namelessness):
+    """Whoever asks its type for a name gets an error."""
+
+
 class Unspeakable(Exception):
     """An exception whose text can't be had."""
 
@@ -64,6 +76,8 @@ ODD: dict[str, Callable[[], Any]] = {
     "Abort": lambda: _raised(Abort("past except Exception")),
     "GeneratorExit": lambda: _raised(GeneratorExit()),
     "StopIteration": lambda: next(iter(())),
+    "KeyboardInterrupt": lambda: _raised(KeyboardInterrupt()),
+    "Nameless": lambda: _raised(Nameless()),
 }
 
 

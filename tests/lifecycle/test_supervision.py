@@ -46,7 +46,7 @@ async def test_a_bug_in_a_service_fells_the_daemon_and_its_jobs_are_taken_back(
         async def buggy(*_: Any, **__: Any) -> Any:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(queries, "expire_unstarted_jobs", buggy)
+        monkeypatch.setattr(queries, "look_for_ends", buggy)
         await one.ended()
         assert isinstance(one.fell, BaseExceptionGroup)
         assert one.fell.split(ZeroDivisionError)[0] is not None

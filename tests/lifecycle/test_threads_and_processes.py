@@ -106,6 +106,17 @@ async def test_a_timeout_ends_the_whole_family(
     assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
 
 
+async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler waits for a program and returns. Were the program told to stop, too, it would return, and count as done."""
+    monkeypatch.setattr(python_module, "TERM_GRACE", 0.5)
+    async with node(database.dsn, parted_app.app, reference=REFERENCE):
+        job_id = await insert(conn, "shells", timeout="interval '3 seconds'")
+        assert await ended(conn, job_id, within=15) == "dead: exhausted"
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+
+
 async def test_a_process_is_told_of_a_cancel_and_may_finish(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.domain.schedule import COUNTED, Fire, Rule, plan
@@ -167,6 +167,7 @@ def test_an_expression_that_is_refused_raises() -> None:
         plan(rule(timezone="Europe/Berlln"), now=NOON, next_fire_at=None, base=NOON)
 
 
+@settings(deadline=None)
 @given(
     missed=st.integers(0, 400),
     seconds=st.integers(0, 59),

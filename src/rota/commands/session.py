@@ -30,7 +30,8 @@ def embedded_server() -> "EmbeddedPostgres":
     """The PostgreSQL of `rota dev`, not yet started: enter it."""
     from rota.embedded import EmbeddedPostgres, default_data_dir
 
-    return EmbeddedPostgres(data=default_data_dir())
+    # Terse, because the detail of a refused row is the row, payload and all.
+    return EmbeddedPostgres(data=default_data_dir(), settings={"log_error_verbosity": "terse"})
 
 
 @contextmanager

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rota.handlers import Handler, Step
     from rota.job import SyncJob
 
-TERM_GRACE = 5.0
+TERM_GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
 
 
@@ -146,8 +146,9 @@ def in_process(handler: Handler) -> Step:
 def _end(child: Process, reason: str | None) -> None:
     if child.stdin is not None and not child.stdin.is_closing():
         child.stdin.write(json.dumps({"stop": reason}).encode() + b"\n")
+    # Not to its group: a program that the handler runs would end, and the handler take that for the end of its work.
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
+        os.kill(child.pid, signal.SIGTERM)
 
     def kill() -> None:
         if child.returncode is None:

@@ -87,9 +87,9 @@ class Executor:
             if attempt.began:
                 return _instead(attempt, handler, describe(error, claim, handler.permanent))
             return Undecodable(type(error).__name__, str(error))
-        except KeyboardInterrupt:
-            raise  # the third Ctrl-C, which ends the process wherever it is
-        except BaseException as error:  # noqa: BLE001  the one broad except around a handler: SystemExit and its like, too
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and attempt.interruption is not None:
+                raise  # the third Ctrl-C, which ends the process wherever it is
             return _instead(attempt, handler, _spoken(error, attempt, handler))
         finally:
             if timer is not None:
