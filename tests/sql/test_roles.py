@@ -296,8 +296,8 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
         app, "insert into rota.fires (scheduled_for, schedule_id, disposition, name) values (now(), 1, 'enqueued', 'n')"
     )
     for call in (
-        *("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')", "remove_schedule('n')"),
-        "backfill_schedule('n', array[now()])",
+        *("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')"),
+        *("backfill_schedule('n', array[now()])", "remove_schedule('n')"),
     ):
         await denied(app, f"select rota.{call}")
         assert await op.fetch(f"select rota.{call}")
