@@ -1866,6 +1866,8 @@ CREATE TABLE rota.job_runs_default (
     CONSTRAINT "result must be at most 8 KiB as text" CHECK ((octet_length((result)::text) <= 8192))
 );
 
+ALTER TABLE ONLY rota.job_runs_default REPLICA IDENTITY FULL;
+
 ALTER TABLE rota.jobs ALTER COLUMN job_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME rota.jobs_job_id_seq
     START WITH 1
@@ -2096,7 +2098,7 @@ CREATE INDEX take_due_schedules_idx ON rota.schedule_clocks USING btree (next_fi
 
 ALTER INDEX rota.job_runs_job_id_idx ATTACH PARTITION rota.job_runs_default_job_id_idx;
 
-CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW EXECUTE FUNCTION rota.fill_in_job();
+CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)) EXECUTE FUNCTION rota.fill_in_job();
 
 CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
 

@@ -102,7 +102,10 @@ begin
     return new;
 end $$;
 
-create trigger fill_in before insert on rota.jobs for each row execute function rota.fill_in_job();
+-- With the condition, what a daemon inserts complete, a schedule's fire, doesn't pay for the call.
+create trigger fill_in before insert on rota.jobs for each row
+    when (num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)
+    execute function rota.fill_in_job();
 
 -- NOTIFY at every commit would serialise the commits of all who insert. So a dispatcher that waits holds a shared advisory
 -- lock on its listening connection, and an insert notifies only when it can't take that lock for itself. The lock

@@ -26,6 +26,8 @@ comment on table rota.job_runs is 'The ledger: one row per finished job. Partiti
 
 -- The net under the partitions: without it, a day for which none was made would keep every job from finishing.
 create table rota.job_runs_default partition of rota.job_runs default;
+-- It has no key. Without this, a publication FOR ALL TABLES forbids the deletes below, and no daemon would stay up.
+alter table rota.job_runs_default replica identity full;
 
 create function rota.rotate_ledger(keep interval default interval '7 days', ahead integer default 3)
     returns table (made integer, dropped integer)

@@ -10,9 +10,12 @@
 --   $9 total            int8
 --   $10 suspects        int4           0: all jobs but suspects; 1: suspects alone (lost twice in a row)
 --   $11 lease           interval       how long a claim holds without a heartbeat, where the job names no lease of its own
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, extras text?, next_in interval?
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?
 -- At least one row comes back, for next_in: how long until the earliest future run_at of the lanes. Its job_id is null when
 -- nothing was claimed.
+--   scheduled_for  null: as run_at
+--   created_at     null: not later than run_at
+--   lease          null: as $11
 -- index: claim_due_jobs_idx (0002)
 -- The lanes are probed one by one, because one scan over several handlers would step over all due jobs of the others.
 -- Without the floor, every claim walks the dead index entries that earlier claims left at the front of the lane, which
@@ -92,25 +95,23 @@ claimed as (
     returning
         job.job_id, job.handler, job.queue, job.priority, job.payload::text as payload, job.attempt, job.fence_token,
         job.run_at, job.started_at, job.timeout,
-        -- Most jobs have none of these; a claim returns few columns because each costs the daemon a decoding.
-        case
-            when job.scheduled_for = job.run_at and job.schedule_id is null and job.idempotency_key is null
-                and job.checkpoint is null and job.meta is null and job.lease = $11 and job.created_at <= job.run_at
-            then null
-            else json_build_object(
-                'scheduled_for', extract(epoch from job.scheduled_for) * 1000000,
-                'created_at', extract(epoch from job.created_at) * 1000000,
-                'schedule_id', job.schedule_id,
-                'idempotency_key', job.idempotency_key,
-                'lease', extract(epoch from job.lease),
-                'meta', job.meta::text,
-                'checkpoint', job.checkpoint::text
-            )::text
-        end as extras
+        -- Most jobs have none of these, and what is null costs neither side anything.
+        job.schedule_id,
+        nullif(job.scheduled_for, job.run_at) as scheduled_for,
+        case when job.created_at > job.run_at then job.created_at end as created_at,
+        nullif(job.lease, $11) as lease,
+        job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
+        case when job.schedule_id is not null then (
+            select definition.name
+            from rota.schedule_definitions as definition
+            where definition.schedule_id = job.schedule_id
+        ) end as schedule
 )
 select
     claimed.job_id, claimed.handler, claimed.queue, claimed.priority, claimed.payload, claimed.attempt,
-    claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout, claimed.extras,
+    claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
+    claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
+    claimed.checkpoint, claimed.schedule,
     (select min(lane.run_at) from lane where lane.run_at > now()) - clock_timestamp() as next_in
 from (select) as always
 left join claimed on true

@@ -1,11 +1,11 @@
 -- Sample the whole installation for the gauges: kind 'jobs' (queue, state), 'oldest_due' (queue, priority), 'dead' (queue),
--- 'oldest_dead', 'expired', and of due jobs that nobody would claim 'unclaimed' (queue, handler): the largest 20 lanes;
+-- 'oldest_running' (queue), 'oldest_dead', 'expired', and of due jobs that nobody would claim 'unclaimed' (queue, handler): the largest 20 lanes;
 -- 'unclaimable': how many are of a handler that no living node has, 'unserved': in a queue that none who has it serves. Counts stop at $1 a group of rows looked at, so that a look never costs more.
 --   $1 most  int8
 --   -> kind text?, queue text?, label text?, value float8?
 -- index: jobs_pkey (0002)
 with live as materialized (
-    select job.queue, job.priority, job.state, job.attempt, job.handler, job.run_at, job.created_at, job.lease_expires_at
+    select job.queue, job.priority, job.state, job.attempt, job.handler, job.run_at, job.created_at, job.started_at, job.lease_expires_at
     from rota.jobs as job
     limit $1
 ),
@@ -55,6 +55,11 @@ from live
 where live.state = 'scheduled'
   and live.run_at <= now()
 group by 2, 3
+union all
+select 'oldest_running', live.queue, null, max(extract(epoch from now() - live.started_at))::float8
+from live
+where live.state = 'running'
+group by 2
 union all
 select 'dead', letter.queue, null, count(*)::float8
 from letter

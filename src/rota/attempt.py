@@ -51,7 +51,7 @@ class Attempt:
         self.stop_flag: threading.Event | None = None
         self.began = self.committed = self.committing = self.completing = self.stuck = False
         self.ended_at = 0.0
-        self.checkpoint = None if claim.extras is None else claim.extras.checkpoint
+        self.checkpoint = claim.checkpoint
 
     def interrupt(self, outcome: Outcome, *, grace: float) -> None:
         """Ask the handler to stop. The first reason stands; whether it worked, the executor sees."""

@@ -2,7 +2,8 @@
 
 Precedence is command line, then environment, then file, then default. A setting's variable is its path in capitals
 (`lease.reap_interval` is `ROTA_LEASE_REAP_INTERVAL`); `ROTA_LEASE`, `ROTA_DIRECT_URL` and `DATABASE_URL` are further
-names. An empty variable counts as unset. A list of queues is taken whole: what it doesn't name, this daemon doesn't
+names. An empty variable counts as unset. `ROTA_DATABASE_URL_FILE` and its like name a file that holds the URL, as systemd and
+containers hand over secrets. A list of queues is taken whole: what it doesn't name, this daemon doesn't
 serve, unless it names `*`, which is every other queue. Durations are `500ms`, `30s`, `5m`, `1h`, `7d`, `1h30m`, or a
 number of seconds.
 
@@ -440,7 +441,16 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
         if present:
             given[path] = _Given(environ[present[0]].strip(), present[0])
         warnings += [f"{name} is ignored: {present[0]} is set" for name in present[1:] if name.startswith("ROTA_")]
+    for path in sorted(_SECRETS - given.keys()):
+        for name in [name for name in _file_variables(path) if environ.get(name, "").strip()][:1]:
+            try:
+                given[path] = _Given(Path(environ[name].strip()).read_text(encoding="utf-8").strip(), name)
+            except (OSError, ValueError) as error:
+                problems.append(
+                    f"{name} (from the environment): can't be read ({getattr(error, 'strerror', 'no text')})"
+                )
     known = {name for path in _SETTINGS for name in _variables(path)}
+    known |= {name for path in _SECRETS for name in _file_variables(path)}
     for name in sorted(name for name in environ if name.startswith("ROTA_") and name not in known | _NO_SETTINGS):
         short = {other.removeprefix("ROTA_"): other for other in known if other.startswith("ROTA_")}
         if close := get_close_matches(name.removeprefix("ROTA_"), short, n=1, cutoff=0.85):
@@ -498,6 +508,10 @@ def _libpq_dsn(environ: Mapping[str, str]) -> str | None:
 
 def _variables(path: str) -> list[str]:
     return list(dict.fromkeys([*_OTHER_NAMES.get(path, ()), f"ROTA_{path.upper().replace('.', '_')}"]))
+
+
+def _file_variables(path: str) -> list[str]:
+    return [f"{name}_FILE" for name in _variables(path)]
 
 
 def _remedy(fault: Any) -> str:

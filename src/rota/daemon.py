@@ -295,7 +295,7 @@ class Daemon:
                 beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
                 background.append(group.create_task(beating, name=heartbeat.name))
                 async with asyncio.TaskGroup() as executions:
-                    background += [group.create_task(self._stop_claiming(wake, running, presence), name="stop")]
+                    background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
                     await dispatcher.run(executions, self.stops.claiming)
                     await self._drain(pool, running)
                 # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
@@ -306,19 +306,19 @@ class Daemon:
             if isinstance(listener, Listener):
                 listener.close()
 
-    async def _stop_claiming(self, wake: Wake, running: Running, presence: Presence) -> None:
+    async def _stop_claiming(self, wake: Wake, presence: Presence) -> None:
         """At the first order to stop: have the dispatcher see it, and tell the others."""
         await self.stops.claiming.wait()
         wake.set()
         presence.state = "draining"
-        systemd.notify("STOPPING=1")
-        self.telemetry.node_stopping(running=len(running), how="drain")
+        systemd.notify("STOPPING=1\nSTATUS=draining")
         with suppress(*TRANSIENT):
             await presence.run_once()
 
     async def _drain(self, pool: Pool, running: Running) -> None:
         """Let jobs finish while their leases are still extended; at the deadline, or the second order, interrupt them."""
         drain = self._config.drain
+        self.telemetry.node_stopping(running=len(running), how="drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(drain.timeout.total_seconds()):
                 await first_of(running.wait_until_empty(), self.stops.running.wait())
@@ -457,7 +457,7 @@ class Daemon:
             slots=dict(self._slots),
             http=f"http://{self.address[0]}:{self.address[1]}",
         )
-        systemd.notify("READY=1")
+        systemd.notify(f"READY=1\nSTATUS=up: {sum(self._slots.values())} slots for {len(self._app.handlers)} handlers")
 
     def services(self) -> list[health.ServiceHealth]:
         """Return the state of every service, for /healthz."""

@@ -18,7 +18,7 @@ import asyncpg
 
 from rota.attempt import Attempt
 from rota.client import encode_payload
-from rota.domain.job import Claim, Extras, FenceToken, NodeId
+from rota.domain.job import Claim, FenceToken, NodeId
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
 from rota.errors import ConfigError, InvalidPayload
 from rota.handlers.python import in_thread, is_async, on_loop
@@ -228,17 +228,24 @@ def attempt_at(
 ) -> Attempt:
     """Return an attempt at a job that is in no database."""
     now = datetime.now(UTC)
-    extras = Extras(
-        scheduled_for=scheduled_for or now,
-        created_at=now,
+    claim = Claim(
+        job_id=job_id,
+        handler=handler,
+        queue=queue,
+        priority=5,
+        payload=payload,
+        attempt=attempt,
+        fence_token=FenceToken(fence_token),
+        run_at=now,
+        started_at=now,
+        timeout=timeout,
         schedule_id=schedule_id,
-        schedule=schedule,
+        scheduled_for=scheduled_for,
         idempotency_key=idempotency_key,
-        lease=timedelta(seconds=30),
         meta=None if meta is None else encode(dict(meta), what="meta"),
         checkpoint=None if checkpoint is None else encode(checkpoint, what="checkpoint"),
+        schedule=schedule,
     )
-    claim = Claim(job_id, handler, queue, 5, payload, attempt, FenceToken(fence_token), now, now, timeout, extras)
     return Attempt(claim, lease=30, asked=0.0, suspect=False)
 
 

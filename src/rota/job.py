@@ -105,7 +105,7 @@ class JobFacts(Generic[P]):
     def scheduled_for(self) -> datetime:
         """The instant this was first due, in UTC; retries don't change it."""
         claim = self._attempt.claim
-        return claim.run_at if claim.extras is None else claim.extras.scheduled_for
+        return claim.scheduled_for or claim.run_at
 
     @property
     def idempotency_key(self) -> str:
@@ -115,14 +115,12 @@ class JobFacts(Generic[P]):
     @property
     def schedule_id(self) -> int | None:
         """The schedule whose fire this is, if it is one."""
-        extras = self._attempt.claim.extras
-        return None if extras is None else extras.schedule_id
+        return self._attempt.claim.schedule_id
 
     @property
     def schedule(self) -> str | None:
         """The name of the schedule whose fire this is, if it is one."""
-        extras = self._attempt.claim.extras
-        return None if extras is None else extras.schedule
+        return self._attempt.claim.schedule
 
     @property
     def checkpoint(self) -> Any:
@@ -133,8 +131,8 @@ class JobFacts(Generic[P]):
     @property
     def meta(self) -> dict[str, Any]:
         """The job's meta object; empty when it has none."""
-        extras = self._attempt.claim.extras
-        return {} if extras is None or extras.meta is None else json.loads(extras.meta)
+        meta = self._attempt.claim.meta
+        return {} if meta is None else json.loads(meta)
 
     @property
     def state(self) -> Any:

@@ -7,7 +7,7 @@ import random
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 from rota.clock import boottime
 from rota.db.pool import TRANSIENT
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rota.telemetry import Telemetry
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 LONGEST_PAUSE = 15.0
 """Most seconds between two tries while the database is away."""
@@ -55,6 +58,16 @@ def backoff_pause(failures: int) -> float:
 def rest(usual: timedelta, *, took: float) -> timedelta:
     """Return the interval until the next turn of a service that is to spare the database, after one of so many seconds."""
     return max(usual, timedelta(seconds=took * DUTY))
+
+
+async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Do both at once, and return when both are done. What one raises ends the other, and leaves as it is, in no group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            one, two = group.create_task(first), group.create_task(second)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return one.result(), two.result()
 
 
 async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:

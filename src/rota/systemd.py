@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `READY=1`, `WATCHDOG=1` or `STOPPING=1`; False if nobody listens. Never blocks, never raises."""
+    """Send `READY=1`, `WATCHDOG=1` or `STOPPING=1`, with a line `STATUS=…` below if need be; False if nobody listens.
+
+    Never blocks, never raises.
+    """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False

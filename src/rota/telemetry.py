@@ -10,6 +10,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -121,12 +122,20 @@ class Telemetry:
         self._oldest_due = Gauge(
             "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
         )
+        self._oldest_running = Gauge(
+            "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
+        )
         self._jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
         self._dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
         self._oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
         self._expired = Gauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
         self._unclaimable = Gauge(
             "rota_jobs_unclaimable", f"Due jobs whose handler no living node has. {cluster}", registry=r
+        )
+        self._unserved = Gauge(
+            "rota_jobs_unserved",
+            f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+            registry=r,
         )
         self._schedules = Gauge(
             "rota_schedules",
@@ -141,11 +150,13 @@ class Telemetry:
             ["schedule"],
             registry=r,
         )
-        self._unserved = Gauge(
-            "rota_jobs_unserved",
-            f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+        self._paused = Gauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
+        self._oldest_snapshot = Gauge(
+            "rota_oldest_snapshot_seconds",
+            f"Age of the oldest snapshot or prepared transaction that this login sees; it keeps dead rows. {cluster}",
             registry=r,
         )
+        self._dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
         self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
 
@@ -227,7 +238,7 @@ class Telemetry:
         delays = []
         for claim in claims:
             queues[claim.queue] += 1
-            due = claim.run_at if claim.extras is None else max(claim.run_at, claim.extras.created_at)
+            due = claim.created_at or claim.run_at
             delays.append((claim.started_at - due).total_seconds())
         self._start_delay.observe(delays)
         for queue, count in queues.items():
@@ -418,6 +429,7 @@ class Telemetry:
         *,
         jobs: Mapping[tuple[str, str], int],
         oldest_due: Mapping[tuple[str, str], float],
+        oldest_running: Mapping[str, float],
         dead: Mapping[str, int],
         oldest_dead: float,
         expired: int,
@@ -425,17 +437,34 @@ class Telemetry:
         unserved: int,
     ) -> None:
         """Show what the last look at the whole installation found."""
-        for gauge, values in ((self._jobs, jobs), (self._oldest_due, oldest_due)):
+        for gauge in (self._jobs, self._oldest_due, self._oldest_running, self._dead):
             gauge.clear()
-            for (queue, other), value in values.items():
-                gauge.labels(self._queue(queue), other).set(value)
-        self._dead.clear()
+        for (queue, state), count in jobs.items():
+            self._jobs.labels(self._queue(queue), state).inc(count)
+        for (queue, priority), age in sorted(
+            oldest_due.items(), key=itemgetter(1)
+        ):  # of those called other, the oldest
+            self._oldest_due.labels(self._queue(queue), priority).set(age)
+        for queue, age in sorted(oldest_running.items(), key=itemgetter(1)):
+            self._oldest_running.labels(self._queue(queue)).set(age)
         for queue, count in dead.items():
             self._dead.labels(self._queue(queue)).inc(count)
         self._oldest_dead.set(oldest_dead)
         self._expired.set(expired)
         self._unclaimable.set(unclaimable)
         self._unserved.set(unserved)
+
+    def upkeep_sampled(
+        self, *, paused: Iterable[tuple[str, str]], oldest_snapshot: float, dead_tuples: Mapping[str, int]
+    ) -> None:
+        """Show what is paused, and what the last look at the server's upkeep found."""
+        self._paused.clear()
+        for kind, name in paused:
+            known = name == "*" or name in (self._queues if kind == "queue" else self._handlers)
+            self._paused.labels(kind, name if known else "other").set(1)
+        self._oldest_snapshot.set(oldest_snapshot)
+        for table, dead in dead_tuples.items():
+            self._dead_tuples.labels(table).set(dead)
 
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -179,6 +180,33 @@ async def test_b99_memory_stays_where_it_is_over_a_hundred_thousand_jobs(scene: 
     await through(20_000)
     warm = await through(10_000)
     after = max([await through(50_000), await through(50_000)])
+
+    assert after < warm * 1.10, f"{warm / 2**20:.1f} MB, then {after / 2**20:.1f} MB"
+
+
+async def test_b99_memory_stays_where_it_is_over_tens_of_thousands_of_fires(scene: Scene) -> None:
+    """A fire that is over leaves nothing behind in the daemon, neither its decision nor its job's end."""
+    await scene.execute(
+        """
+        insert into rota.schedules (name, handler, cron)
+        select 's' || n, 'noop', format('%s %s 1 1 *', n % 60, n % 24) from generate_series(1, 4000) as n
+        """
+    )
+    daemon = scene.daemons.start(ROTA_QUEUES="default:200")
+
+    async def fire(times: int) -> int:
+        for _ in range(times):
+            before = await scene.value("select count(*) from rota.fires")
+            await scene.execute("update rota.schedule_clocks set next_fire_at = now() where next_fire_at > now()")
+            fired = partial(scene.value, "select count(*) >= $1 + 4000 from rota.fires", before)
+            await eventually(fired, within=30)
+            await scene.empties()
+        return daemon.rss()
+
+    await eventually(lambda: scene.value("select bool_and(next_fire_at > now()) from rota.schedule_clocks"), within=30)
+    await fire(4)
+    warm = await fire(2)
+    after = max([await fire(4), await fire(4)])
 
     assert after < warm * 1.10, f"{warm / 2**20:.1f} MB, then {after / 2**20:.1f} MB"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from factories import make_jobs
+from factories import make_jobs, make_running_job
 from rota.inline import Lent
 from rota.services import gauges as module
 from rota.services.gauges import Gauges
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncpg import Connection, Record
+
+    from servers import Database
 
 Told = list[tuple[str, "Mapping[str, Any]"]]
 
@@ -32,6 +35,7 @@ def gauges(conn: Connection[Record], told: Told) -> Gauges:
     telemetry = Telemetry(
         make_logger(level="error", format="json"),
         handlers=["send_receipt"],
+        queues=["default"],
         watch=lambda name, fields: told.append((name, fields)),
     )
     return Gauges(cast("Any", Lent(conn)), telemetry)
@@ -71,6 +75,34 @@ async def test_due_jobs_that_nobody_would_claim_are_counted_apart(conn: Connecti
     await conn.execute("truncate rota.jobs")
     await gauges.run_once()
     assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 0)
+
+
+async def test_what_slows_or_stops_a_queue_is_shown(
+    conn: Connection[Record], database: Database, gauges: Gauges
+) -> None:
+    """Who wonders why nothing runs sees the pause, the attempt that never ends, and the transaction that holds dead rows."""
+    await make_running_job(conn, queue="default", started_at=timedelta(hours=-2))
+    await make_running_job(conn, queue="somebody's", started_at=timedelta(hours=-1))
+    await make_running_job(conn, queue="anybody's", started_at=timedelta(hours=-3))
+    await conn.execute(
+        "select rota.pause_queue('*'), rota.pause_queue('somebody''s'), rota.pause_handler('send_receipt')"
+    )
+    async with database.connect() as other, other.transaction(isolation="repeatable_read"):
+        await other.execute("select 1")
+        await gauges.run_once()
+    show = gauges._telemetry.registry.get_sample_value
+    assert (show("rota_oldest_snapshot_seconds") or 0) > 0
+    assert 7200 <= (show("rota_oldest_running_seconds", {"queue": "default"}) or 0) < 7300
+    assert 10800 <= (show("rota_oldest_running_seconds", {"queue": "other"}) or 0) < 10900
+    assert show("rota_jobs", {"queue": "other", "state": "running"}) == 2
+    assert show("rota_dead_tuples", {"table": "jobs"}) is not None
+    for kind, name in (("queue", "*"), ("queue", "other"), ("handler", "send_receipt")):
+        assert show("rota_paused", {"kind": kind, "name": name}) == 1
+
+    await conn.execute("select rota.resume_queue('*'), rota.resume_handler('send_receipt')")
+    await gauges.run_once()
+    assert show("rota_oldest_snapshot_seconds") == 0
+    assert show("rota_paused", {"kind": "queue", "name": "*"}) is None
 
 
 async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -185,6 +186,36 @@ async def test_many_schedules_with_long_downtime_catch_up_in_one_turn(
     await planner.turn()
     counted = await conn.fetch("select disposition, count(*) from rota.fires group by 1")
     assert {row[0]: row[1] for row in counted} == {"enqueued": 50, "skipped_misfire": 50}
+
+
+async def test_catching_up_costs_the_same_however_long_nobody_was_up(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """A fleet that comes back after a long outage must not spend the next one on counting what it has missed."""
+    for n in range(100):  # beats, each from an instant of its own, so that none is decided along with another
+        await make_schedule(conn, f"s{n}", every=timedelta(seconds=1))
+    await planner.turn()
+
+    async def catch_up(downtime: timedelta) -> tuple[int, float]:
+        await conn.execute("update rota.schedule_clocks set last_fire_at = null")
+        await conn.execute(
+            "update rota.schedule_definitions set created_at = now() - interval '40 days' + schedule_id * interval '1 ms'"
+        )
+        await conn.execute(
+            "update rota.schedule_clocks set next_fire_at = date_trunc('second', now()) - $1::interval", downtime
+        )
+        await conn.execute("delete from rota.fires")
+        await end_live_jobs(conn)
+        began = time.perf_counter()
+        await planner.turn()
+        return await conn.fetchval("select count(*) from rota.fires"), time.perf_counter() - began
+
+    await catch_up(HOUR)
+    rows, took = await catch_up(HOUR)
+    rows_later, took_later = await catch_up(30 * 24 * HOUR)
+
+    assert rows_later == rows
+    assert took_later < took * 3 + 0.2
 
 
 async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner) -> None:

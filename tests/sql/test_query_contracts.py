@@ -167,10 +167,25 @@ async def test_a_claim_carries_what_the_row_says(conn: Connection[Record]) -> No
         "timeout",
     ):
         assert getattr(got, name) == row[name]
-    assert got.extras is not None
-    assert (got.extras.meta, got.extras.checkpoint, got.extras.schedule_id) == ('{"t": 1}', None, None)
-    assert (got.extras.scheduled_for, got.extras.created_at) == (row["scheduled_for"], row["created_at"])
-    assert got.extras.lease == row["lease"]
+    assert (got.meta, got.checkpoint, got.schedule_id, got.idempotency_key) == ('{"t": 1}', None, None, None)
+
+
+async def test_a_claim_is_silent_about_what_goes_without_saying(conn: Connection[Record]) -> None:
+    """Each value that comes along costs both sides; what is as for most jobs comes as NULL, all else as the row says."""
+    await make_handler(conn)
+    plain, _ = await make_job(conn)
+    odd, _ = await make_job(conn, lease=timedelta(seconds=41), idempotency_key="k", schedule_id=7)
+    await conn.execute("update rota.jobs set run_at = created_at where job_id = $1", plain)
+    await conn.execute("update rota.jobs set scheduled_for = run_at where job_id = $1", plain)
+    await conn.execute("update rota.jobs set run_at = created_at - interval '1 s' where job_id = $1", odd)
+    await conn.execute("update rota.jobs set scheduled_for = run_at - interval '1 s' where job_id = $1", odd)
+    claims = {got.job_id: got for got in await claim(conn)}
+    got = claims[plain]
+    assert (got.scheduled_for, got.created_at, got.lease, got.schedule_id, got.meta) == (None,) * 5
+    got, row = claims[odd], await conn.fetchrow("select * from rota.jobs where job_id = $1", odd)
+    assert row is not None
+    for name in ("scheduled_for", "created_at", "lease", "schedule_id", "idempotency_key"):
+        assert getattr(got, name) == row[name] is not None
 
 
 async def test_columns_marked_as_nullable_are_and_the_others_are_not(conn: Connection[Record]) -> None:

@@ -74,6 +74,30 @@ def test_floor_needs_no_daemon(server: Server) -> None:
     assert "daemons" not in found
 
 
+def test_a_spike_is_over_when_every_fire_and_its_job_are(server: Server) -> None:
+    """A figure that left some fires or some jobs out would be a promise about others."""
+    found = bench(
+        "spike", "--dsn", server.dsn, "--schedules", "20000", "--due", "2000", "--daemons", "2", "--slots", "100"
+    )
+    assert (found["jobs"], found["schedules"], found["daemons"]) == (2000, 20_000, 2)
+    assert found["jobs_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
+    assert 0 < found["lateness_p50_ms"] <= found["lateness_p99_ms"] <= found["seconds"] * 1000
+    assert found["lateness_p50_ms"] <= found["start_p50_ms"] <= found["start_max_ms"] <= found["seconds"] * 1000
+    assert found["fires_per_second"] >= found["jobs_per_second"]
+    assert 0 < found["statements_per_job"] < 1
+    assert databases_of_benches(server) == []
+
+
+def test_looking_at_stored_schedules_costs_the_same_however_many_there_are(server: Server) -> None:
+    """Due work costs by what is due: a look that walked what is stored would end as a second's work each second."""
+    found = bench("stored", "--dsn", server.dsn, "--schedules", "30000", "--seconds", "5")
+    assert found["schedules"] == 30_000
+    assert found["look_pages"] <= found["look_pages_at_few"] + 4
+    assert found["look_ms"] < found["look_ms_at_few"] * 5 + 5
+    assert found["idle_statements_per_second"] > 0
+    assert databases_of_benches(server) == []
+
+
 def test_without_a_server_it_names_both_ways_out() -> None:
     """Nobody's embedded or production server is measured because a variable was missing."""
     command = [sys.executable, "-m", "rota.bench", "floor"]

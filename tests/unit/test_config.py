@@ -342,6 +342,21 @@ def test_a_refused_url_does_not_show_its_password(dsn: str) -> None:
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
+def test_a_url_may_stand_in_a_file_of_its_own(folder: Path) -> None:
+    """systemd and containers hand over secrets as files: a variable is shown to whoever may look at the unit or the container."""
+    (folder / "url").write_text(f"{URL}\n")
+    (folder / "bad").write_text(f"mysql://shop:{CANARY}@db/shop")
+    named = read(ROTA_DATABASE_URL_FILE=str(folder / "url"), ROTA_DIRECT_URL_FILE=str(folder / "url"))
+    assert named.require_database() == named.require_direct_database() == URL
+    assert (named.source("database.url"), named.warnings) == ("ROTA_DATABASE_URL_FILE", ())
+    assert read(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database() == "postgresql://a/a"
+    with pytest.raises(ConfigError, match=r"ROTA_DATABASE_URL_FILE .*: can't be read"):
+        read(ROTA_DATABASE_URL_FILE=str(folder / "nowhere"))
+    with pytest.raises(ConfigError, match="from ROTA_DIRECT_URL_FILE") as caught:
+        read(ROTA_DIRECT_URL_FILE=str(folder / "bad"))
+    assert CANARY not in str(caught.value)
+
+
 def test_a_password_is_in_no_form_of_the_configuration() -> None:
     """B103: whatever is printed, logged or put into a traceback shows where the URL leads and nothing more."""
     config = read(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)

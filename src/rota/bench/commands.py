@@ -1,4 +1,4 @@
-"""The commands: `rota bench drain | latency | floor`."""
+"""The commands: `rota bench drain | latency | floor | stored | spike`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rota.bench.figures import Figures, Show
 from rota.bench.floor import measure_floor
 from rota.bench.ground import Ground, own_database, some_server
 from rota.bench.latency import latency as measure_latency
+from rota.bench.spike import spike as measure_spike
+from rota.bench.stored import stored as measure_stored
 
 if sys.platform == "win32":
     from asyncio import run
@@ -28,6 +30,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure rota on a server, in
 Jobs = Annotated[int, typer.Option(min=1, help="How many jobs.")]
 Count = Annotated[int, typer.Option("--daemons", min=1, help="How many daemons.")]
 Slots = Annotated[int, typer.Option(min=1, max=10_000, help="Slots of each daemon: jobs it runs at once.")]
+Schedules = Annotated[int, typer.Option(min=1, help="How many schedules are stored.")]
 Dsn = Annotated[str | None, typer.Option(help="The server, as a URL. Default: DATABASE_URL.")]
 Embedded = Annotated[bool, typer.Option("--embedded", help="A server of its own, fsync on, in a temporary folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -79,6 +82,45 @@ def floor(*, jobs: Jobs = 100_000, dsn: Dsn = None, embedded: Embedded = False, 
         with show.step("floor", jobs) as tell:
             per_second = await measure_floor(ground, jobs, tell)
         return Figures(jobs=jobs, seconds=jobs / per_second, floor_per_second=per_second)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def stored(
+    *,
+    schedules: Schedules = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="For how long idle daemons are watched.")] = 30,
+    count: Count = 1,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what a look at stored schedules costs of which none is due, and a daemon that has nothing to do."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_stored(ground, show, schedules=schedules, count=count, seconds=seconds)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def spike(
+    *,
+    schedules: Schedules = 1_000_000,
+    due: Annotated[int, typer.Option(min=1, help="How many of them are due at one instant.")] = 100_000,
+    count: Count = 1,
+    slots: Slots = 500,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Have many stored schedules fall due at one instant, right after a checkpoint, and measure until their jobs are done."""
+    if schedules % due:
+        raise typer.BadParameter("every nth schedule is made due, so --schedules must be a multiple of --due")
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_spike(ground, show, schedules=schedules, due=due, count=count, slots=slots)
 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 

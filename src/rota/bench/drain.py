@@ -54,7 +54,7 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
         await ground.ask("select rota.resume_queue($1)", QUEUE)
         resumed: Any = await ground.ask("select clock_timestamp()")
         with show.step(f"{jobs:,} jobs, {count} daemon{'s' if count > 1 else ''}", jobs) as tell:
-            rss_quarter = await _wait(ground, running, first, jobs, tell)
+            rss_quarter = await until_ended(ground, running, first, jobs, tell)
         used = running.cpu_seconds() - used
         rss = running.rss_mb()
         ours = ground.asked
@@ -83,7 +83,7 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
     )
 
 
-async def _wait(ground: Ground, running: Daemons, first: int, jobs: int, tell: Any) -> float:
+async def until_ended(ground: Ground, running: Daemons, first: int, jobs: int, tell: Any) -> float:
     """Return once all are in the ledger, with the daemons' memory after a quarter of them."""
     rss_quarter, shown = 0.0, 0
     while True:

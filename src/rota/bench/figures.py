@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 class Figures:
     """What was measured; None: not by this bench."""
 
-    jobs: int
     seconds: float
+    jobs: int | None = None
+    schedules: int | None = None
     jobs_per_second: float | None = None
     floor_per_second: float | None = None
     ratio_to_floor: float | None = None
+    fires_per_second: float | None = None
+    lateness_p50_ms: float | None = None
+    lateness_p99_ms: float | None = None
+    look_ms: float | None = None
+    look_ms_at_few: float | None = None
+    look_pages: int | None = None
+    look_pages_at_few: int | None = None
+    idle_core_percent: float | None = None
+    idle_statements_per_second: float | None = None
     cpu_us_per_job: float | None = None
     start_p50_ms: float | None = None
     start_p99_ms: float | None = None
@@ -47,17 +57,32 @@ class Figures:
 MEANING = {
     "jobs_per_second": (
         "{:,.0f}",
-        "from the moment the queue is opened to the last job in the ledger, by the database's clock",
+        "from the moment they may begin to the last job in the ledger, by the database's clock",
     ),
     "floor_per_second": ("{:,.0f}", "the claim and the settlement alone: two connections, batches of 500, no daemon"),
     "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: what the daemon leaves of it"),
+    "fires_per_second": ("{:,.0f}", "from the instant at which they were due to the last one recorded"),
+    "lateness_p50_ms": (
+        "{:,.1f}",
+        "half of the fires were recorded and their jobs enqueued so soon after their instant",
+    ),
+    "lateness_p99_ms": ("{:,.1f}", "… 99 of 100"),
+    "look_ms": ("{:.2f}", "one look for due schedules where none is due, as a daemon sees it: the median"),
+    "look_ms_at_few": ("{:.2f}", "… where only a thousand were stored"),
+    "look_pages": ("{:,}", "pages that such a look touches"),
+    "look_pages_at_few": ("{:,}", "… where only a thousand were stored"),
+    "idle_core_percent": ("{:.2f}", "processor time of a daemon with nothing to do, of one core"),
+    "idle_statements_per_second": (
+        "{:.2f}",
+        "sent by a daemon with nothing to do (without pg_stat_statements: its commits)",
+    ),
     "cpu_us_per_job": (
         "{:.1f}",
         "processor time of the daemons for each job, in microseconds; the server's not included",
     ),
     "start_p50_ms": (
         "{:.2f}",
-        "half of the jobs were in their handler so soon after their INSERT was sent, its commit included",
+        "half of the jobs were in their handler so soon after their INSERT was sent (commit included), or their instant",
     ),
     "start_p99_ms": ("{:.2f}", "… 99 of 100"),
     "start_max_ms": ("{:.2f}", "… all"),
@@ -101,17 +126,26 @@ class Show:
             return
         out = Console()
         table = Table(box=None, pad_edge=False, header_style="")
-        table.add_column(f"{figures.jobs:,} jobs in {figures.seconds:.2f} s", no_wrap=True)
+        table.add_column(_headline(figures), no_wrap=True)
         table.add_column("", justify="right", no_wrap=True)
         table.add_column("", style="dim")
         for name, (form, meaning) in MEANING.items():
             if name in found:
                 table.add_row(name, form.format(found[name]), meaning)
         out.print(table)
-        setting = f"{figures.daemons} daemon(s) of {figures.slots} slots, " if figures.daemons else ""
+        slots = f" of {figures.slots} slots" if figures.slots else ""
+        setting = f"{figures.daemons} daemon(s){slots}, " if figures.daemons else ""
         out.print(
             f"{setting}{machine.cores} cores for all of it, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
             f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}",
             style="dim",
             highlight=False,
         )
+
+
+def _headline(figures: Figures) -> str:
+    what = (
+        f"{figures.jobs:,} jobs" if figures.jobs is not None else f"{figures.schedules:,} schedules stored, none due,"
+    )
+    beside = f", {figures.schedules:,} schedules stored" if figures.jobs is not None and figures.schedules else ""
+    return f"{what} in {figures.seconds:.2f} s{beside}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rota.telemetry import Telemetry
 
-PING = 5.0
+PING = 10.0
 """Seconds between round trips on the listening connection: a cut link is noticed by nobody else."""
 
 PONG = 2.0

@@ -79,6 +79,26 @@ async def discard_dead_letters(db: Connection, *, which: LetterFilter, limit: in
     return ended
 
 
+async def pause_queue(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["pause_queue"], name, reason))
+
+
+async def resume_queue(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["resume_queue"], name, reason))
+
+
+async def pause_handler(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["pause_handler"], name, reason))
+
+
+async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bool:
+    """Return whether that changed anything."""
+    return bool(await db.fetchval(SQL["resume_handler"], name, reason))
+
+
 async def add_schedule(db: Connection, *, columns: str, payload: str | None) -> int | None:
     """Take columns as a JSON object; return the schedule_id, None where there is one of that name."""
     made: int | None = await db.fetchval(SQL["add_schedule"], columns, payload)
@@ -128,23 +148,3 @@ async def backfill_schedule(
     row = await db.fetchrow(SQL["backfill_schedule"], name, instants, run_at, reason)
     assert row is not None  # noqa: S101  a function with OUT parameters
     return row[0], row[1], row[2]
-
-
-async def pause_queue(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
-    return bool(await db.fetchval(SQL["pause_queue"], name, reason))
-
-
-async def resume_queue(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
-    return bool(await db.fetchval(SQL["resume_queue"], name, reason))
-
-
-async def pause_handler(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
-    return bool(await db.fetchval(SQL["pause_handler"], name, reason))
-
-
-async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
-    return bool(await db.fetchval(SQL["resume_handler"], name, reason))

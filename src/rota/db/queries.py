@@ -12,7 +12,7 @@ from uuid import UUID
 
 from rota.db.sql import SQL
 from rota.domain.declaration import Stored
-from rota.domain.job import Claim, Extras, FenceToken, NodeId, Terms
+from rota.domain.job import Claim, FenceToken, NodeId, Terms
 from rota.domain.schedule import Rule
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ async def claim_due_jobs(
         int(suspects),
         lease,
     )
-    next_in: timedelta | None = rows[0][11]
-    if rows[0][0] is None:
-        return [], next_in
-    return [Claim(*row[:10], Extras.parse(row[10]) if row[10] is not None else None) for row in rows], next_in  # type: ignore[call-arg]
+    next_in: timedelta | None = rows[0][18]
+    return [Claim(*row[:18]) for row in rows if row[0] is not None], next_in
 
 
 async def find_orphaned_claims(
@@ -131,6 +129,22 @@ async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[i
     """Return the terms of those attempts that are still this node's."""
     job_ids, tokens = zip(*attempts, strict=True)
     return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
+
+
+class EndsLook(NamedTuple):
+    """What a sweep has to do, and the database's time."""
+
+    now: datetime
+    lost: bool
+    late: bool
+    asked: bool
+
+
+async def look_for_ends(db: Connection) -> EndsLook:
+    """Return whether leases have expired, jobs weren't begun in time, and requests to cancel are there."""
+    row = await db.fetchrow(SQL["look_for_ends"])
+    assert row is not None  # noqa: S101  it always returns one row
+    return EndsLook(*row)
 
 
 async def find_expired_leases(db: Connection, *, limit: int) -> list[Terms]:
@@ -426,12 +440,12 @@ async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | N
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
     """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "unclaimed": {}, "dead": {}}
+    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "oldest_running": {}, "unclaimed": {}, "dead": {}}
     for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
         match kind:
             case "jobs" | "oldest_due" | "unclaimed":
                 sample[kind][queue, label] = value
-            case "dead":
+            case "dead" | "oldest_running":
                 sample[kind][queue] = value
             case _:
                 sample[kind] = value
@@ -440,6 +454,24 @@ async def sample_backlog(db: Connection) -> dict[str, Any]:
 
 WATCHED = 100
 """Most schedules that have a time series of their own."""
+
+
+async def sample_upkeep(db: Connection) -> dict[str, Any]:
+    """Return what `Telemetry.upkeep_sampled` shows."""
+    sample: dict[str, Any] = {"paused": [], "dead_tuples": {}}
+    for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], PAUSED):
+        match kind:
+            case "paused":
+                sample[kind].append((label, name))
+            case "dead_tuples":
+                sample[kind][name] = value
+            case _:
+                sample[kind] = value
+    return sample
+
+
+PAUSED = 100
+"""Most paused queues, and most paused handlers, that a sample shows."""
 
 SAMPLED = 100_000
 """Most rows of each table that a sample counts; beyond it, a gauge says this much."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from rota.cron import Fold, Gap
     from rota.db.pool import Connection
+    from rota.db.queries import Floor
     from rota.domain.schedule import Misfire, Overlap
 
 CROWD = 1000
@@ -433,6 +435,20 @@ async def list_handler_names(db: Connection) -> list[str]:
     return [row[0] for row in await db.fetch(SQL["list_handler_names"])]
 
 
+async def list_handlers(db: Connection) -> list[KnownHandler]:
+    """Return the handlers that daemons have registered or people have paused."""
+    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"])]
+
+
+async def count_live_jobs(
+    db: Connection, *, handler: str | None, queue: str | None, before: datetime | None
+) -> tuple[int, int]:
+    """Return how many wait and how many run."""
+    row = await db.fetchrow(SQL["count_live_jobs"], handler, queue, before)
+    assert row is not None  # noqa: S101  a SELECT of counts
+    return row[0], row[1]
+
+
 async def list_schedules(db: Connection, *, handler: str | None, state: str | None, limit: int) -> list[ScheduleLine]:
     """Return schedules by name; `state` may be silent, too."""
     return [ScheduleLine(**row) for row in await db.fetch(SQL["list_schedules"], handler, state, limit)]
@@ -493,20 +509,6 @@ async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezon
     return count
 
 
-async def list_handlers(db: Connection) -> list[KnownHandler]:
-    """Return the handlers that daemons have registered or people have paused."""
-    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"])]
-
-
-async def count_live_jobs(
-    db: Connection, *, handler: str | None, queue: str | None, before: datetime | None
-) -> tuple[int, int]:
-    """Return how many wait and how many run."""
-    row = await db.fetchrow(SQL["count_live_jobs"], handler, queue, before)
-    assert row is not None  # noqa: S101  a SELECT of counts
-    return row[0], row[1]
-
-
 async def examine_server(db: Connection) -> ServerLook:
     """Return what the server says of itself."""
     row = await db.fetchrow(SQL["examine_server"])
@@ -531,3 +533,21 @@ def why_unclaimed(handler: str, queue: str, nodes: Sequence[LivingNode], known: 
     if close and close[0] != handler:
         return f"no living daemon has the handler {handler!r}; did you mean {close[0]!r}? As things are, {waits}"
     return f"no living daemon has the handler {handler!r}: {waits}. Start one that has it"
+
+
+async def count_pages_of_a_look(
+    db: Connection,
+    *,
+    shards: Sequence[int],
+    overdue: timedelta,
+    turn: int,
+    floor: Floor,
+    limit: int,
+    horizon: timedelta,
+) -> int:
+    """Return how many pages one `take_due_schedules` reads, by its plan."""
+    look = "explain (analyze, buffers, format json) " + SQL["take_due_schedules"]
+    text: str = await db.fetchval(look, shards, overdue, turn, *floor, limit, horizon)
+    plan = json.loads(text)[0]["Plan"]
+    pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return pages

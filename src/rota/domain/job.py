@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NewType
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
 
 NodeId = NewType("NodeId", "UUID")
 FenceToken = NewType("FenceToken", int)
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -30,31 +27,18 @@ class Claim:
     run_at: datetime
     started_at: datetime
     timeout: timedelta | None
-    extras: Extras | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """What few jobs have; a claim without any of it carries none."""
-
-    scheduled_for: datetime
-    created_at: datetime
-    schedule_id: int | None
-    idempotency_key: str | None
-    lease: timedelta
-    meta: str | None
-    checkpoint: str | None
+    schedule_id: int | None = None
+    scheduled_for: datetime | None = None
+    """None: as `run_at`."""
+    created_at: datetime | None = None
+    """None: not later than `run_at`."""
+    lease: timedelta | None = None
+    """None: the daemon's."""
+    idempotency_key: str | None = None
+    meta: str | None = None
+    checkpoint: str | None = None
     schedule: str | None = None
     """The schedule's name."""
-
-    @classmethod
-    def parse(cls, text: str) -> Extras:
-        """Read what `claim_due_jobs` wrote: instants in microseconds, the lease in seconds."""
-        given = json.loads(text)
-        given["scheduled_for"] = _EPOCH + timedelta(microseconds=given["scheduled_for"])
-        given["created_at"] = _EPOCH + timedelta(microseconds=given["created_at"])
-        given["lease"] = timedelta(seconds=given["lease"])
-        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +64,10 @@ class Terms:
 
 def idempotency_key(claim: Claim, installation_id: str) -> str:
     """Return the key that is the same for all attempts of one fire, and of one job."""
-    if claim.extras is None:
-        return f"rota:{installation_id}:job:{claim.job_id}:{instant(claim.run_at)}"
-    if claim.extras.idempotency_key is not None:
-        return claim.extras.idempotency_key
-    if claim.extras.schedule_id is not None:
-        return f"rota:{installation_id}:{claim.extras.schedule_id}:{instant(claim.extras.scheduled_for)}"
-    return f"rota:{installation_id}:job:{claim.job_id}:{instant(claim.extras.scheduled_for)}"
+    if claim.idempotency_key is not None:
+        return claim.idempotency_key
+    what = f"job:{claim.job_id}" if claim.schedule_id is None else claim.schedule_id
+    return f"rota:{installation_id}:{what}:{instant(claim.scheduled_for or claim.run_at)}"
 
 
 def instant(moment: datetime) -> str:

@@ -42,7 +42,7 @@ LARGEST = 500
 QUIET = 60.0
 """Seconds after which a lane without work is no longer looked at but by sweeps."""
 
-SUSPECTS = 5.0
+SUSPECTS = 10.0
 """Seconds between two looks for jobs that were lost twice in a row."""
 
 MOST_QUEUES = 200
@@ -230,7 +230,7 @@ class Dispatcher:
         )
         lease = self._lease.total_seconds()
         for claim in claims:
-            own = lease if claim.extras is None else claim.extras.lease.total_seconds()
+            own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
             group.create_task(self._execute(attempt))

@@ -62,13 +62,12 @@ class Executor:
             return told
         claim = attempt.claim
         handler = self._handlers[claim.handler]
-        extras = claim.extras
         carry(
             claim.job_id,
             claim.handler,
             claim.queue,
             claim.attempt,
-            None if extras is None else extras.schedule or extras.schedule_id,
+            claim.schedule or claim.schedule_id,
         )
         timer = None
         if claim.timeout is not None:

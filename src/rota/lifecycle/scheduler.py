@@ -20,6 +20,7 @@ from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, 
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.errors import InvalidCron
+from rota.loop import both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,6 +79,7 @@ class Scheduler:
         self._unsettled_until = 0.0
         self._floor = NO_FLOOR
         self._decided = 0
+        self._others_left = False
         self._revived = False
         self._waiting = False
         self._served: tuple[int, ...] = ()
@@ -103,7 +105,10 @@ class Scheduler:
         await self._wake.wait(pause)
 
     async def turn(self) -> float:
-        """Decide about one batch, and return for how many seconds there is no reason to look again, notifications aside."""
+        """Decide about what is due, and return for how many seconds there is no reason to look again, notifications aside.
+
+        While one full batch is being written, the next one is looked up, until a batch isn't full or a sweep is due.
+        """
         shards = tuple(self._shards())
         if not shards:  # on its way out
             return self._poll.total_seconds()
@@ -112,41 +117,53 @@ class Scheduler:
             self._telemetry.shards_taken(len(shards))
             self._sweep_at = 0.0
         asked = boottime()
-        unsettled = asked < self._unsettled_until
-        sweeps = asked >= self._sweep_at
-        looked = EVERY_SHARD if unsettled else shards
+        looked = EVERY_SHARD if asked < self._unsettled_until else shards
+        self._decided = 0
+        soonest: list[datetime] = []
+        look = await self._look(looked, sweeps=asked >= self._sweep_at)
+        self._waiting = look.waiting
+        if look.waiting:
+            await self._promote()
+        while (more := self._more(look, frozenset(looked))) and boottime() < self._sweep_at:
+            asked = boottime()
+            found, look = await both(self._decide(look), self._look(looked, sweeps=False))
+            soonest += found
+        soonest += await self._decide(look)
+        if self._others_left and self._decided:
+            self._sweep_at = 0.0
+            return 0.0
+        if more:
+            return 0.0
+        pauses = [self._poll.total_seconds()]
+        if look.next_in is not None:
+            pauses.append(look.next_in.total_seconds())
+        pauses += ((each - look.now).total_seconds() - (boottime() - asked) for each in soonest)
+        return max(0.0, min(pauses))
+
+    async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueLook:
+        """Read what is due: all of it in a sweep, else what lies beyond the floor."""
+        asked = boottime()
         async with connection(self._pool) as db:
             if not self._revived:
                 await queries.revive_invalid_schedules(db)
                 self._revived = True
             look = await queries.take_due_schedules(
                 db,
-                shards=looked,
+                shards=shards,
                 overdue=OVERDUE,
                 turn=self._turn,
                 floor=NO_FLOOR if sweeps else self._floor,
                 limit=BATCH,
                 horizon=self._poll,
             )
-            if sweeps:
-                # A sweep may have to step over much that is dead: never more than a tenth of the time.
-                self._sweep_at = asked + max(SWEEP, (boottime() - asked) * 10)
-            self._waiting = look.waiting
-            if look.waiting:
-                await self._promote(db)
-            self._decided = 0
-            soonest = await self._decide(db, look.due, look.now)
-        if self._goes_on(look, frozenset(looked)):
-            return 0.0
-        pauses = [self._poll.total_seconds()]
-        if look.next_in is not None:
-            pauses.append(look.next_in.total_seconds())
-        if soonest is not None:
-            pauses.append((soonest - look.now).total_seconds() - (boottime() - asked))
-        return max(0.0, min(pauses))
+        self._others_left = False
+        if sweeps:
+            # A sweep may have to step over much that is dead: never more than a tenth of the time.
+            self._sweep_at = asked + max(SWEEP, (boottime() - asked) * 10)
+        return look
 
-    def _goes_on(self, look: DueLook, looked: frozenset[int]) -> bool:
-        """Tell whether there may be more at this moment, and set the floor of the next look."""
+    def _more(self, look: DueLook, looked: frozenset[int]) -> bool:
+        """Tell whether there may be more of ours at this moment, and set the floor of the next look."""
         due, new, others = [], [], 0
         for alike in look.due:
             ours = [each for each in alike.schedule_ids if each % SHARDS in looked]
@@ -159,17 +176,16 @@ class Scheduler:
         # Where a batch was full, what lies before its end is decided, or locked by somebody: the next sweep's.
         last = max(due) if more_due else (look.now - RECENT, -1)
         self._floor = Floor(*last, max(new) if more_new else -1)
-        if others >= BATCH and self._decided:
-            self._sweep_at = 0.0
-            return True
+        self._others_left = self._others_left or others >= BATCH
         return more_due or more_new
 
-    async def _promote(self, db: Connection) -> None:
+    async def _promote(self) -> None:
         """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
-        promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
-        self._telemetry.fires_promoted(promoted)
-        if left:
-            await self._replace(db)
+        async with connection(self._pool) as db:
+            promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
+            self._telemetry.fires_promoted(promoted)
+            if left:
+                await self._replace(db)
 
     async def _replace(self, db: Connection) -> None:
         # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
@@ -179,12 +195,18 @@ class Scheduler:
             if asked:
                 await queries.answer_cancel_requests(db, limit=BATCH)
 
-    async def _decide(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> datetime | None:
-        """Decide about what is due; return the soonest instant that comes next, or None where nothing was decided."""
+    async def _decide(self, look: DueLook) -> list[datetime]:
+        """Decide about what a look has found due, write it, and return the instants that come next."""
+        if not look.due:
+            return []
+        async with connection(self._pool) as db:
+            return await self._decide_on(db, look.due, look.now)
+
+    async def _decide_on(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> list[datetime]:
+        soonest: list[datetime] = []
         decisions: list[Decision] = []
         fires: list[FireRow] = []
         invalid: list[tuple[int, int, str]] = []
-        soonest: datetime | None = None
         for alike in due:
             if alike.paused:
                 self._telemetry.schedules_resumed(await queries.resume_schedules(db, schedules=alike.schedule_ids))
@@ -203,7 +225,7 @@ class Scheduler:
                 invalid += ((*which, reason) for which in zip(alike.schedule_ids, alike.versions, strict=True))
                 continue
             following = planned.next_fire_at
-            soonest = min(filter(None, (soonest, following or now + self._poll)))
+            soonest.append(following or now + self._poll)
             for which, version in zip(alike.schedule_ids, alike.versions, strict=True):
                 decisions.append(Decision(which, version, alike.next_fire_at, following, planned.decided_up_to))
                 fires += _rows(which, planned)

@@ -235,9 +235,8 @@ class Settler:
 
     def _ended(self, attempt: Attempt, *, succeeded: bool | None) -> None:
         """Tell the schedule's side that one of its jobs has left the live ones."""
-        extras = attempt.claim.extras
-        if extras is not None and extras.schedule_id is not None:
-            self._on_end(extras.schedule_id, succeeded)
+        if attempt.claim.schedule_id is not None:
+            self._on_end(attempt.claim.schedule_id, succeeded)
 
     def _done(self, left: dict[FenceToken, Ended], attempt: Attempt, *, settled: bool = True) -> None:
         left.pop(attempt.claim.fence_token, None)

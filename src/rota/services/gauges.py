@@ -39,7 +39,7 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             sample = await queries.sample_backlog(db)
-            states, last_success = await queries.sample_schedules(db)
+            upkeep = await queries.sample_upkeep(db)
             unclaimed = sample.pop("unclaimed")
             if fresh := self._to_tell(set(unclaimed), began):
                 nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
@@ -47,8 +47,10 @@ class Gauges:
                     if why := reports.why_unclaimed(handler, queue, nodes, known):
                         due = int(unclaimed[queue, handler])
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
+            states, last_success = await queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
+        self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
 
@@ -80,6 +82,7 @@ class LocalGauges:
         """Show slots, and the ages of services and samples."""
         now = boottime()
         self._telemetry.slots_sampled(self._running.slots())
-        for service, succeeded in self._pulse.succeeded.items():
+        # A copy, for the heartbeat's thread enters itself while we start.
+        for service, succeeded in self._pulse.succeeded.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
         self._telemetry.sample_aged(timedelta(seconds=now - self._gauges.sampled))

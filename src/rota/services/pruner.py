@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 
-PRUNED_EVERY = timedelta(seconds=30)
+PRUNED_EVERY = timedelta(seconds=60)
+
+MORE_AFTER = timedelta(seconds=1)
+"""The pause after a turn that left something: schedules that fire each second write more than a batch a minute."""
 
 FOR_EVER = timedelta(0)
 
 
 class Pruner:
-    """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next."""
+    """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next, soon."""
 
     name = "pruner"
     interval: timedelta | None = PRUNED_EVERY
@@ -42,11 +45,14 @@ class Pruner:
             "dead_letters": keep.dead_letters,
             "guards": keep.guards,
         }
+        left = False
         async with connection(self._pool) as db:
             _, dropped = await queries.rotate_ledger(db, keep=keep.job_runs or FOR_EVER)
             self._telemetry.pruned("job_runs", dropped)
             for what, age in kinds.items():
                 if age is not None:
-                    self._telemetry.pruned(what, await queries.prune(db, what=what, keep=age, limit=BATCH))
+                    pruned = await queries.prune(db, what=what, keep=age, limit=BATCH)
+                    self._telemetry.pruned(what, pruned)
+                    left = left or pruned >= BATCH
             self._telemetry.pruned("nodes", await queries.prune_nodes(db))
-        self.interval = rest(PRUNED_EVERY, took=boottime() - began)
+        self.interval = rest(MORE_AFTER if left else PRUNED_EVERY, took=boottime() - began)

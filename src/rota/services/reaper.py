@@ -56,15 +56,18 @@ class Reaper:
     async def run_once(self) -> None:
         """Sweep once."""
         async with connection(self._pool) as db:
-            if self._clock_is_steady(await queries.read_clock(db)):
-                full = True
+            look = await queries.look_for_ends(db)
+            if self._clock_is_steady(look.now):
+                full = look.lost
                 while full:
                     full = await self._reap(db)
-            expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
-            self._telemetry.jobs_ended("expired", len(expired))
-            for job in expired:
-                self._ended(job["schedule_id"], "bury")
-            self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
+            if look.late:
+                expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
+                self._telemetry.jobs_ended("expired", len(expired))
+                for job in expired:
+                    self._ended(job["schedule_id"], "bury")
+            if look.asked:
+                self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
 
     async def _reap(self, db: Connection) -> bool:
         """Settle one batch as lost; return whether there may be more."""

@@ -1,0 +1,102 @@
+"""What it costs to look at many stored schedules of which none is due, and what a daemon costs that has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from rota.bench.daemons import daemons
+from rota.bench.figures import Figures
+from rota.bench.jobs import NOOP
+from rota.bench.latency import percentile
+from rota.bench.schedules import plant
+from rota.db import queries, reports
+from rota.db.pool import PLANS
+from rota.db.queries import NO_FLOOR
+from rota.domain.shards import EVERY_SHARD
+from rota.lifecycle.scheduler import BATCH, OVERDUE
+
+if TYPE_CHECKING:
+    from rota.bench.figures import Show
+    from rota.bench.ground import Ground
+
+FEW = 1000
+LOOKS = 300
+SETTLES_WITHIN = 8.0
+"""Seconds in which a daemon has opened its connections, registered, and looked at everything once."""
+
+LOOK: dict[str, Any] = {
+    "shards": EVERY_SHARD,
+    "overdue": OVERDUE,
+    "turn": 0,
+    "floor": NO_FLOOR,
+    "limit": BATCH,
+    "horizon": timedelta(seconds=1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one look costs: pages looked at, and the median time as the daemon would see it."""
+
+    pages: int
+    ms: float
+
+
+async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seconds: float) -> Figures:
+    """Store `schedules` schedules, and compare a look at them with one at a thousand; then watch idle daemons for so long."""
+    few = min(FEW, schedules)
+    with show.step("schedules stored", schedules) as tell:
+        await plant(ground, tell, first=1, last=few, handler=NOOP)
+        at_few = await _look(ground)
+        await plant(ground, tell, first=few + 1, last=schedules, handler=NOOP)
+        at_all = await _look(ground)
+    async with daemons(ground, count=count, slots=100) as running:
+        await asyncio.sleep(SETTLES_WITHIN)
+        before, used = await ground.counters(settled=True), running.cpu_seconds()
+        with show.step(f"idle for {seconds:g} s", round(seconds)) as tell:
+            began = time.monotonic()
+            while (left := began + seconds - time.monotonic()) > 0:
+                await asyncio.sleep(min(1.0, left))
+                tell(1)
+        used = (running.cpu_seconds() - used) / count
+        took = time.monotonic() - began
+        running.check()
+        rss = running.rss_mb()
+        after = await ground.counters(settled=False)
+    ours = 2  # the counters themselves
+    commits = after.commits - before.commits
+    statements = commits
+    if before.statements is not None and after.statements is not None:
+        statements = after.statements - before.statements
+    return Figures(
+        schedules=schedules,
+        seconds=took,
+        look_ms=at_all.ms,
+        look_ms_at_few=at_few.ms,
+        look_pages=at_all.pages,
+        look_pages_at_few=at_few.pages,
+        idle_core_percent=used / took * 100,
+        idle_statements_per_second=(statements - ours) / took / count,
+        rss_mb=rss,
+        daemons=count,
+    )
+
+
+async def _look(ground: Ground) -> Cost:
+    db = await asyncpg.connect(ground.dsn, server_settings=PLANS)
+    try:
+        took = []
+        for _ in range(LOOKS):
+            began = time.perf_counter()
+            await queries.take_due_schedules(db, **LOOK)
+            took.append((time.perf_counter() - began) * 1e3)
+        pages = await reports.count_pages_of_a_look(db, **LOOK)
+    finally:
+        await db.close()
+    return Cost(pages, percentile(took, 50))

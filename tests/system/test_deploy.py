@@ -1,0 +1,310 @@
+"""What stands in deploy/, taken at its word by the tools that will read it, and held against the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from rota import config, daemon
+from rota.config import load, parse_duration
+from rota.telemetry import Telemetry, make_logger
+from scenes import Scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import DurableServer
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+README = DEPLOY.parent / "README.md"
+PROMETHEUS = DEPLOY / "prometheus"
+UNIT = DEPLOY / "systemd" / "rota@.service"
+
+
+def tool(name: str) -> str:
+    """Return where a program is; skip the test where it isn't installed."""
+    if found := shutil.which(name):
+        return found
+    pytest.skip(f"{name} is not installed here")
+
+
+def said_by(*command: str | Path, stdin: str = "") -> str:
+    """Run a command that must succeed, and return all it says."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------- systemd
+
+
+def settings(name: str) -> list[str]:
+    """All values of a setting of the unit."""
+    return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+
+
+def test_systemd_takes_the_unit_without_a_word(tmp_path: Path) -> None:
+    """A misspelt setting is a line in a journal that nobody reads, and then isn't in force."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "rota").symlink_to(shutil.which("true") or "/bin/true")
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/opt/rota/%i", str(venv)))
+    assert said_by(tool("systemd-analyze"), "verify", "--man=no", copy) == ""
+
+
+def test_the_unit_gives_a_daemon_the_time_it_needs_to_stop() -> None:
+    """Killed before its drain is over, a daemon leaves jobs behind that wait for their leases to end."""
+    environment = dict(line.split("=", 1) for line in settings("Environment"))
+    (stop,) = settings("TimeoutStopSec")
+    assert environment["ROTA_STOP_TIMEOUT"] == stop
+    assert load(environ={"ROTA_STOP_TIMEOUT": stop}).warnings == ()
+    drain = load(environ={}).drain
+    assert parse_duration(stop) >= drain.timeout + drain.grace + timedelta(seconds=10)
+
+
+def test_sigterm_reaches_the_daemon_and_no_shell() -> None:
+    """B77: a wrapper as the main process keeps the signal to itself, and every stop is a kill."""
+    (start,) = settings("ExecStart")
+    assert start.split() == ["/opt/rota/%i/bin/rota", "run"]
+    assert settings("KillMode") == ["mixed"]
+    assert settings("Type") == ["notify"]
+
+
+async def test_a_daemon_tells_systemd_how_it_is(scene: Scene, tmp_path: Path) -> None:
+    """Without READY=1 a start is a time-out; the STATUS is what `systemctl status` shows."""
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(address))
+        systemd.settimeout(30)
+        (tmp_path / "url").write_text(scene.dsn)
+        node = scene.daemons.start(
+            NOTIFY_SOCKET=str(address),
+            WATCHDOG_USEC="200000",
+            DATABASE_URL="",
+            ROTA_DATABASE_URL_FILE=str(tmp_path / "url"),
+        )
+        ready = systemd.recv(1000).decode()
+        assert re.fullmatch(r"READY=1\nSTATUS=up: 20 slots for \d+ handlers", ready)
+        assert systemd.recv(1000) == b"WATCHDOG=1"
+        assert node.stop() == 0
+        systemd.setblocking(False)
+        heard: list[str] = []
+        while "STOPPING" not in (heard or [""])[-1]:
+            heard.append(systemd.recv(1000).decode())
+        assert heard[-1] == "STOPPING=1\nSTATUS=draining"
+
+
+# ------------------------------------------------------------------------------------------------------------- prometheus
+
+
+def metrics() -> dict[str, tuple[str, ...]]:
+    """Every metric of a daemon with its labels, by the name that a scrape shows."""
+    registry = Telemetry(make_logger(level="error", format="json")).registry
+    found = {}
+    for collector in registry._collector_to_names:
+        (family,) = collector.collect()
+        labels = getattr(collector, "_labelnames", None)
+        if labels is None:
+            labels = collector._family[2]  # type: ignore[attr-defined]  # our own histogram
+        found[family.name + ("_total" if family.type == "counter" else "")] = tuple(labels)
+    return found
+
+
+def named_in(text: str) -> set[str]:
+    """The metrics that a query or a file names; of a histogram's series, the histogram."""
+    series = set(re.findall(r"\brota_[a-z_]+\b", text))
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in series}
+
+
+def test_the_readme_lists_every_metric_with_its_labels() -> None:
+    """Dashboards are written from that table: a name that isn't there isn't found, one that is gone shows nothing."""
+    table = README.read_text().partition("### Metrics")[2].partition("###")[0]
+    listed = re.findall(r"`(rota_\w+)(?:\{([\w,]+)\})?`", table)
+    assert {name: tuple(filter(None, labels.split(","))) for name, labels in listed} == metrics()
+
+
+def test_alerts_watch_metrics_that_exist() -> None:
+    """An alert on a metric that nobody exports is silent for ever."""
+    rules = (PROMETHEUS / "alerts.yaml").read_text()
+    expressions = "\n".join(re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", rules, re.MULTILINE))
+    assert len(named_in(expressions)) > 10
+    assert named_in(rules) - metrics().keys() == set()
+    source = Path(daemon.__file__).read_text()
+    waiting = set(re.findall(r'"([^"]+)"', re.findall(r"timedelta.max if name in \{(.*?)\}", source)[0]))
+    (left_out,) = re.findall(r'service!~"([^"]+)"', rules)
+    assert set(left_out.split("|")) == waiting, "services that wait for something to do have no age to speak of"
+
+
+def test_prometheus_takes_the_configuration_and_the_rules() -> None:
+    """A rule that doesn't parse takes all the others of its file with it."""
+    said_by(tool("promtool"), "check", "rules", PROMETHEUS / "alerts.yaml")
+    said_by(tool("promtool"), "check", "config", PROMETHEUS / "scrape.yaml")
+
+
+def test_each_alert_comes_when_it_should() -> None:
+    """An alert that has never been seen firing is a hope."""
+    said_by(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yaml")
+    alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
+    tried = re.findall(r'labels: \'ALERTS\{alertname="(\w+)"', (PROMETHEUS / "alerts_test.yaml").read_text())
+    assert set(tried) == alerts
+
+
+async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
+    """The linter knows the conventions, and the parser every slip of the exposition."""
+    promtool = tool("promtool")
+    node = scene.daemons.start()
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    assert said_by(promtool, "check", "metrics", stdin=node.get("metrics")[1]) == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- grafana
+
+
+def queries() -> dict[str, list[str]]:
+    """The queries of the dashboard's panels, by the panel's title."""
+    panels = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())["panels"]
+    return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in panels if panel["type"] != "row"}
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    """An empty panel looks like a quiet system."""
+    shown = named_in("\n".join(chain(*queries().values())))
+    assert len(shown) > 20
+    assert shown - metrics().keys() == set()
+
+
+def test_the_dashboard_groups_by_labels_that_exist() -> None:
+    """Grouped by a label that isn't there, all series fall into one, and nobody notices."""
+    everywhere = {"job", "instance", "le"}
+    for title, expressions in queries().items():
+        for expression in expressions:
+            labels = everywhere.union(*(metrics()[name] for name in named_in(expression)))
+            used = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
+            assert used <= labels, title
+
+
+def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """Grafana says of a query that doesn't parse that there is no data."""
+    promtool = tool("promtool")
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m").replace("$job", ".*")}
+        for number, expression in enumerate(chain(*queries().values()))
+    ]
+    file = tmp_path / "queries.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    said_by(promtool, "check", "rules", file)
+
+
+# ------------------------------------------------------------------------------------------------------------- containers
+
+COMPOSE = (DEPLOY / "docker" / "compose.yaml").read_text()
+DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def test_containers_get_the_time_that_a_drain_needs() -> None:
+    """Docker kills after ten seconds unless told otherwise."""
+    told = dict(re.findall(r"^    (ROTA_\w+): (\S+)$", COMPOSE, re.MULTILINE))
+    assert load(environ={**told, "ROTA_APP": ""}).warnings == ()
+    daemon = COMPOSE.partition("x-daemon:")[2].partition("services:")[0]
+    assert f"stop_grace_period: {told['ROTA_STOP_TIMEOUT']}\n" in daemon
+
+
+def test_the_image_runs_rota_as_nobody_in_particular_and_without_a_shell() -> None:
+    """B77: a shell as the first process swallows SIGTERM; as root, a handler's hole is the machine's."""
+    instructions = re.findall(r"^([A-Z]+) (.*(?:\\\n.*)*)", DOCKERFILE, re.MULTILINE)
+    last_stage = instructions[[name for name, _ in instructions].index("FROM", 1) :]
+    assert ("USER", "10001:10001") in last_stage
+    for name, value in instructions:
+        if name in {"RUN", "CMD", "ENTRYPOINT"}:
+            assert isinstance(json.loads(value), list)
+    assert dict(last_stage)["ENTRYPOINT"] == '["rota"]'
+
+
+def test_the_image_is_made_of_files_that_are_there() -> None:
+    """Its build is in nobody's tests; what it copies and pins is."""
+    root = DEPLOY.parent
+    kept = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
+    for sources in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for source in sources.split():
+            assert (root / source).exists()
+            assert f"!{source}" in kept
+    for place in re.findall(r"^      - (\.\S*?):", COMPOSE, re.MULTILINE):
+        assert (DEPLOY / "docker" / place).exists()
+    services = COMPOSE.partition("\nservices:")[2]
+    targets = re.findall(r'"(rota-\d+):9843"', (PROMETHEUS / "scrape.yaml").read_text())
+    assert targets == re.findall(r"^  (rota-\d+):", services, re.MULTILINE)
+
+
+async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
+    fragile_scene: Scene, own_server: DurableServer
+) -> None:
+    """What is granted by logins.sql and `rota migrate --roles` is all that a daemon has there."""
+    await fragile_scene.execute((DEPLOY / "docker" / "logins.sql").read_text())
+    said_by(sys.executable, "-m", "rota", "migrate", "--roles", "--dsn", own_server.dsn)
+    await fragile_scene.execute("grant insert on executions, effects to rota_daemon")
+    login = re.sub(r"//[^@/]*@?", "//daemon:daemon@", own_server.dsn, count=1)
+    node = fragile_scene.daemons.start(dsn=login)
+    await fragile_scene.comes_to(await fragile_scene.enqueue("noop"), "succeeded")
+    assert node.stop() == 0
+    assert node.events(level="error") == []
+
+
+# --------------------------------------------------------------------------------------------------------------- the guide
+
+GUIDE = (DEPLOY / "README.md").read_text()
+
+
+def test_the_guide_names_what_is_there() -> None:
+    """A guide is read in an outage: a setting, an alert or a metric by a wrong name costs minutes then."""
+    assert named_in(GUIDE) & {"rota_oldest_snapshot_seconds", "rota_dead_tuples"} <= metrics().keys()
+    alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
+    assert set(re.findall(r"\bRota[A-Z]\w+", GUIDE)) <= alerts
+    for path in re.findall(r"`((?:systemd|docker|prometheus|grafana)/[^`\s]*)`", GUIDE):
+        assert (DEPLOY / path).exists(), path
+    variables = set(re.findall(r"\bROTA_[A-Z_]+\b", GUIDE + UNIT.read_text() + COMPOSE + DOCKERFILE))
+    known = {name for path in config._SETTINGS for name in config._variables(path)} | config._NO_SETTINGS
+    assert variables - known == {"ROTA_DATABASE_URL_FILE", "ROTA_DIRECT_URL_FILE"}
+
+
+def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
+    """One heartbeat, one listener, and two pools; a server without a free connection stops all daemons."""
+    database = load(environ={}).database
+    assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in GUIDE
+
+
+async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
+    durable_server: Callable[..., DurableServer], tmp_path: Path
+) -> None:
+    """The guide's URL names all hosts: one that takes no writes, or is gone, must not be the end of the search."""
+    primary = durable_server()
+    standby = durable_server(default_transaction_read_only="on")
+    hosts = [dict(parse_qsl(urlsplit(server.dsn).query)) for server in (standby, primary)]
+    places = ",".join(each["host"] for each in hosts), ",".join(each.get("port", "5432") for each in hosts)
+    login = urlsplit(primary.dsn)
+    url = f"postgresql://{login.netloc}{login.path}?host={places[0]}&port={places[1]}&target_session_attrs=read-write"
+    async with Scene(primary.dsn, tmp_path) as scene:
+        scene.daemons.start(dsn=url)
+        await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+
+
+async def test_a_publication_of_all_tables_stops_no_daemon(scene: Scene) -> None:
+    """A table without a key can't be deleted from once it is published: the pruner would end every daemon, the fleet over."""
+    await scene.execute("create publication everything for all tables")
+    node = scene.daemons.start()
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    await scene.execute("select rota.rotate_ledger(interval '1 hour')")
+    await scene.execute("drop publication everything")
+    assert node.stop() == 0
+    assert node.noise() == []
