@@ -1,6 +1,7 @@
 """`rota handler`: what can be called, who can call it, and stopping it."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +9,9 @@ from rota.commands import pausing
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, print_json, relative, table
+
+if TYPE_CHECKING:
+    from rota.db.reports import KnownHandler
 
 app = typer.Typer(name="handler", help="Look at handlers, pause them, let them go on.", no_args_is_help=True)
 
@@ -17,8 +21,6 @@ Names = Annotated[list[str], typer.Argument(metavar="HANDLER", show_default=Fals
 @app.command("list")
 def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
     """List the handlers that daemons have registered, how many living daemons have them, and which are paused and why."""
-    from datetime import UTC, datetime
-
     from rota.db.reports import list_handlers
 
     with using(config_file, dsn, embedded=embedded) as config:
@@ -30,25 +32,24 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
     rows = [
         (
             each.handler,
-            each.app,
-            each.release,
             each.queue or "default",
             each.max_attempts or 20,
             age(each.timeout),
-            each.delivery or "at_least_once",
             each.nodes,
-            "paused" if each.paused else "" if each.nodes else "no living daemon has it",
-            f"{each.paused_by}: {each.pause_reason or 'no reason given'}"
-            if each.paused
-            else relative(each.seen_at, now),
+            _state(each, now),
         )
         for each in found
     ]
-    columns = (
-        *("handler…", "app…", "release", "queue…", "attempts#", "timeout#", "delivery", "nodes#", ""),
-        "registered, or paused by…",
-    )
-    console().print(table(None, *columns, rows=rows))
+    # What fits a terminal of 80 columns; app, release and delivery are in --json.
+    console().print(table(None, "handler", "queue…", "attempts#", "timeout#", "nodes#", "state…", rows=rows))
+
+
+def _state(handler: "KnownHandler", now: datetime) -> str:
+    if handler.paused:
+        return f"paused by {handler.paused_by}: {handler.pause_reason or 'no reason given'}"
+    if handler.nodes:
+        return f"registered {relative(handler.seen_at, now)}"
+    return f"no living daemon has it, seen {relative(handler.seen_at, now)}"
 
 
 @app.command()

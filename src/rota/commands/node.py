@@ -26,18 +26,16 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
         return
     rows = [
         (
-            each.node_id,
+            str(each.node_id)[:8],
             f"{each.host}:{each.pid}",
             each.app,
             each.release,
-            each.rota_version,
             each.state,
             age(each.up),
             " ".join(f"{queue}:{slots}" for queue, slots in json.loads(each.slots).items()),
-            len(each.handlers),
-            each.tzdata,
         )
         for each in found
     ]
-    columns = ("node", "host:pid…", "app…", "release", "rota", "state", "up#", "slots…", "handlers#", "tzdata")
+    # What fits a terminal of 80 columns; the whole id, the versions and the handlers are in --json.
+    columns = ("node", "host:pid", "app…", "release…", "state", "up#", "slots…")
     console().print(table(None, *columns, rows=rows))
