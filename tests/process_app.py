@@ -207,20 +207,21 @@ async def snoozes(job: rota.Job[Any]) -> None:
 @app.handler("stubborn")
 async def stubborn(job: rota.Job[Any]) -> None:
     """Go on through the first interruption, to show a checkpoint, a progress and a transaction with a stale token."""
-    async with witness.sees(job):
-        try:
+    try:
+        # Inside: who saw the row of its beginning may hold the process still before the answer to it has come.
+        async with witness.sees(job):
             await take(float(options(job).get("seconds", 30)))
-        except asyncio.CancelledError:
-            for name, attempt in (("checkpoint", _checkpoint), ("progress", _progress), ("transaction", _transaction)):
-                for _ in range(5):
-                    try:
-                        await attempt(job)
-                    except rota.StaleToken:
-                        break
-                    except OSError:
-                        continue  # a statement that was under way when the process was held still
-                    raise AssertionError(f"a zombie's {name} was let through") from None
-            raise
+    except asyncio.CancelledError:
+        for name, attempt in (("checkpoint", _checkpoint), ("progress", _progress), ("transaction", _transaction)):
+            for _ in range(5):
+                try:
+                    await attempt(job)
+                except rota.StaleToken:
+                    break
+                except OSError:
+                    continue  # a statement that was under way when the process was held still
+                raise AssertionError(f"a zombie's {name} was let through") from None
+        raise
 
 
 async def _checkpoint(job: rota.Job[Any]) -> None:
