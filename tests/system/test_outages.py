@@ -89,6 +89,7 @@ async def test_b81_an_outage_of_any_kind_ends_no_daemon(scene: Scene) -> None:
             lambda: link.answer("53300", "sorry, too many clients already"),
             lambda: link.answer("57P01", "terminating connection due to administrator command"),
         ]
+        link.refuse()  # first: else it is claimed on the way
         meanwhile = await scene.enqueue("work")
         began = time.monotonic()
         for number, away in enumerate(ways, 1):
