@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,10 @@ async def node(
             try:
                 await one.told("node.started")
                 yield one
+            except BaseException as error:
+                if one.fell is not None:
+                    error.add_note("".join(["the daemon had fallen:\n", *traceback.format_exception(one.fell)]))
+                raise
             finally:
                 one.stop()
                 one.stop()

@@ -59,6 +59,7 @@ union all
 select 'oldest_running', live.queue, null, max(extract(epoch from now() - live.started_at))::float8
 from live
 where live.state = 'running'
+  and live.started_at is not null
 group by 2
 union all
 select 'dead', letter.queue, null, count(*)::float8

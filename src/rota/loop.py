@@ -1,4 +1,4 @@
-"""The only loop: run a service again and again, survive a database that is away, and let every bug through."""
+"""The only loop: run a service again and again, survive a database that is away, and let the bugs through that matter."""
 
 from __future__ import annotations
 
@@ -71,13 +71,17 @@ async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) ->
 
 
 async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
-    """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon."""
+    """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon.
+
+    A service that is `expendable` survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
+    """
+    survived = (Exception,) if getattr(service, "expendable", False) else TRANSIENT
     pulse.succeeded[service.name] = boottime()
     pulse.failures[service.name] = 0
     while True:
         try:
             await service.run_once()
-        except TRANSIENT as error:
+        except survived as error:
             pulse.failures[service.name] += 1
             pause = min(backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE))
             telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)

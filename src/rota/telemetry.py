@@ -211,7 +211,7 @@ class Telemetry:
             self._watch("service.ran", {"service": service})
 
     def service_failed(self, service: str, error: BaseException, *, failures: int, again_in: float) -> None:
-        """Tell that the database was away, for this service and this time."""
+        """Tell what cost this service its turn: the database was away, or there is a bug in a service that may have one."""
         level = logging.WARNING if failures in (1, 10, 100) else logging.DEBUG
         self._event(
             level,

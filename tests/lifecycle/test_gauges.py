@@ -77,6 +77,17 @@ async def test_due_jobs_that_nobody_would_claim_are_counted_apart(conn: Connecti
     assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 0)
 
 
+async def test_a_row_that_says_running_and_not_since_when_is_counted_and_has_no_age(
+    conn: Connection[Record], gauges: Gauges
+) -> None:
+    """Somebody with all rights wrote it; it must not cost the others their gauges."""
+    await make_running_job(conn, queue="default", started_at=timedelta(hours=-2))
+    await conn.execute("update rota.jobs set started_at = null")
+    await gauges.run_once()
+    assert gauges._telemetry.registry.get_sample_value("rota_jobs", {"queue": "default", "state": "running"}) == 1
+    assert gauges._telemetry.registry.get_sample_value("rota_oldest_running_seconds", {"queue": "default"}) is None
+
+
 async def test_what_slows_or_stops_a_queue_is_shown(
     conn: Connection[Record], database: Database, gauges: Gauges
 ) -> None:
