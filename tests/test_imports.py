@@ -129,8 +129,9 @@ def test_only_the_loop_loops_for_ever() -> None:
 BROAD = {
     "lifecycle/executor.py": "the one around handlers",
     "handlers/__init__.py": "a handler's own backoff function, which must not decide about the job by failing",
-    "handlers/child.py": "the same, in the process of a handler that has one of its own",
+    "child.py": "the same, in the process of a handler that has one of its own",
     "handlers/python.py": "carries that process's error to the call that waits for it",
+    "loop.py": "a service that is expendable: jobs run as well without it",
     "failure.py": "an exception whose own __str__ raises",
     "payload.py": "a result made of objects that raise when they are looked at",
 }

@@ -44,9 +44,9 @@ app.command()(run.dev)
 @app.command()
 def demo(as_json: AsJson = False) -> None:
     """See it work: a PostgreSQL of its own, three daemons, one of them killed; and what became of every job."""
-    from rota import demo
+    from rota.demo.main import main
 
-    raise typer.Exit(demo.main(json_output=as_json))
+    raise typer.Exit(main(json_output=as_json))
 
 
 app.command()(schema.migrate)

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rota import health, logs, systemd
+from rota.builtin.configured import configured
 from rota.clock import boottime
 from rota.config import mask_dsn
 from rota.cron import tzdata_version
@@ -42,7 +43,6 @@ from rota.db.pool import (
 from rota.domain.job import NodeId
 from rota.domain.outcome import Interrupted
 from rota.errors import DatabaseUnusable
-from rota.handlers.configured import configured
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.executor import Executor

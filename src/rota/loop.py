@@ -75,13 +75,14 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> N
 
     A service that is `expendable` survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
     """
-    survived = (Exception,) if getattr(service, "expendable", False) else TRANSIENT
     pulse.succeeded[service.name] = boottime()
     pulse.failures[service.name] = 0
     while True:
         try:
             await service.run_once()
-        except survived as error:
+        except Exception as error:
+            if not isinstance(error, TRANSIENT) and not getattr(service, "expendable", False):
+                raise
             pulse.failures[service.name] += 1
             pause = min(backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE))
             telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)

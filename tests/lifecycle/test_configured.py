@@ -17,7 +17,7 @@ from aiohttp import web
 
 import rota
 from nodes import ended, history, insert, letter, node, running_row
-from rota.handlers.http import is_public
+from rota.builtin.http import is_public
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ async def test_a_killed_daemons_command_does_not_outlive_it() -> None:
         pytest.skip("only Linux can")
     import asyncio
 
-    from rota.handlers.command import _argv
+    from rota.builtin.command import _argv
 
     parent = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -68,12 +68,12 @@ def dev(
 
 def _with_builtins(reference: str | None) -> "RotaApp":
     from rota.app import find_app
-    from rota.handlers import builtin
+    from rota.builtin import first_look
 
     if reference is None:
-        return builtin.app
+        return first_look.app
     app = find_app(reference)
-    app.include(builtin.app)
+    app.include(first_look.app)
     return app
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from rota.demo import main
+from rota.demo.main import main
 
 sys.exit(main(json_output="--json" in sys.argv[1:]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rota.demo.fleet import LEASE, REAP_INTERVAL
+from rota.demo.records import Check
 from rota.demo.screen import listed, plural
 
 if TYPE_CHECKING:
@@ -15,21 +16,10 @@ if TYPE_CHECKING:
 
     from rota.db.pool import Connection
     from rota.demo.fleet import Daemon
-    from rota.demo.records import Execution
-    from rota.demo.story import Facts
+    from rota.demo.records import Execution, Facts
 
 MARGIN = 1.5
 """Seconds allowed on top of lease and reap interval, for a busy machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise: whether it held, the figures, and where they come from."""
-
-    promise: str
-    held: bool
-    fact: str
-    proof: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ REAP_INTERVAL = 0.5
 POLL_INTERVAL = 0.2
 RESTART_AFTER = 1.0
 
-RUN = ("-m", "rota", "run", "--app", "rota.demo_app:app")
+RUN = ("-m", "rota", "run", "--app", "rota.demo.app:app")
 
 SETTINGS = {
     "ROTA_LEASE": f"{LEASE:g}s",

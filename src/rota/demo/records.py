@@ -1,10 +1,10 @@
-"""What the witnesses have written down: the handlers' journal, the mailbox, and the trigger's view of the leases."""
+"""What the demo's parts hand each other: what the witnesses have written down, what is known in the end, what was checked."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +44,55 @@ class Execution:
             "ended_at": None if self.ended_at is None else round(self.ended_at, 3),
             "how": self.how,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim that a daemon held at some moment."""
+
+    job_id: int
+    handler: str
+    fence_token: int
+
+    def __str__(self) -> str:
+        return f"{self.handler} {self.job_id}"
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known in the end, and the checks are made of."""
+
+    killed: str = ""
+    killed_at: float = 0.0
+    held_by_killed: Sequence[Held] = ()
+    paused: str = ""
+    paused_at: float = 0.0
+    resumed_at: float = 0.0
+    held_by_paused: Sequence[Held] = ()
+    taken_over: dict[int, tuple[float, str, int]] = field(default_factory=dict)
+    """job_id -> when it was claimed again, by which life, with which token."""
+    refused: Sequence[dict[str, Any]] = ()
+    """What the zombie's log says of its late writes."""
+    stale_writes: float = 0.0
+    poison: int = 0
+    poison_deaths: list[tuple[float, str]] = field(default_factory=list)
+    poison_losses: int = 0
+    neighbours: Sequence[int] = ()
+    dead_letters: Sequence[dict[str, Any]] = ()
+    redriven: Sequence[int] = ()
+    left_out: Sequence[int] = ()
+    in_flight: Sequence[int] = ()
+    stopped_in: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise: whether it held, the figures, and where they come from."""
+
+    promise: str
+    held: bool
+    fact: str
+    proof: str
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

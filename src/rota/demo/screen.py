@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from rota.demo.checks import Check
     from rota.demo.fleet import Daemon
+    from rota.demo.records import Check
 
 WIDEST = 100
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +12,7 @@ import aiohttp
 from rich.markup import escape
 
 from rota.demo.fleet import LEASE, POLL_INTERVAL, REAP_INTERVAL, RESTART_AFTER, DemoFailed
-from rota.demo.records import Execution, executions, lines_of, with_leases
+from rota.demo.records import Execution, Facts, Held, executions, lines_of, with_leases
 from rota.demo.screen import listed, plural, short
 
 if TYPE_CHECKING:
@@ -43,45 +42,6 @@ KINDS = {
 
 
 SLOW = {"transfer", "report", "charge"}
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A claim that a daemon held at some moment."""
-
-    job_id: int
-    handler: str
-    fence_token: int
-
-    def __str__(self) -> str:
-        return f"{self.handler} {self.job_id}"
-
-
-@dataclass(slots=True)
-class Facts:
-    """What is known in the end, and the checks are made of."""
-
-    killed: str = ""
-    killed_at: float = 0.0
-    held_by_killed: Sequence[Held] = ()
-    paused: str = ""
-    paused_at: float = 0.0
-    resumed_at: float = 0.0
-    held_by_paused: Sequence[Held] = ()
-    taken_over: dict[int, tuple[float, str, int]] = field(default_factory=dict)
-    """job_id -> when it was claimed again, by which life, with which token."""
-    refused: Sequence[dict[str, Any]] = ()
-    """What the zombie's log says of its late writes."""
-    stale_writes: float = 0.0
-    poison: int = 0
-    poison_deaths: list[tuple[float, str]] = field(default_factory=list)
-    poison_losses: int = 0
-    neighbours: Sequence[int] = ()
-    dead_letters: Sequence[dict[str, Any]] = ()
-    redriven: Sequence[int] = ()
-    left_out: Sequence[int] = ()
-    in_flight: Sequence[int] = ()
-    stopped_in: float = 0.0
 
 
 class Story:

@@ -121,7 +121,7 @@ def in_process(handler: Handler) -> Step:
                 child = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "rota.handlers.child",
+                    "rota.child",
                     str(write_end),
                     stdin=asyncio.subprocess.PIPE,
                     pass_fds=(write_end,),

@@ -68,7 +68,7 @@ async def lifespan() -> AsyncIterator[Outside]:
     """Open the world outside, and see to it that no daemon outlives the demo."""
     folder = os.environ.get("DEMO_FOLDER")
     if folder is None:
-        raise ConfigError("rota.demo_app belongs to `rota demo`, which starts it: run that")
+        raise ConfigError("rota.demo.app belongs to `rota demo`, which starts it: run that")
     threading.Thread(target=_die_with_the_demo, daemon=True).start()
     yield Outside(Path(folder))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rota.app import App
-from rota.handlers.command import run_command
-from rota.handlers.http import send_anywhere, send_to
-from rota.handlers.sql import execute_statement
+from rota.builtin.command import run_command
+from rota.builtin.http import send_anywhere, send_to
+from rota.builtin.sql import execute_statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable

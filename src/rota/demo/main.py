@@ -1,0 +1,266 @@
+"""The demo from its server's start to the last file's removal: play the story, hold the promises against what was seen, report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from rota.db.migrate import migrate
+from rota.demo.checks import Evidence, check_all
+from rota.demo.fleet import LEASE, REAP_INTERVAL, DemoFailed, Fleet
+from rota.demo.screen import Screen, short
+from rota.demo.story import KINDS, Story
+from rota.embedded import EmbeddedPostgres
+from rota.errors import RotaError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from rota.db.pool import Connection
+    from rota.demo.records import Execution
+
+__all__ = ["main"]
+
+WORLD = Path(__file__).with_name("world.sql")
+
+LONGEST = 85.0
+"""Seconds after which it gives up."""
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+HOW = {
+    "killed": "killed",
+    "Snooze": "snoozed",
+    "StaleToken": "refused",
+    "CancelledError": "interrupted",
+    "ConnectionError": "failed",
+    "Permanent": "dead letter",
+    "returned": "done, once more",
+}
+"""How an execution ended in the journal -> in a word."""
+
+NEXT = (
+    ("rota dev --app yourapp:app", "a database and a daemon of your own, in one"),
+    ("rota --help", "everything else that can be done"),
+    ("README.md", "the first five minutes, and how to run it for real"),
+)
+
+
+def main(*, json_output: bool = False) -> int:
+    """Run the demo; return 0 only if every promise held, 130 when it was interrupted. Leaves no process and no file."""
+    screen = Screen(quiet=json_output)
+    report: dict[str, Any] = {"ok": False, "lease_s": LEASE, "reap_interval_s": REAP_INTERVAL}
+    code = 1
+    try:
+        code = _run(screen, report)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        report["error"] = "interrupted"
+        screen.plain("Interrupted. Everything that was started has been stopped and removed.", style="yellow")
+        code = 130
+    except RotaError as error:
+        report["error"] = str(error)
+        screen.plain(str(error), style="red")
+        code = error.exit_code
+    report["seconds"] = round(screen.elapsed, 2)
+    report["acts"] = [{"title": title, "seconds": seconds} for title, seconds in screen.acts]
+    if json_output:
+        sys.stdout.write(json.dumps(report, default=str) + "\n")
+        sys.stdout.flush()
+    return code
+
+
+def _run(screen: Screen, report: dict[str, Any]) -> int:
+    screen.title("rota demo", "Kills, stops and poisons daemons, then checks every promise: half a minute.")
+    with ExitStack() as stack:
+        stack.enter_context(_told_to_stop())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True)))
+        if os.geteuid() == 0:
+            folder.chmod(0o755)  # the server runs as somebody else, and has to get through
+        server = stack.enter_context(EmbeddedPostgres(data=folder / "data", sync=False))
+        fleet = Fleet(folder, server.dsn)
+        stack.callback(fleet.end)
+        stack.callback(_clean_up_undisturbed)
+        return asyncio.run(_play(folder, server.dsn, fleet, screen, report))
+
+
+async def _play(folder: Path, dsn: str, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> int:
+    with _cancelled_by_signals():
+        await migrate(dsn)
+        db, onlooker = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+        try:
+            await db.execute(WORLD.read_text("utf-8"))
+            story = Story(folder=folder, fleet=fleet, screen=screen, db=db, onlooker=onlooker)
+            try:
+                with screen.live():
+                    await _perform(story, fleet, screen)
+                return await _conclude(story, db, fleet, screen, report)
+            except DemoFailed as error:
+                _explain(error, fleet, screen, report)
+                return 1
+        finally:
+            db.terminate()
+            onlooker.terminate()
+
+
+async def _perform(story: Story, fleet: Fleet, screen: Screen) -> None:
+    screen.scene.daemons = fleet.daemons
+    try:
+        async with asyncio.timeout(LONGEST), asyncio.TaskGroup() as group:
+            behind = [
+                group.create_task(story.look_on(), name="onlooker"),
+                group.create_task(fleet.keep(), name="keeper"),
+            ]
+            await story.tell()
+            for task in behind:
+                task.cancel()
+    except TimeoutError as error:
+        raise DemoFailed(f"it was not over after {LONGEST:g} s") from error
+    except ExceptionGroup as several:
+        if (failed := several.subgroup(DemoFailed)) is None:
+            raise
+        raise _first(failed) from several
+
+
+def _first(group: ExceptionGroup[DemoFailed]) -> DemoFailed:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, ExceptionGroup) else found
+
+
+async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> int:
+    found = await story.executions()
+    evidence = Evidence(facts=story.facts, executions=found, letters=story.letters(), daemons=fleet.daemons)
+    checks = await check_all(db, evidence)
+    jobs = await _jobs(db, found)
+    screen.act("What became of every job")
+    screen.table(
+        [("jobs", "right"), ("handler", "left"), ("executions", "right"), ("effects", "right"), ("ended as", "left")],
+        _by_handler(jobs, {*(letter["job_id"] for letter in evidence.letters), *await _entered(db)}),
+    )
+    screen.say("Jobs that began more than once, by daemon and fence token (its last four digits):")
+    for job in jobs:
+        if len(job["executions"]) > 1:
+            screen.say(f"{job['handler']} {job['job_id']}: {_path(job)}", bullet="·")
+    screen.act("What was promised")
+    screen.checks(checks)
+    held = all(check.held for check in checks)
+    report |= {
+        "ok": held,
+        "checks": [asdict(check) for check in checks],
+        "jobs": jobs,
+        "dead_letters": story.facts.dead_letters,
+        "refused": story.facts.refused,
+        "took_over_after_s": {
+            str(job_id): round(at - story.facts.killed_at, 3) for job_id, (at, _, _) in story.facts.taken_over.items()
+        },
+        "killed": story.facts.killed,
+        "stopped": story.facts.paused,
+        "daemons": [asdict(life) for daemon in fleet.daemons for life in daemon.lives],
+    }
+    screen.close_act()
+    screen.plain()
+    if held:
+        verdict = f"All {len(checks)} promises held, for {len(jobs)} jobs, in {screen.elapsed:.0f} s."
+        screen.plain(verdict, style="bold green")
+    else:
+        broken = sum(not check.held for check in checks)
+        screen.plain(f"{broken} of {len(checks)} promises did not hold: see ✗ above.", style="bold red")
+        _show_logs(fleet, screen, report)
+    screen.plain()
+    screen.plain("Where to go next", style="bold")
+    screen.table([("", "left"), ("", "left")], NEXT)
+    return 0 if held else 1
+
+
+async def _jobs(db: Connection, found: Sequence[Execution]) -> list[dict[str, Any]]:
+    rows = await db.fetch(
+        "select inserted.job_id, inserted.handler, status.state as ended_as, status.attempt as attempts, status.fence_token"
+        " from demo.inserted left join rota.job_status as status using (job_id) order by job_id"
+    )
+    by_job: dict[int, list[Execution]] = {}
+    for execution in found:
+        by_job.setdefault(execution.job_id, []).append(execution)
+    return [{**dict(row), "executions": [each.facts() for each in by_job.get(row["job_id"], ())]} for row in rows]
+
+
+async def _entered(db: Connection) -> set[int]:
+    return {row["job_id"] for row in await db.fetch("select job_id from demo.entries")}
+
+
+def _by_handler(jobs: Sequence[dict[str, Any]], with_effect: AbstractSet[int]) -> list[list[str]]:
+    rows = []
+    for kind in KINDS:
+        of_kind = [job for job in jobs if job["handler"] == kind]
+        ends = Counter(job["ended_as"] for job in of_kind)
+        executions = sum(len(job["executions"]) for job in of_kind)
+        effects = sum(job["job_id"] in with_effect for job in of_kind)
+        rows.append([str(len(of_kind)), kind, str(executions), str(effects), ", ".join(map(str, ends))])
+    return rows
+
+
+def _path(job: dict[str, Any]) -> str:
+    """One job's executions: where each ran, under which token, and how it ended."""
+    words = []
+    for execution in job["executions"]:
+        counts = execution["fence_token"] == job["fence_token"] and job["ended_as"] == "succeeded"
+        how = "[green]counted[/]" if counts else f"[dim]{HOW.get(execution['how'], execution['how'])}[/]"
+        words.append(f"{execution['daemon']} [cyan]{short(execution['fence_token'])}[/] {how}")
+    return " → ".join(words)
+
+
+def _explain(error: DemoFailed, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:
+    report["error"] = str(error)
+    screen.close_act()
+    screen.plain()
+    screen.plain(f"The demo could not go on: {error}.", style="bold red")
+    _show_logs(fleet, screen, report)
+
+
+def _show_logs(fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:
+    report["logs"] = fleet.tails()
+    for letter, lines in report["logs"].items():
+        screen.plain(f"The end of {letter}'s log:", style="bold")
+        for line in lines:
+            screen.plain(f"  {line}", style="dim")
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Outside the event loop, take every order to stop as a KeyboardInterrupt, so that all is cleaned up."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """Inside it, cancel what runs."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101  we run in one
+    for number in STOPS:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in STOPS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)
+
+
+def _clean_up_undisturbed() -> None:
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
