@@ -269,6 +269,4 @@ class Scheduler:
 
 
 def _rows(planned: Plan) -> list[FireRow]:
-    return [
-        (fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note) for fire in planned.fires
-    ]
+    return [(fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note) for fire in planned.fires]
