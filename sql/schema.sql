@@ -2082,6 +2082,8 @@ CREATE UNIQUE INDEX jobs_exclusive_idx ON rota.jobs USING btree (schedule_id) WH
 
 CREATE UNIQUE INDEX jobs_unique_key_idx ON rota.jobs USING btree (handler, unique_key) WHERE (unique_key IS NOT NULL);
 
+CREATE INDEX list_fires_idx ON rota.fires USING btree ((((((((scheduled_for AT TIME ZONE 'UTC'::text))::date - '1970-01-01'::date))::bigint << 40) | (schedule_id & '1099511627775'::bigint))));
+
 CREATE INDEX promote_waiting_fires_idx ON rota.fires USING btree (schedule_id, scheduled_for) WHERE (disposition = 'waiting'::text);
 
 CREATE INDEX prune_attempts_idx ON rota.attempts USING btree (finished_at);

@@ -48,6 +48,12 @@ class Plan:
         return {node["Relation Name"] for sort in sorts for node in _below(sort) if "Relation Name" in node}
 
     @property
+    def most_rows_sorted(self) -> int:
+        """The most rows that went into a single sort."""
+        sorts = [node for node in self.nodes() if node["Node Type"] == "Sort"]
+        return max((int(below["Actual Rows"]) for sort in sorts for below in sort["Plans"][-1:]), default=0)
+
+    @property
     def most_rows_filtered(self) -> int:
         """The most rows that a single node read in vain."""
         return max((_in_vain(node) for node in self.nodes()), default=0)

@@ -101,10 +101,19 @@ claimed as (
         case when job.created_at > job.run_at then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
         job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
-        case when job.schedule_id is not null then (
-            select definition.name
-            from rota.schedule_definitions as definition
-            where definition.schedule_id = job.schedule_id
+        -- Of the two rows the fire is the one in memory: it was written with the job. It is kept for a limited time.
+        case when job.schedule_id is not null then coalesce(
+            (
+                select fire.name
+                from rota.fires as fire
+                where fire.scheduled_for = job.scheduled_for
+                  and fire.schedule_id = job.schedule_id
+            ),
+            (
+                select definition.name
+                from rota.schedule_definitions as definition
+                where definition.schedule_id = job.schedule_id
+            )
         ) end as schedule
 )
 select

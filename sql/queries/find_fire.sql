@@ -1,14 +1,45 @@
 -- Find the row that tells of one instant of a schedule: its own, else that of the stretch it is in.
---   $1 schedule_id  int8  null: of a schedule that is gone, by its name
---   $2 name         text
---   $3 at           timestamptz
+--   $1 schedule_id  int8
+--   $2 at           timestamptz
+--   $3 most         int8  among how many of the schedule's rows from that instant on the stretch is looked for
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
+-- index: list_fires_idx (0007), fires_pkey (0005)
+-- Between an instant and the end of its stretch lies only what was asked for by hand: runs and backfills.
+with found as materialized (
+    select later.scheduled_for
+    from (
+        select each_fire.scheduled_for, each_fire.missed_from
+        from (
+            select each_day
+            from generate_series(
+                ($2::timestamptz at time zone 'UTC')::date - date '1970-01-01',
+                (select (max(scheduled_for) at time zone 'UTC')::date - date '1970-01-01' from rota.fire_history)
+            ) as each_day
+            order by each_day
+        ) as day
+        cross join lateral (
+            select history.scheduled_for, history.missed_from
+            from rota.fire_history as history
+            where (((history.scheduled_for at time zone 'UTC')::date - date '1970-01-01')::int8 << 40 | (history.schedule_id & 1099511627775))
+                    = (day.each_day::int8 << 40 | ($1 & 1099511627775))
+              and history.schedule_id = $1
+              and history.scheduled_for >= $2
+            order by history.scheduled_for
+            limit $3
+        ) as each_fire
+        limit $3
+    ) as later
+    where later.scheduled_for = $2 or later.missed_from <= $2
+    limit 1
+)
 select
     fire.schedule_id, fire.name, fire.scheduled_for, fire.disposition, fire.decided_at, fire.job_id, fire.job_state,
     fire.missed_from, fire.missed_count, fire.note
-from rota.fire_history as fire
-where (fire.schedule_id = $1 or $1::int8 is null and fire.name = $2)
-  and fire.scheduled_for >= $3
-  and (fire.scheduled_for = $3 or fire.missed_from <= $3)
-order by fire.scheduled_for
-limit 1
+from found
+cross join lateral (
+    select *
+    from rota.fire_history
+    where fire_history.scheduled_for = found.scheduled_for
+      and fire_history.schedule_id = $1
+    offset 0
+) as fire

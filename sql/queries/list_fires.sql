@@ -1,13 +1,28 @@
 -- List what became of a schedule's instants, the last ones first.
---   $1 schedule_id  int8  null: of a schedule that is gone, by its name
---   $2 name         text
---   $3 limit        int8
+--   $1 schedule_id  int8
+--   $2 limit        int8
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
--- Reads as far back as it must: the fires of all schedules lie together, which is what a spike of them needs.
+-- index: list_fires_idx (0007), fires_pkey (0005)
+-- UTC day by UTC day back from the last fire of all, until there are enough.
 select
     fire.schedule_id, fire.name, fire.scheduled_for, fire.disposition, fire.decided_at, fire.job_id, fire.job_state,
     fire.missed_from, fire.missed_count, fire.note
-from rota.fire_history as fire
-where (fire.schedule_id = $1 or $1::int8 is null and fire.name = $2)
-order by fire.scheduled_for desc
-limit $3
+from (
+    select each_day
+    from generate_series(
+        (select (max(scheduled_for) at time zone 'UTC')::date - date '1970-01-01' from rota.fire_history),
+        (select (min(scheduled_for) at time zone 'UTC')::date - date '1970-01-01' from rota.fire_history),
+        -1
+    ) as each_day
+    order by each_day desc
+) as day
+cross join lateral (
+    select *
+    from rota.fire_history as history
+    where (((history.scheduled_for at time zone 'UTC')::date - date '1970-01-01')::int8 << 40 | (history.schedule_id & 1099511627775))
+            = (day.each_day::int8 << 40 | ($1 & 1099511627775))
+      and history.schedule_id = $1
+    order by history.scheduled_for desc
+    limit $2
+) as fire
+limit $2

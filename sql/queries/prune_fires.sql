@@ -4,8 +4,9 @@
 --   -> pruned int8?
 -- index: fires_pkey (0005)
 -- Without the look at decided_at, what was backfilled would be forgotten at once, and could be backfilled again.
+-- By ctid: a join of the two, planned when there were few fires, compared each with each.
 with old as materialized (
-    select fire.scheduled_for, fire.schedule_id
+    select fire.ctid as row_id
     from rota.fires as fire
     where fire.scheduled_for < now() - $1::interval
       and fire.decided_at < now() - $1::interval
@@ -16,9 +17,7 @@ with old as materialized (
 ),
 gone as (
     delete from rota.fires as fire
-    using old
-    where fire.scheduled_for = old.scheduled_for
-      and fire.schedule_id = old.schedule_id
+    where fire.ctid = any (array(select old.row_id from old))
     returning 1
 )
 select count(*) as pruned

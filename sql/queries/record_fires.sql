@@ -1,15 +1,17 @@
 -- Write what was decided about schedules, where it still holds: the clock, the jobs of the fires, and the fires themselves.
---   $1 schedule_ids   int8[]         in ascending order
---   $2 versions       int8[]         what was read of each, and …
---   $3 expected       timestamptz[]  … its next_fire_at then (-infinity: it was to be planned)
---   $4 next_fire_at   timestamptz[]  the next instant (infinity: there is none)
---   $5 decided_up_to  timestamptz[]  the last instant decided (-infinity: none)
---   $6 fired          int8[]         one element for each fire: its schedule, and …
---   $7 scheduled_for  timestamptz[]
---   $8 plans          text[]         a disposition, or what to try: run, follow, queue, line
---   $9 missed_from    timestamptz[]
---   $10 missed_count  int4[]
---   $11 notes         text[]
+--   $1 schedule_ids    int8[]         in ascending order
+--   $2 versions        int8[]         what was read of each, and …
+--   $3 decisions       int4[]         … which of the decisions below, counted from 1, is about it
+--   $4 expected        timestamptz[]  its next_fire_at when it was read (-infinity: it was to be planned)
+--   $5 next_fire_at    timestamptz[]  the next instant (infinity: there is none)
+--   $6 decided_up_to   timestamptz[]  the last instant decided (-infinity: none)
+--   $7 first_fires     int4[]         where in the lists below the fires of this decision begin, counted from 1 …
+--   $8 last_fires      int4[]         … and end (before they begin: there are none)
+--   $9 scheduled_for   timestamptz[]
+--   $10 plans          text[]         a disposition, or what to try: run, follow, queue, line
+--   $11 missed_from    timestamptz[]  -infinity: it stands for one instant
+--   $12 missed_count   int4[]         0: null
+--   $13 notes          text[]
 --   -> decided int8, disposition text?, scheduled_for timestamptz?, fires int8?, lateness interval?
 --   run     enqueue it, or do what the schedule's overlap says: it is recorded skipped_overlap or waiting
 --   follow  wait, if the first of its schedule is enqueued by this statement; else it is skipped_overlap (queue_one)
@@ -17,6 +19,8 @@
 --   line    it waits
 -- At least one row comes back, for decided, the number of schedules about which nobody else has decided meanwhile.
 -- index: schedule_clocks_pkey, schedule_definitions_pkey, promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002)
+-- A decision is sent once for all schedules that are alike: written out for each, the lists cost the sender as much as all
+-- else that it does for a fire.
 -- No joins of one list with another, which the planner takes for short ones: at 100,000 fires they took 4.7 s. A clock's
 -- new values are found by bisection of $1, definitions by their index, the rest by hashed subplans ("is true" keeps the
 -- planner from making joins of them).
@@ -24,22 +28,24 @@
 -- locked in a transaction of their own: what can be seen here was live at this statement's beginning.
 with held as materialized (
     select clock.row_id
-    from unnest($1::int8[], $2::int8[], $3::timestamptz[]) as decision (schedule_id, version, expected)
+    from unnest($1::int8[], $2::int8[], $3::int4[]) as given (schedule_id, version, decision)
     cross join lateral (
         select clocks.ctid as row_id
         from rota.schedule_clocks as clocks
-        where clocks.schedule_id = decision.schedule_id
-          and clocks.version is not distinct from decision.version
-          and clocks.next_fire_at is not distinct from decision.expected
+        where clocks.schedule_id = given.schedule_id
+          and clocks.version is not distinct from given.version
+          and clocks.next_fire_at is not distinct from ($4::timestamptz[])[given.decision]
         for update skip locked
     ) as clock
 ),
 decided as (
     update rota.schedule_clocks as clock
-    set next_fire_at = nullif(($4::timestamptz[])[width_bucket(clock.schedule_id, $1::int8[])], timestamptz 'infinity'),
+    set next_fire_at = nullif(
+            ($5::timestamptz[])[($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]], timestamptz 'infinity'
+        ),
         last_fire_at = greatest(
             clock.last_fire_at,
-            nullif(($5::timestamptz[])[width_bucket(clock.schedule_id, $1::int8[])], timestamptz '-infinity')
+            nullif(($6::timestamptz[])[($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]], timestamptz '-infinity')
         ),
         paused_from = null
     where clock.ctid = any (array(select held.row_id from held))
@@ -49,17 +55,17 @@ live as materialized (
     select job.schedule_id
     from rota.jobs as job
     where job.exclusive
-      and job.schedule_id = any ($6::int8[])
+      and job.schedule_id = any ($1::int8[])
 ),
 queued as materialized (
     select fire.schedule_id
     from rota.fires as fire
     where fire.disposition = 'waiting'
-      and fire.schedule_id = any ($6::int8[])
+      and fire.schedule_id = any ($1::int8[])
 ),
 fire as materialized (
     select
-        fire.schedule_id, fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note,
+        given.schedule_id, tried.scheduled_for, tried.plan, tried.missed_from, tried.missed_count, tried.note,
         definition.name, definition.overlap, definition.start_within, definition.created_by, definition.handler,
         definition.payload, definition.priority, definition.max_attempts, definition.backoff_base,
         definition.backoff_cap, definition.retry_for, definition.timeout, definition.lease, definition.delivery,
@@ -70,28 +76,37 @@ fire as materialized (
             (select handlers.queue from rota.handlers where handlers.handler = definition.handler),
             'default'
         ) as queue,
-        fire.scheduled_for + case
+        tried.scheduled_for + case
             when definition.jitter = interval '0' then interval '0'
-            else rota.jitter_offset(fire.schedule_id, definition.jitter)
+            else rota.jitter_offset(given.schedule_id, definition.jitter)
         end as run_at,
         case
-            when fire.plan in ('run', 'queue')
+            when tried.plan in ('run', 'queue')
                 and (
                     definition.overlap = 'allow'
-                    or fire.schedule_id not in (select live.schedule_id from live)
-                    and fire.schedule_id not in (select queued.schedule_id from queued)
+                    or given.schedule_id not in (select live.schedule_id from live)
+                    and given.schedule_id not in (select queued.schedule_id from queued)
                 )
             then nextval('rota.jobs_job_id_seq')
         end as job_id
-    from unnest($6::int8[], $7::timestamptz[], $8::text[], $9::timestamptz[], $10::int4[], $11::text[])
-        as fire (schedule_id, scheduled_for, plan, missed_from, missed_count, note)
+    from unnest($1::int8[], $3::int4[]) as given (schedule_id, decision)
     cross join lateral (
         select *
         from rota.schedule_definitions
-        where schedule_definitions.schedule_id = fire.schedule_id
+        where schedule_definitions.schedule_id = given.schedule_id
         offset 0
     ) as definition
-    where (fire.schedule_id in (select decided.schedule_id from decided)) is true
+    cross join lateral (
+        select
+            ($9::timestamptz[])[fire] as scheduled_for,
+            ($10::text[])[fire] as plan,
+            nullif(($11::timestamptz[])[fire], timestamptz '-infinity') as missed_from,
+            nullif(($12::int4[])[fire], 0) as missed_count,
+            ($13::text[])[fire] as note
+        from generate_series(($7::int4[])[given.decision], ($8::int4[])[given.decision]) as fire
+        offset 0
+    ) as tried
+    where (given.schedule_id in (select decided.schedule_id from decided)) is true
 ),
 enqueued as (
     insert into rota.jobs (

@@ -2,6 +2,7 @@
 --   $1 limit  int8
 --   -> asked int8?, told int8?
 -- index: promote_waiting_fires_idx, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
+-- Ordered only once they are found: for the order's sake a plan made early walks all live jobs by their primary key.
 with waiting as materialized (
     select distinct fire.schedule_id
     from rota.fires as fire
@@ -20,14 +21,18 @@ replacing as materialized (
     ) as definition
     where definition.overlap = 'replace'
 ),
-asked as (
-    insert into rota.cancel_requests (job_id, requested_by, reason)
-    select job.job_id, rota.caller(), 'replaced by a later fire of its schedule'
+live as materialized (
+    select job.job_id
     from rota.jobs as job
     where job.exclusive
       and job.schedule_id = any (array(select replacing.schedule_id from replacing))
       and (job.job_id in (select request.job_id from rota.cancel_requests as request)) is not true
-    order by job.job_id
+),
+asked as (
+    insert into rota.cancel_requests (job_id, requested_by, reason)
+    select live.job_id, rota.caller(), 'replaced by a later fire of its schedule'
+    from live
+    order by live.job_id
     on conflict do nothing
     returning job_id
 ),

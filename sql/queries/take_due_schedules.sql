@@ -12,14 +12,16 @@
 -- for their turn). Its schedule_ids are null when nothing is due.
 --   next_fire_at  null: to be planned, from base on (the later of the last edit and the last decision)
 --   anchor        what every counts from
--- index: take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
+-- index: take_due_schedules_idx, schedule_definitions_pkey (0005)
 -- Without the floor, every look walks the dead index entries that earlier decisions left behind, which a snapshot held by
 -- somebody keeps there. Base is cut to seconds, which no cron expression can tell apart, so that schedules inserted together
--- are alike. The overdue are taken by the index before they are sorted, else the planner sets parallel workers on them. One lower bound each, for an index scan starts from one only. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
+-- are alike. The overdue are taken by the index before they are sorted, else the planner sets parallel workers on them. One lower bound each, for an index scan starts from one only.
+-- The bounds as subqueries: of those the planner assumes that they let a third of the table through. Where its statistics say that next to
+-- nothing is due, it would read and sort everything that is. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
 with ours as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
-    where clock.next_fire_at <= now()
+    where clock.next_fire_at <= (select now())
       and (clock.next_fire_at, clock.schedule_id) > ($4::timestamptz, $5::int8)
       and clock.shard = any ($1::int2[])
     order by clock.next_fire_at, clock.schedule_id
@@ -39,7 +41,7 @@ overdue as materialized (
     from (
         select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from, clock.shard
         from rota.schedule_clocks as clock
-        where clock.next_fire_at <= now() - $2::interval
+        where clock.next_fire_at <= (select now() - $2::interval)
           and $4::timestamptz = timestamptz '-infinity'
           and clock.shard <> all ($1::int2[])
           and cardinality($1::int2[]) < 256

@@ -126,8 +126,8 @@ async def test_a_decision_on_an_older_version_touches_nothing(conn: Connection[R
     made = await make_schedule(conn)
     due = await make_due(conn, made)
     await conn.execute("update rota.schedules set cron = '1 1 * * *'")
-    decision = queries.Decision(made, 1, due, due + HOUR, due)
-    decided, told = await queries.record_fires(conn, [decision], [(made, due, "run", None, None, None)])
+    fires = [(due, "run", None, None, None)]
+    decided, told = await queries.record_fires(conn, [queries.Decision([(made, 1)], due, due + HOUR, due, fires)])
     assert (decided, told) == (0, [])
     assert await dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
@@ -137,8 +137,8 @@ async def test_a_lost_reply_is_no_second_fire(conn: Connection[Record]) -> None:
     """The same statement sent again finds another next_fire_at."""
     made = await make_schedule(conn)
     due = await make_due(conn, made)
-    again = [queries.Decision(made, 1, due, due + HOUR, due)], [(made, due, "run", None, None, None)]
-    assert [(await queries.record_fires(conn, *again))[0] for _ in range(2)] == [1, 0]
+    again = [queries.Decision([(made, 1)], due, due + HOUR, due, [(due, "run", None, None, None)])]
+    assert [(await queries.record_fires(conn, again))[0] for _ in range(2)] == [1, 0]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 
 

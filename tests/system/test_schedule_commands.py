@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -413,6 +414,48 @@ async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connectio
         "schedule", "backfill", "hourly", "--from", "2190-01-01T00:00Z", "--to", "2190-01-02T00:00Z", "--json"
     )
     assert future.json["instants"] == 0
+
+
+@pytest.mark.parametrize(
+    ("day", "columns", "counts"),
+    [
+        ("2026-03-29", ("--cron", "0 * * * *"), 23),
+        ("2025-10-26", ("--cron", "0 * * * *"), 25),
+        ("2026-03-29", ("--cron", "30 2 * * *"), 1),
+        ("2026-03-29", ("--cron", "30 2 * * *", "--gap", "skip"), 0),
+        ("2025-10-26", ("--cron", "30 2 * * *"), 1),
+        ("2025-10-26", ("--cron", "30 2 * * *", "--fold", "both"), 2),
+        ("2026-03-29", ("--every", "1h", "--start-at", "2020-01-01T00:00Z"), 23),
+    ],
+)
+async def test_backfill_of_a_day_on_which_the_clock_changes(
+    rota: Shell, conn: Connection[Record], day: str, columns: tuple[str, ...], counts: int
+) -> None:
+    """The day is as long as it was, and what the schedule says of gap and fold holds for its past, too."""
+    start = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo("Europe/Berlin"))
+    end = start + timedelta(days=1)  # on the wall clock
+    span = ("--from", start.isoformat(), "--to", end.isoformat(), "--json")
+    await rota("schedule", "add", "s", "h", *columns, "--timezone", "Europe/Berlin")
+    dry = await rota("schedule", "backfill", "s", *span, "--dry-run")
+    assert (dry.json["instants"], dry.json["more"]) == (counts, False)
+    assert (await rota("schedule", "backfill", "s", *span)).json["enqueued"] == counts
+    assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == counts
+
+
+async def test_a_backfill_without_end_is_refused_and_a_dry_run_says_how_far_it_counted(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """Two centuries of seconds are neither counted nor kept in memory."""
+    await rota("schedule", "add", "s", "h", "--every", "1s", "--start-at", "1971-01-01T00:00Z")
+    span = ("--from", "1970-01-01T00:00Z", "--to", "2199-01-01T00:00Z")
+    dry = await rota("schedule", "backfill", "s", *span, "--dry-run", "--json")
+    assert (dry.code, dry.json["instants"], dry.json["more"]) == (0, 100_000, True)
+    assert dry.json["last"] == ["1971-01-02T03:46:39+00:00"]
+    assert "more than 100,000 instants" in (await rota("schedule", "backfill", "s", *span, "--dry-run")).out
+    refused = await rota("schedule", "backfill", "s", *span)
+    assert refused.code == 1
+    assert "1971-01-02T03:46:39" in refused.err
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
 # ── code that declares ────────────────────────────────────────────────────────────────────────────────────────────────

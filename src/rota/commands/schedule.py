@@ -508,22 +508,28 @@ def backfill(
         raise typer.BadParameter("must lie before --to", param_hint="--from")
 
     async def fill(db: "Connection") -> dict[str, Any]:
+        from itertools import islice
+
         from rota.db import operations, queries
         from rota.domain.preview import between
         from rota.errors import RotaError
 
         seen = await the_schedule(db, name)
         now = await queries.read_clock(db)
-        instants = []
-        for each in between(seen.rule, first, min(before, now)):
-            instants.append(each)
-            if len(instants) > MOST:
-                raise RotaError(
-                    f"{name!r} has more than {MOST:,} instants between these: take a shorter time, several times"
-                )
-        done = {"instants": len(instants), "enqueued": 0, "left_out": 0, "undecided": 0}
+        instants = list(islice(between(seen.rule, first, min(before, now)), MOST + 1))
+        more = len(instants) > MOST
+        del instants[MOST:]
         if dry_run:
-            return {"dry_run": True, **done, "first": instants[:1], "last": instants[-1:]}
+            return {
+                "dry_run": True, "instants": len(instants), "more": more, "enqueued": 0, "left_out": 0, "undecided": 0,
+                "first": instants[:1], "last": instants[-1:],
+            }  # fmt: skip
+        if more:
+            raise RotaError(
+                f"{name!r} has more than {MOST:,} instants between these: take a shorter time, several times. The first "
+                f"{MOST:,} end at {instants[-1].isoformat()}"
+            )
+        done = {"instants": len(instants), "enqueued": 0, "left_out": 0, "undecided": 0}
         step = over / len(instants) if over and instants else timedelta(0)
         for begin in range(0, len(instants), operations.BATCH):
             batch = instants[begin : begin + operations.BATCH]
@@ -540,7 +546,12 @@ def backfill(
         return
     if dry_run:
         span = f", {moment(done['first'][0])} to {moment(done['last'][0])}" if done["instants"] else ""
-        typer.echo(f"dry run: {plural(done['instants'], 'instant')}{span}, those that have a fires row included")
+        number = plural(done["instants"], "instant")
+        if done["more"]:
+            typer.echo(f"dry run: more than {number}; the first {done['instants']:,}{span}")
+            typer.echo("no more than that at once: take a shorter time, several times", err=True)
+        else:
+            typer.echo(f"dry run: {number}{span}, those that have a fires row included")
         return
     typer.echo(f"{plural(done['enqueued'], 'job')} enqueued, {done['left_out']:,} left out: they have a fires row")
     if done["undecided"]:

@@ -62,7 +62,7 @@ async def read_schedule(db: "Connection", name: str, *, fires: int) -> Sheet:
     from rota.db import reports
 
     found = await the_schedule(db, name)
-    last = await reports.list_fires(db, schedule_id=found.schedule_id, name=name, limit=fires) if fires else []
+    last = await reports.list_fires(db, schedule_id=found.schedule_id, limit=fires) if fires else []
     return Sheet(schedule=found, fires=last)
 
 

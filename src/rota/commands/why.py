@@ -113,7 +113,7 @@ async def _then(db: "Connection", schedule: "ScheduleDescription", at: datetime)
     from rota.db import reports
     from rota.errors import InvalidCron
 
-    fire = await reports.find_fire(db, schedule_id=schedule.schedule_id, name=schedule.name, at=at)
+    fire = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
     if fire is not None:
         return _recorded(fire, at)
     try:
@@ -161,7 +161,7 @@ async def _unrecorded(db: "Connection", schedule: "ScheduleDescription", at: dat
     around: dict[str, Any] = {}
     for name, each in (("before", before), ("after", after)):
         if each is not None:
-            row = await reports.find_fire(db, schedule_id=schedule.schedule_id, name=schedule.name, at=each)
+            row = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
             around[name] = Neighbour(scheduled_for=each, became=_became(row, each, schedule))
     here = instant(schedule.rule, at)
     verdict, said = ("not_due", "it is not due then") if not here.fires else _why_no_row(schedule, at)
@@ -204,7 +204,7 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     """Say how the schedule is, and what became of its last instant."""
     from rota.db import reports
 
-    last = await reports.list_fires(db, schedule_id=schedule.schedule_id, name=schedule.name, limit=1)
+    last = await reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
     known: dict[str, Any] = {"schedule": schedule.name, "at": None, "fire": last[0] if last else None}
     if schedule.next_fire_at is not None and schedule.state in {"ok", "overdue"}:
         known["after"] = Neighbour(scheduled_for=schedule.next_fire_at, became="to come")
@@ -240,18 +240,19 @@ def _paused(schedule: "ScheduleDescription") -> str:
 
 
 async def _gone(db: "Connection", name: str, asked: datetime | None) -> list[Answer]:
-    """Answer for a schedule that was removed: its fires outlive it. Raises RotaError where there are none."""
+    """Answer for a schedule that was removed: its fires outlive it. Raises RotaError where none of the last ones is its."""
     from rota.db import reports
 
-    last = await reports.list_fires(db, schedule_id=None, name=name, limit=1)
-    if not last:
-        await the_schedule(db, name)
+    gone = await reports.find_removed_schedule(db, name=name)
+    if gone is None:
+        return [await _now(db, await the_schedule(db, name))]
+    last = await reports.list_fires(db, schedule_id=gone, limit=1)
     if asked is None:
         was = _recorded(last[0], last[0].scheduled_for)
         said = f"there is no such schedule any more. Its last instant, {moment(last[0].scheduled_for)}: {was.answer}"
         return [Answer(schedule=name, at=None, verdict="removed", answer=said, fire=last[0])]
     at = _zoned(asked)
-    fire = await reports.find_fire(db, schedule_id=None, name=name, at=at)
+    fire = await reports.find_fire(db, schedule_id=gone, at=at)
     if fire is not None:
         return [_recorded(fire, at)]
     return [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -244,33 +245,42 @@ def _rule(row: asyncpg.Record) -> Rule:
     return Rule(**dict(zip(names, row[6:19], strict=True)))
 
 
-class Decision(NamedTuple):
-    """What was decided about one schedule, beside the version and next_fire_at on which that rests."""
+FireRow = tuple["datetime", str, "datetime | None", "int | None", "str | None"]
+"""scheduled_for, plan, missed_from, missed_count, note"""
 
-    schedule_id: int
-    version: int
+
+class Decision(NamedTuple):
+    """What was decided about schedules that are alike."""
+
+    schedules: Sequence[tuple[int, int]]
+    """The schedule_id and version of each."""
     expected: datetime | None
+    """The next_fire_at on which it rests, beside the version."""
     next_fire_at: datetime | None
     decided_up_to: datetime | None
-
-
-FireRow = tuple[int, "datetime", str, "datetime | None", "int | None", "str | None"]
-"""schedule_id, scheduled_for, plan, missed_from, missed_count, note"""
+    fires: Sequence[FireRow]
 
 
 async def record_fires(
-    db: Connection, decisions: Sequence[Decision], fires: Sequence[FireRow]
+    db: Connection, decisions: Sequence[Decision]
 ) -> tuple[int, list[tuple[str, datetime, int, timedelta]]]:
-    """Return how many decisions stand, and what became of their fires: (disposition, scheduled_for, how many, how late)."""
-    ids, versions, expected, following, decided = zip(*decisions, strict=True)
+    """Return for how many schedules it stands, and what became of their fires: (disposition, scheduled_for, how many, how late)."""
+    given = sorted((*which, number) for number, each in enumerate(decisions, 1) for which in each.schedules)
+    fires = [fire for each in decisions for fire in each.fires]
+    ends = list(accumulate(len(each.fires) for each in decisions))
     rows = await db.fetch(
         SQL["record_fires"],
-        ids,
-        versions,
-        [each or DISTANT_PAST for each in expected],
-        [each or DISTANT_FUTURE for each in following],
-        [each or DISTANT_PAST for each in decided],
-        *(zip(*fires, strict=True) if fires else [()] * 6),
+        *zip(*given, strict=True),
+        [each.expected or DISTANT_PAST for each in decisions],
+        [each.next_fire_at or DISTANT_FUTURE for each in decisions],
+        [each.decided_up_to or DISTANT_PAST for each in decisions],
+        [1, *(end + 1 for end in ends[:-1])],
+        ends,
+        [fire[0] for fire in fires],
+        [fire[1] for fire in fires],
+        [fire[2] or DISTANT_PAST for fire in fires],
+        [fire[3] or 0 for fire in fires],
+        [fire[4] for fire in fires],
     )
     return rows[0][0], [(row[1], row[2], row[3], row[4]) for row in rows if row[1] is not None]
 

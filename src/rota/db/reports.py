@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 CROWD = 1000
 """Schedules that may share an instant without jitter before somebody is told."""
 
+BY_HAND = 10_000
+"""Among how many rows after an instant its stretch is looked for: within a stretch lie runs and backfills asked for by hand."""
+
+LAST_FIRES = 200_000
+"""Among how many fires a schedule that is gone is looked for by its name."""
+
 COUNTED = 1_000_000
 """Most live jobs that a summary looks at."""
 
@@ -471,15 +477,21 @@ async def find_pause(db: Connection, *, name: str, since: datetime) -> tuple[str
     return (None, None) if row is None else (row[0], row[1])
 
 
-async def list_fires(db: Connection, *, schedule_id: int | None, name: str, limit: int) -> list[FireRecord]:
-    """Return what became of its instants, the last ones first; without an id, of a schedule that is gone."""
-    return [FireRecord(**row) for row in await db.fetch(SQL["list_fires"], schedule_id, name, limit)]
+async def list_fires(db: Connection, *, schedule_id: int, limit: int) -> list[FireRecord]:
+    """Return what became of its instants, the last ones first."""
+    return [FireRecord(**row) for row in await db.fetch(SQL["list_fires"], schedule_id, limit)]
 
 
-async def find_fire(db: Connection, *, schedule_id: int | None, name: str, at: datetime) -> FireRecord | None:
+async def find_fire(db: Connection, *, schedule_id: int, at: datetime) -> FireRecord | None:
     """Return the row that tells of that instant: its own, else that of the stretch it is in."""
-    row = await db.fetchrow(SQL["find_fire"], schedule_id, name, at)
+    row = await db.fetchrow(SQL["find_fire"], schedule_id, at, BY_HAND)
     return None if row is None else FireRecord(**row)
+
+
+async def find_removed_schedule(db: Connection, *, name: str) -> int | None:
+    """Return the schedule_id of a schedule that is gone; None where it isn't among the last fires of all schedules."""
+    found: int | None = await db.fetchval(SQL["find_removed_schedule"], name, LAST_FIRES)
+    return found
 
 
 async def find_job_fire(db: Connection, *, job_id: int, schedule_id: int, scheduled_for: datetime) -> FireRecord | None:

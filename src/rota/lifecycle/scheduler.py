@@ -204,8 +204,8 @@ class Scheduler:
 
     async def _decide_on(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> list[datetime]:
         soonest: list[datetime] = []
-        decisions: list[Decision] = []
-        fires: list[FireRow] = []
+        batch: list[Decision] = []
+        gathered = 0
         invalid: list[tuple[int, int, str]] = []
         for alike in due:
             if alike.paused:
@@ -226,36 +226,39 @@ class Scheduler:
                 continue
             following = planned.next_fire_at
             soonest.append(following or now + self._poll)
-            for which, version in zip(alike.schedule_ids, alike.versions, strict=True):
-                decisions.append(Decision(which, version, alike.next_fire_at, following, planned.decided_up_to))
-                fires += _rows(which, planned)
-                if len(fires) >= BATCH:
-                    await self._record(db, decisions, fires)
-                    decisions, fires = [], []
-        if decisions:
-            await self._record(db, decisions, fires)
+            fires = _rows(planned)
+            schedules = list(zip(alike.schedule_ids, alike.versions, strict=True))
+            at_once = max(1, BATCH // max(1, len(fires)))
+            for start in range(0, len(schedules), at_once):
+                part = schedules[start : start + at_once]
+                batch.append(Decision(part, alike.next_fire_at, following, planned.decided_up_to, fires))
+                gathered += len(part) * max(1, len(fires))
+                if gathered >= BATCH:
+                    await self._record(db, batch)
+                    batch, gathered = [], 0
+        if batch:
+            await self._record(db, batch)
         if invalid:
             await self._stop(db, invalid)
         return soonest
 
-    async def _record(self, db: Connection, decisions: list[Decision], fires: Sequence[FireRow]) -> None:
-        decisions.sort()
+    async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
+        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
         try:
-            decided, told = await queries.record_fires(db, decisions, fires)
+            decided, told = await queries.record_fires(db, decisions)
         except TRANSIENT:
             raise
         except asyncpg.PostgresError as error:
             # Without this, one schedule whose job can't be stored would keep its neighbours from firing, for ever.
-            if len(decisions) > 1:
-                for decision in decisions:
-                    own = [fire for fire in fires if fire[0] == decision.schedule_id]
-                    await self._record(db, [decision], own)
+            if len(schedules) > 1:
+                for decision, which in schedules:
+                    await self._record(db, [decision._replace(schedules=[which])])
                 return
             reason = f"the database refuses its job: {getattr(error, 'constraint_name', None) or error}"[:500]
-            await self._stop(db, [(decisions[0].schedule_id, decisions[0].version, reason)])
+            await self._stop(db, [(*schedules[0][1], reason)])
             return
         self._decided += decided
-        self._telemetry.fires_recorded(planned=len(decisions), decided=decided, fires=told)
+        self._telemetry.fires_recorded(planned=len(schedules), decided=decided, fires=told)
         if any(disposition == "waiting" for disposition, _, _, _ in told):
             self._waiting = True
             await self._replace(db)
@@ -265,8 +268,5 @@ class Scheduler:
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
 
 
-def _rows(schedule_id: int, planned: Plan) -> list[FireRow]:
-    return [
-        (schedule_id, fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note)
-        for fire in planned.fires
-    ]
+def _rows(planned: Plan) -> list[FireRow]:
+    return [(fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note) for fire in planned.fires]
