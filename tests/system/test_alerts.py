@@ -1,0 +1,190 @@
+"""Every alert of deploy/, fired and cleared by what it is there for: real daemons, a real server, a real Prometheus.
+
+Its rules are the shipped ones, thresholds and all; they only wait for seconds where they say minutes. What takes hours to come
+about is brought about in advance: rows are back-dated, and libfaketime gives one machine a long sleep and the server a past.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import AsyncExitStack
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from links import Link
+from processes import SOURCE, TESTS
+from prometheus import SHIPPED, find_prometheus, free_port, prometheus
+from scenes import Scene
+from skew import LIBFAKETIME
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from processes import DaemonProcess
+    from prometheus import Prometheus
+    from servers import DurableServer
+
+ALL = set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
+
+HELD = """
+begin;
+create table forgotten ();
+prepare transaction 'forgotten';
+"""
+
+
+def prepare_in_the_past(server: DurableServer) -> None:
+    """Leave a prepared transaction behind that is forty minutes old when the server starts again. It is down meanwhile."""
+    data = server.postgres.data
+    owner = data.stat()
+    root = os.geteuid() == 0
+    done = subprocess.run(
+        [server.postgres.bin / "postgres", "--single", "-j", "-D", data, "-c", "max_prepared_transactions=2", "rota"],
+        input=HELD.replace(";\n", ";\n\n").encode(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+        cwd="/",
+        env={"LC_ALL": "C", "LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-40m"},
+        user=owner.st_uid if root else None,
+        group=owner.st_gid if root else None,
+        extra_groups=[] if root else None,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"ERROR" not in done.stderr, done.stderr.decode()
+
+
+def other_zones(folder: Path) -> str:
+    """Make a path for Python on which the zone data is of another release."""
+    package = folder / "zones" / "tzdata"
+    shutil.copytree(str(files("tzdata")), package)
+    (package / "__init__.py").write_text('IANA_VERSION = "2019c"\n')
+    return os.pathsep.join([str(package.parent), str(TESTS), str(SOURCE)])
+
+
+class Installation:
+    """Three daemons, of which one, `sturdy`, lives through everything; `doomed` is killed, `cut off` loses its database."""
+
+    def __init__(self, scene: Scene, folder: Path, link: Link) -> None:
+        self.scene = scene
+        self.folder = folder
+        self.link = link
+        self.ports = {name: free_port() for name in ("sturdy", "doomed", "cut off")}
+        self.clock = folder / "clock"
+        self.clock.write_text("+0\n")
+
+    def start(self, name: str, *, dsn: str | None = None, **environ: str) -> DaemonProcess:
+        """Start one of them, always on the same port."""
+        return self.scene.daemons.start(dsn=dsn, within=(), ROTA_HTTP_PORT=str(self.ports[name]), **environ)
+
+    async def lock_a_schedule(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Have one that is due, whose row somebody has locked in an open transaction: no scheduler gets at it."""
+        await self.scene.execute(
+            "insert into rota.schedules (name, handler, every) values ('locked', 'noop', '1 hour')"
+        )
+        await self.scene.execute("update rota.schedule_clocks set next_fire_at = now() - interval '1 minute'")
+        await holder.execute("begin")
+        await holder.execute("select from rota.schedule_clocks for no key update")
+
+    async def start_all(self) -> None:
+        """Start them all, the doomed one with zone data of its own."""
+        self.sturdy = self.start("sturdy", ROTA_QUEUES="default:20,slow:1")
+        self.doomed = self.start("doomed", ROTA_QUEUES="doomed:5", PYTHONPATH=other_zones(self.folder))
+        self.cut_off = self.start(
+            "cut off",
+            dsn=self.link.dsn,
+            ROTA_QUEUES="far:5",
+            LD_PRELOAD=str(LIBFAKETIME),
+            FAKETIME_TIMESTAMP_FILE=str(self.clock),
+            FAKETIME_NO_CACHE="1",
+        )
+
+    async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Do what people, handlers and machines do, all of it at once."""
+        scene = self.scene
+        await scene.enqueue("stalls", {"seconds": 3})
+        for _ in range(40):
+            await scene.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
+        self.buried = await scene.enqueue("gives_up")
+        await scene.enqueue("nop")  # a slip
+        await scene.enqueue("noop", queue="nowhere")
+        await scene.execute("select rota.pause_handler('flaky', 'look into it')")
+        await scene.execute(
+            "insert into rota.schedules (name, handler, cron, timezone) values ('typo', 'noop', '@daily', 'Europe/Berlim')"
+        )
+        self.busy = await scene.enqueue("work", {"seconds": 600}, queue="slow")
+        await scene.begins(self.busy)
+        waiting = await scene.enqueue("work", queue="slow")
+        await scene.execute(
+            "update rota.jobs set run_at = run_at - interval '6 min', created_at = created_at - interval '6 min'"
+            " where job_id = $1",
+            waiting,
+        )
+        lost = [await scene.enqueue("work", {"seconds": 600}, queue="doomed") for _ in range(2)]
+        for job in lost:
+            await scene.begins(job)
+        await holder.execute("select from rota.jobs where job_id = $1 for no key update", lost[0])
+        self.doomed.kill()
+        self.link.refuse()
+        self.clock.write_text("+400\n")
+        await scene.comes_to(self.buried, "dead")
+        await scene.execute(
+            "update rota.dead_letters set finished_at = finished_at - interval '8 days' where job_id = $1", self.buried
+        )
+
+    async def mend_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Do what each alert asks for."""
+        scene = self.scene
+        await holder.execute("rollback")
+        self.link.heal()
+        self.start("doomed", ROTA_QUEUES="doomed:5")
+        await scene.execute("select rota.discard($1, 'seen')", self.buried)
+        await scene.execute("select rota.resume_handler('flaky')")
+        await scene.execute("delete from rota.schedules")
+        await scene.execute("rollback prepared 'forgotten'")
+        await scene.execute("select rota.cancel(job_id) from rota.jobs")
+
+
+async def becomes(server: Prometheus, fact: Callable[[set[str]], object], *, within: float, what: str) -> None:
+    """Wait until what fires is as it should be."""
+    try:
+        await eventually(lambda: fact(server.firing()), within=within, what=what)
+    except AssertionError as error:
+        raise AssertionError(
+            f"{error}\nfiring: {sorted(server.firing())}\nnever seen: {sorted(ALL - server.seen)}"
+        ) from None
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(find_prometheus() is None, reason="the package prometheus is not installed")
+@pytest.mark.skipif(LIBFAKETIME is None, reason="the package libfaketime is not installed")
+async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
+    durable_server: Callable[..., DurableServer], tmp_path: Path
+) -> None:
+    """A rule that has only ever met made-up series may watch what no daemon shows: then it is silent when it is needed."""
+    own_server = durable_server(max_prepared_transactions="2")
+    own_server.stop()
+    prepare_in_the_past(own_server)
+    own_server.start()
+    async with AsyncExitStack() as stack:
+        scene = await stack.enter_async_context(Scene(own_server.dsn, tmp_path))
+        here = Installation(scene, tmp_path, stack.enter_context(Link(own_server.dsn)))
+        server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
+        await becomes(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
+        holder = await asyncpg.connect(own_server.dsn)
+        stack.callback(holder.terminate)
+        await here.lock_a_schedule(holder)
+        await here.start_all()
+        await becomes(server, lambda _: "RotaReleasesMixed" in server.seen, within=20, what="RotaReleasesMixed")
+        await here.break_everything(holder)
+        await becomes(server, lambda _: server.seen >= ALL, within=60, what="every alert")
+        await here.mend_everything(holder)
+        await becomes(server, lambda now: not now, within=60, what="peace")
