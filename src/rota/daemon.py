@@ -434,7 +434,7 @@ class Daemon:
 
     def _introduce(self, route: Route) -> None:
         for advice in self._config.warnings:
-            self.telemetry.node_advised(advice)
+            self.telemetry.node_advised(str(advice))
         if route.pooled:
             self.telemetry.node_advised(
                 "the database URL leads through a connection pooler: notifications can't pass it, so jobs are found by "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from contextlib import AsyncExitStack
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from links import Link
 from processes import SOURCE, TESTS
 from prometheus import SHIPPED, find_prometheus, free_port, prometheus
 from scenes import Scene
-from skew import LIBFAKETIME
+from skew import LIBFAKETIME, skewed_by, skewed_server
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -33,33 +32,6 @@ if TYPE_CHECKING:
     from servers import DurableServer
 
 ALL = set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
-
-HELD = """
-begin;
-create table forgotten ();
-prepare transaction 'forgotten';
-"""
-
-
-def prepare_in_the_past(server: DurableServer) -> None:
-    """Leave a prepared transaction behind that is forty minutes old when the server starts again. It is down meanwhile."""
-    data = server.postgres.data
-    owner = data.stat()
-    root = os.geteuid() == 0
-    done = subprocess.run(
-        [server.postgres.bin / "postgres", "--single", "-j", "-D", data, "-c", "max_prepared_transactions=2", "rota"],
-        input=HELD.replace(";\n", ";\n\n").encode(),
-        capture_output=True,
-        check=False,
-        timeout=60,
-        cwd="/",
-        env={"LC_ALL": "C", "LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-40m"},
-        user=owner.st_uid if root else None,
-        group=owner.st_gid if root else None,
-        extra_groups=[] if root else None,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"ERROR" not in done.stderr, done.stderr.decode()
 
 
 def other_zones(folder: Path) -> str:
@@ -102,9 +74,7 @@ class Installation:
             "cut off",
             dsn=self.link.dsn,
             ROTA_QUEUES="far:5",
-            LD_PRELOAD=str(LIBFAKETIME),
-            FAKETIME_TIMESTAMP_FILE=str(self.clock),
-            FAKETIME_NO_CACHE="1",
+            **skewed_by(self.clock),
         )
 
     async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -140,16 +110,16 @@ class Installation:
             "update rota.dead_letters set finished_at = finished_at - interval '8 days' where job_id = $1", self.buried
         )
 
-    async def mend_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+    async def mend_everything(self, *holders: asyncpg.Connection[asyncpg.Record]) -> None:
         """Do what each alert asks for."""
         scene = self.scene
-        await holder.execute("rollback")
+        for holder in holders:
+            await holder.execute("rollback")
         self.link.heal()
         self.start("doomed", ROTA_QUEUES="doomed:5")
         await scene.execute("select rota.discard($1, 'seen')", self.buried)
         await scene.execute("select rota.resume_handler('flaky')")
         await scene.execute("delete from rota.schedules")
-        await scene.execute("rollback prepared 'forgotten'")
         await scene.execute("select rota.cancel(job_id) from rota.jobs")
 
 
@@ -170,21 +140,23 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
     durable_server: Callable[..., DurableServer], tmp_path: Path
 ) -> None:
     """A rule that has only ever met made-up series may watch what no daemon shows: then it is silent when it is needed."""
-    own_server = durable_server(max_prepared_transactions="2")
-    own_server.stop()
-    prepare_in_the_past(own_server)
-    own_server.start()
     async with AsyncExitStack() as stack:
-        scene = await stack.enter_async_context(Scene(own_server.dsn, tmp_path))
-        here = Installation(scene, tmp_path, stack.enter_context(Link(own_server.dsn)))
+        dsn, clock = stack.enter_context(skewed_server(durable_server()))
+        scene = await stack.enter_async_context(Scene(dsn, tmp_path))
+        # Forty minutes ago somebody began a report, and left it open.
+        reader = await asyncpg.connect(dsn)
+        stack.callback(reader.terminate)
+        await reader.execute("begin isolation level repeatable read; select")
+        clock.write_text("+0\n")
+        here = Installation(scene, tmp_path, stack.enter_context(Link(dsn)))
         server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
         await becomes(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
-        holder = await asyncpg.connect(own_server.dsn)
+        holder = await asyncpg.connect(dsn)
         stack.callback(holder.terminate)
         await here.lock_a_schedule(holder)
         await here.start_all()
         await becomes(server, lambda _: "RotaReleasesMixed" in server.seen, within=20, what="RotaReleasesMixed")
         await here.break_everything(holder)
         await becomes(server, lambda _: server.seen >= ALL, within=60, what="every alert")
-        await here.mend_everything(holder)
+        await here.mend_everything(holder, reader)
         await becomes(server, lambda now: not now, within=60, what="peace")
