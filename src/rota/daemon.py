@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
+WAITING = frozenset({"settle", "listener", "track record"})
+"""Services that wait for something to do, so that their age says nothing."""
+
 
 class Stops:
     """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
@@ -256,6 +259,7 @@ class Daemon:
             wake,
             listener,
             telemetry,
+            pulse=self._pulse,
             node=self.node,
             handlers=self._app.handlers,
             queues=self._slots,
@@ -468,7 +472,7 @@ class Daemon:
             health.ServiceHealth(
                 name=name,
                 age=timedelta(seconds=now - succeeded),
-                allowed=timedelta.max if name in {"settle", "listener", "track record"} else STALLED,
+                allowed=timedelta.max if name in WAITING else STALLED + self._config.poll_interval,
                 failures=self._pulse.failures[name],
                 database_away=self._pulse.failures[name] > 0,
             )

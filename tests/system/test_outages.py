@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,12 @@ async def test_b81_a_socket_that_is_gone_ends_no_daemon(fragile_scene: Scene, ow
     own_server.stop()
     daemon.wait_for("service.failed", service="dispatcher")
     await passing(2)
-    assert daemon.get("healthz")[0] == 200
+    status, body = daemon.get("healthz")
+    assert status == 200
+    told = json.loads(body)["services"]["dispatcher"]
+    assert told["failures"] > 0
+    assert told["age_s"] > 2
+    assert told["database_away"]
     own_server.start()
     job = await fragile_scene.enqueue("work")
 
