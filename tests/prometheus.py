@@ -11,7 +11,8 @@ import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from waiting import until
 
@@ -41,6 +42,17 @@ def hastened(rules: str) -> str:
     return quick
 
 
+def panels() -> dict[str, list[str]]:
+    """The queries of the dashboard's panels, by the panel's title."""
+    shown = json.loads((SHIPPED.parent / "grafana" / "dashboard.json").read_text())["panels"]
+    return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in shown if panel["type"] != "row"}
+
+
+def filled_in(query: str) -> str:
+    """The query of a panel as Grafana sends it."""
+    return query.replace("$__rate_interval", "1m").replace("$job", ".*")
+
+
 def free_port() -> int:
     """A port on which nobody listens just now."""
     with socket.socket() as probe:
@@ -50,18 +62,31 @@ def free_port() -> int:
 
 @dataclass(slots=True)
 class Prometheus:
-    """A running one, and which alerts it has been seen firing."""
+    """A running one, and which alerts it has been seen firing, each with its labels."""
 
     url: str
-    seen: set[str] = field(default_factory=set)
+    seen: list[dict[str, str]] = field(default_factory=list)
+
+    def has_fired(self, name: str, /, **labels: str) -> bool:
+        """Whether that alert has been seen, about what these labels say."""
+        wanted = {"alertname": name, **labels}
+        return any(wanted.items() <= alert.items() for alert in self.seen)
+
+    def ask(self, query: str) -> list[Any]:
+        """What a query yields now."""
+        found: list[Any] = self._get(f"query?{urlencode({'query': query})}")["result"]
+        return found
 
     def firing(self) -> set[str]:
         """The alerts that fire now, by name."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=5) as answer:
-            alerts = json.load(answer)["data"]["alerts"]
-        now = {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
-        self.seen |= now
-        return now
+        alerts = self._get("alerts")["alerts"]
+        now = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+        self.seen += [labels for labels in now if labels not in self.seen]
+        return {labels["alertname"] for labels in now}
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=5) as answer:
+            return json.load(answer)["data"]
 
 
 @contextmanager
