@@ -27,6 +27,7 @@ import asyncpg
 from chaos import noise, passing, say
 from processes import UP_WITHIN, DaemonProcess, Daemons
 from servers import durable_server, make_durable_template, memory
+from skew import LIBFAKETIME
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-FAKETIME = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))
 
 SKEW_S = 300
 """Seconds by which a daemon's clock is off at most, either way."""
@@ -142,7 +142,7 @@ class Fleet:
     def launch(self) -> DaemonProcess:
         """Start a daemon whose clock is off."""
         skew = self.dice.randint(-SKEW_S, SKEW_S)
-        return self.daemons.launch(LD_PRELOAD=str(FAKETIME[0]) if FAKETIME else "", FAKETIME=f"{skew:+d}s")
+        return self.daemons.launch(LD_PRELOAD=str(LIBFAKETIME or ""), FAKETIME=f"{skew:+d}s")
 
     async def kill(self, number: int) -> None:
         """End one with SIGKILL, and start another in its place."""
@@ -198,7 +198,7 @@ async def run(fleet: Fleet, dsn: str, *, daemons: int, schedules: int, seconds: 
             await asyncio.to_thread(daemon.wait_for, "node.started", within=UP_WITHIN * 2)
         begins: datetime = (await conn.fetch(SCHEDULES, schedules))[0]["start_at"]
         say(
-            f"{schedules * 16} schedules from {begins:%H:%M:%S} on, {daemons} daemons, clocks {'' if FAKETIME else 'not '}skewed"
+            f"{schedules * 16} schedules from {begins:%H:%M:%S} on, {daemons} daemons, clocks {'' if LIBFAKETIME else 'not '}skewed"
         )
         await fleet.suffer(time.monotonic() + seconds)
         # An end that lies ahead is an edit after which nothing that was due may be missing either.

@@ -237,6 +237,12 @@ async def _transaction(job: rota.Job[Any]) -> None:
         await conn.execute("insert into effects values ($1, $2, -1)", job.job_id, job.fence_token)
 
 
+@app.handler("stalls")
+async def stalls(job: rota.Job[Any]) -> None:
+    """Block the main loop for `seconds`, as a handler that was meant to be a plain def."""
+    threading.Event().wait(float(options(job)["seconds"]))
+
+
 @app.handler("tells")
 async def tells(job: rota.Job[Any]) -> None:
     """Repeat the payload in what it raises, as exceptions do."""

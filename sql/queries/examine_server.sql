@@ -1,5 +1,6 @@
 -- Look at the server for what makes a queue on it slow or unsafe.
---   -> version text?, read_only bool?, pid int4?, clock timestamptz?, autovacuum bool?, snapshot_age interval?, snapshot_owner text?, prepared_age interval?, user_name text?
+--   -> version text?, read_only bool?, pid int4?, clock timestamptz?, autovacuum bool?, snapshot_age interval?, snapshot_owner text?, prepared_age interval?, user_name text?, may_run bool?, daemon_role text?
+--   may_run      whether this login could run a daemon, and daemon_role: which role would let it, if there is just one
 -- A session of somebody else shows its snapshot only to members of pg_read_all_stats (or pg_monitor); to others, none is seen.
 select
     current_setting('server_version') as version,
@@ -9,13 +10,24 @@ select
     current_setting('autovacuum')::bool
         and not exists (
             select from pg_catalog.pg_class as relation
+            cross join lateral pg_options_to_table(relation.reloptions) as option
             where relation.oid = to_regclass('rota.jobs')
-              and relation.reloptions && array['autovacuum_enabled=false', 'autovacuum_enabled=off', 'autovacuum_enabled=0']
+              and option.option_name = 'autovacuum_enabled'
+              and not option.option_value::bool
         ) as autovacuum,
     oldest.age as snapshot_age,
     oldest.owner as snapshot_owner,
     (select max(clock_timestamp() - prepared) from pg_catalog.pg_prepared_xacts) as prepared_age,
-    session_user::text as user_name
+    session_user::text as user_name,
+    has_sequence_privilege('rota.fence_tokens', 'UPDATE') and has_table_privilege('rota.nodes', 'INSERT') as may_run,
+    (
+        select case when count(*) = 1 then min(granted.grantee::regrole::text) end
+        from pg_catalog.pg_class as tokens
+        cross join lateral aclexplode(tokens.relacl) as granted
+        where tokens.oid = to_regclass('rota.fence_tokens')
+          and granted.privilege_type = 'UPDATE'
+          and granted.grantee not in (0, tokens.relowner)
+    ) as daemon_role
 from (select) as always
 left join lateral (
     select

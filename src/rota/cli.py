@@ -26,6 +26,7 @@ from rota.commands import (
     why,
 )
 from rota.commands.options import AsJson
+from rota.commands.show import printable
 from rota.errors import RotaError
 
 app = typer.Typer(
@@ -96,7 +97,7 @@ def main() -> None:
     try:
         app()
     except RotaError as error:
-        typer.echo(f"rota: {error}", err=True)
+        typer.echo(f"rota: {printable(error)}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(1)

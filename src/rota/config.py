@@ -137,6 +137,16 @@ def _slots_by_queue(value: object) -> Mapping[str, int]:
     return MappingProxyType(queues)
 
 
+class Advice(NamedTuple):
+    """Something in the configuration that is no error and yet nobody's intention."""
+
+    finding: str
+    do: str
+
+    def __str__(self) -> str:
+        return f"{self.finding}: {self.do}"
+
+
 class Section(BaseModel):
     """A frozen table of settings that refuses what it doesn't know."""
 
@@ -307,11 +317,11 @@ class Config(Section):
     handlers: Handlers = Handlers()
 
     _sources: Mapping[str, str] = PrivateAttr(default_factory=dict)
-    _warnings: tuple[str, ...] = PrivateAttr(default=())
+    _warnings: tuple[Advice, ...] = PrivateAttr(default=())
     _libpq: str | None = PrivateAttr(default=None)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Advice, ...]:
         """What start-up should say aloud, though it is no error."""
         return self._warnings
 
@@ -379,7 +389,7 @@ def load(
     unsaid. Values may be text, as in the environment, or already of their type.
     """
     problems: list[str] = []
-    warnings: list[str] = []
+    warnings: list[Advice] = []
     said = {path: value for path, value in (overrides or {}).items() if value is not None}
     given = (
         _from_file(config_file, environ, problems)
@@ -434,13 +444,17 @@ def _from_file(config_file: Path | None, environ: Mapping[str, str], problems: l
     return _known(settings, str(path), problems)
 
 
-def _from_environment(environ: Mapping[str, str], problems: list[str], warnings: list[str]) -> dict[str, _Given]:
+def _from_environment(environ: Mapping[str, str], problems: list[str], warnings: list[Advice]) -> dict[str, _Given]:
     given: dict[str, _Given] = {}
     for path in _SETTINGS:
         present = [name for name in _variables(path) if environ.get(name, "").strip()]
         if present:
             given[path] = _Given(environ[present[0]].strip(), present[0])
-        warnings += [f"{name} is ignored: {present[0]} is set" for name in present[1:] if name.startswith("ROTA_")]
+        warnings += [
+            Advice(f"{name} is ignored, for {present[0]} is set", "unset one of the two")
+            for name in present[1:]
+            if name.startswith("ROTA_")
+        ]
     for path in sorted(_SECRETS - given.keys()):
         for name in [name for name in _file_variables(path) if environ.get(name, "").strip()][:1]:
             try:
@@ -456,7 +470,8 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
         if close := get_close_matches(name.removeprefix("ROTA_"), short, n=1, cutoff=0.85):
             problems.append(f"{name} (from the environment): no such setting; did you mean {short[close[0]]}?")
         else:
-            warnings.append(f"{name} is ignored: rota has no such setting")
+            remedy = "unset it, or choose one that `rota config` shows"
+            warnings.append(Advice(f"{name} is ignored, for rota has no such setting", remedy))
     return given
 
 
@@ -480,7 +495,7 @@ def _meant(path: str) -> str:
     return f"no such setting; there are {', '.join(beside)}"
 
 
-def _stop_timeout_warnings(config: Config, environ: Mapping[str, str], problems: list[str]) -> list[str]:
+def _stop_timeout_warnings(config: Config, environ: Mapping[str, str], problems: list[str]) -> list[Advice]:
     told = environ.get("ROTA_STOP_TIMEOUT", "").strip()
     if told in {"", "infinity"}:
         return []
@@ -490,13 +505,16 @@ def _stop_timeout_warnings(config: Config, environ: Mapping[str, str], problems:
         problems.append(f"ROTA_STOP_TIMEOUT = {told!r} (from the environment): {error}")
         return []
     needed = config.drain.timeout + config.drain.grace
-    warning = (
-        f"drain.timeout ({format_duration(config.drain.timeout)}) and drain.grace "
-        f"({format_duration(config.drain.grace)}) outlast ROTA_STOP_TIMEOUT ({told}), after which this daemon is "
-        f"killed, and jobs cut then wait for their leases to end: "
-        f"raise the stop timeout (TimeoutStopSec) to {format_duration(needed)} or more, or drain for less"
-    )
-    return [warning] if needed > stop else []
+    if needed <= stop:
+        return []
+    return [
+        Advice(
+            f"drain.timeout ({format_duration(config.drain.timeout)}) and drain.grace "
+            f"({format_duration(config.drain.grace)}) outlast ROTA_STOP_TIMEOUT ({told}), after which this daemon is "
+            f"killed, and jobs cut then wait for their leases to end",
+            f"raise the stop timeout (TimeoutStopSec) to {format_duration(needed)} or more, or drain for less",
+        )
+    ]
 
 
 def _libpq_dsn(environ: Mapping[str, str]) -> str | None:

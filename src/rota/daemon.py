@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
+WAITING = frozenset({"settle", "listener", "track record"})
+"""Services that wait for something to do, so that their age says nothing."""
+
 
 class Stops:
     """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
@@ -256,6 +259,7 @@ class Daemon:
             wake,
             listener,
             telemetry,
+            pulse=self._pulse,
             node=self.node,
             handlers=self._app.handlers,
             queues=self._slots,
@@ -434,7 +438,7 @@ class Daemon:
 
     def _introduce(self, route: Route) -> None:
         for advice in self._config.warnings:
-            self.telemetry.node_advised(advice)
+            self.telemetry.node_advised(str(advice))
         if route.pooled:
             self.telemetry.node_advised(
                 "the database URL leads through a connection pooler: notifications can't pass it, so jobs are found by "
@@ -468,7 +472,7 @@ class Daemon:
             health.ServiceHealth(
                 name=name,
                 age=timedelta(seconds=now - succeeded),
-                allowed=timedelta.max if name in {"settle", "listener", "track record"} else STALLED,
+                allowed=timedelta.max if name in WAITING else STALLED + self._config.poll_interval,
                 failures=self._pulse.failures[name],
                 database_away=self._pulse.failures[name] > 0,
             )

@@ -48,6 +48,20 @@ class Pulse:
         self.succeeded: dict[str, float] = {}
         self.failures: dict[str, int] = {}
 
+    def ran(self, service: str) -> None:
+        """Note a success, or that it begins, or has nothing to do for good reasons."""
+        self.failures[service] = 0
+        self.succeeded[service] = boottime()
+
+    def failed(self, service: str) -> int:
+        """Note a failure; return how many that makes in a row."""
+        self.failures[service] += 1
+        return self.failures[service]
+
+    def ended(self, service: str) -> None:
+        """Forget it: it has stopped on purpose."""
+        self.succeeded.pop(service, None)
+
 
 def backoff_pause(failures: int) -> float:
     """Return seconds until the next try after so many failures in a row, jittered so that daemons don't come back in step."""
@@ -75,20 +89,18 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> N
 
     A service that is `expendable` survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
     """
-    pulse.succeeded[service.name] = boottime()
-    pulse.failures[service.name] = 0
+    pulse.ran(service.name)
     while True:
         try:
             await service.run_once()
         except Exception as error:
             if not isinstance(error, TRANSIENT) and not getattr(service, "expendable", False):
                 raise
-            pulse.failures[service.name] += 1
-            pause = min(backoff_pause(pulse.failures[service.name]), getattr(service, "longest_pause", LONGEST_PAUSE))
-            telemetry.service_failed(service.name, error, failures=pulse.failures[service.name], again_in=pause)
+            failures = pulse.failed(service.name)
+            pause = min(backoff_pause(failures), getattr(service, "longest_pause", LONGEST_PAUSE))
+            telemetry.service_failed(service.name, error, failures=failures, again_in=pause)
         else:
-            pulse.failures[service.name] = 0
-            pulse.succeeded[service.name] = boottime()
+            pulse.ran(service.name)
             telemetry.service_ran(service.name)
             pause = 0.0
             if service.interval is not None:

@@ -113,7 +113,9 @@ class Telemetry:
         for histogram in (self._start_delay, self._run_seconds, self._lateness):
             r.register(histogram)
         self._slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
-        self._loop_lag = Gauge("rota_loop_lag_seconds", "How late the main loop last turned.", registry=r)
+        self._loop_lag = Gauge(
+            "rota_loop_lag_seconds", "How late the main loop turned, at worst in half a minute.", registry=r
+        )
         self._listener_up = Gauge("rota_listener_up", "1 while notifications can arrive.", registry=r)
         self._service_age = Gauge(
             "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
@@ -187,9 +189,9 @@ class Telemetry:
         """Say goodbye."""
         self._event(logging.INFO, "node.stopped")
 
-    def loop_lagged(self, lag: float) -> None:
-        """Tell how late the main loop turned; a second and more is a handler that blocks it."""
-        self._loop_lag.set(lag)
+    def loop_lagged(self, lag: float, *, worst: float) -> None:
+        """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it."""
+        self._loop_lag.set(worst)
         if lag >= 1:
             self._event(
                 logging.WARNING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import rota
@@ -62,6 +63,26 @@ async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishe
         assert gate.began == [job_id]
         assert gate.stopped == []
     assert not await conn.fetchval("select count(*) from rota.nodes")
+
+
+async def test_a_dispatcher_without_a_free_slot_is_well_and_one_that_has_stopped_claiming_is_not_asked(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Liveness that took either for a standstill would kill the jobs that run."""
+    gate = Gate()
+    async with node(database.dsn, gate.app, queues="default:1") as one:
+        running = await insert(conn, "wait")
+        await running_row(conn, running)
+        await passes(conn, 1.5, job_id=running)
+        health = {service.name: service for service in one.daemon.services()}
+        assert health["dispatcher"].well
+        assert health["dispatcher"].age < timedelta(seconds=1)
+        assert one.metric("rota_service_age_seconds", service="dispatcher") < 1
+        one.stop()
+        await one.told("node.stopping", how="drain")
+        assert "dispatcher" not in {service.name for service in one.daemon.services()}
+        gate.open.set()
+        await one.ended()
 
 
 async def _lease(conn: Connection[Record], job_id: int) -> Any:

@@ -133,6 +133,8 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
         assert not one.seen("lease.lost")
         assert not one.seen("lease.reaped")
         assert await history(conn, job_id) == []
+        await one.turns("trust", times=8)
+        assert one.metric("rota_loop_lag_seconds") > 8, "a scrape that comes seconds later sees it, too"
 
 
 async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database, conn: Connection[Record]) -> None:

@@ -67,6 +67,15 @@ def test_latency_is_counted_from_the_insert(server: Server) -> None:
     assert databases_of_benches(server) == []
 
 
+def test_names_that_anybody_may_insert_make_no_series(server: Server) -> None:
+    """Ten thousand handlers and queues that nobody has: a scrape that grew with them would take the monitoring down."""
+    found = bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
+    assert found["scrape_series"] < 500
+    assert found["scrape_p50_ms"] < 100
+    assert found["scrape_bytes"] > 1000
+    assert found["sample_ms"] > 0
+
+
 def test_floor_needs_no_daemon(server: Server) -> None:
     """It is what a daemon is compared with, so it must not have one in it."""
     found = bench("floor", "--dsn", server.dsn, "--jobs", "2000")

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from prometheus import filled_in, panels
 from rota import config, daemon
 from rota.config import load, parse_duration
 from rota.telemetry import Telemetry, make_logger
@@ -141,10 +142,8 @@ def test_alerts_watch_metrics_that_exist() -> None:
     expressions = "\n".join(re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", rules, re.MULTILINE))
     assert len(named_in(expressions)) > 10
     assert named_in(rules) - metrics().keys() == set()
-    source = Path(daemon.__file__).read_text()
-    waiting = set(re.findall(r'"([^"]+)"', re.findall(r"timedelta.max if name in \{(.*?)\}", source)[0]))
     (left_out,) = re.findall(r'service!~"([^"]+)"', rules)
-    assert set(left_out.split("|")) == waiting, "services that wait for something to do have no age to speak of"
+    assert set(left_out.split("|")) == daemon.WAITING
 
 
 def test_prometheus_takes_the_configuration_and_the_rules() -> None:
@@ -172,15 +171,9 @@ async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
 # ---------------------------------------------------------------------------------------------------------------- grafana
 
 
-def queries() -> dict[str, list[str]]:
-    """The queries of the dashboard's panels, by the panel's title."""
-    panels = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())["panels"]
-    return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in panels if panel["type"] != "row"}
-
-
 def test_the_dashboard_shows_metrics_that_exist() -> None:
     """An empty panel looks like a quiet system."""
-    shown = named_in("\n".join(chain(*queries().values())))
+    shown = named_in("\n".join(chain(*panels().values())))
     assert len(shown) > 20
     assert shown - metrics().keys() == set()
 
@@ -188,7 +181,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_the_dashboard_groups_by_labels_that_exist() -> None:
     """Grouped by a label that isn't there, all series fall into one, and nobody notices."""
     everywhere = {"job", "instance", "le"}
-    for title, expressions in queries().items():
+    for title, expressions in panels().items():
         for expression in expressions:
             labels = everywhere.union(*(metrics()[name] for name in named_in(expression)))
             used = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
@@ -199,8 +192,8 @@ def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> 
     """Grafana says of a query that doesn't parse that there is no data."""
     promtool = tool("promtool")
     rules = [
-        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m").replace("$job", ".*")}
-        for number, expression in enumerate(chain(*queries().values()))
+        {"record": f"panel:{number}", "expr": filled_in(expression)}
+        for number, expression in enumerate(chain(*panels().values()))
     ]
     file = tmp_path / "queries.yaml"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))

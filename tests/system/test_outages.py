@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from links import Link, heartbeats, island, listeners, why_no_island
+from shell import Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from processes import DaemonProcess
     from scenes import Scene
@@ -115,7 +124,12 @@ async def test_b81_a_socket_that_is_gone_ends_no_daemon(fragile_scene: Scene, ow
     own_server.stop()
     daemon.wait_for("service.failed", service="dispatcher")
     await passing(2)
-    assert daemon.get("healthz")[0] == 200
+    status, body = daemon.get("healthz")
+    assert status == 200
+    told = json.loads(body)["services"]["dispatcher"]
+    assert told["failures"] > 0
+    assert told["age_s"] > 2
+    assert told["database_away"]
     own_server.start()
     job = await fragile_scene.enqueue("work")
 
@@ -256,3 +270,44 @@ async def test_an_interruption_in_the_middle_of_begin_leaves_no_transaction_behi
     assert 0 < succeeded < 1000, "some were cut off, and some were not"
     assert daemon.noise() == []
     assert daemon.alive
+
+
+async def test_whoever_watches_is_told_of_the_outage_and_goes_on_watching(scene: Scene, tmp_path: Path) -> None:
+    """A screen that goes out with the database has to be started anew in the very minute in which nobody has time for it."""
+    screen, terminal = pty.openpty()
+    os.set_blocking(screen, False)
+    shown = ""
+
+    def shows(words: str) -> bool:
+        nonlocal shown
+        with suppress(BlockingIOError):
+            shown += os.read(screen, 1 << 16).decode(errors="replace")
+        return words in shown
+
+    with Link(scene.dsn) as link:
+        environ = Shell(
+            tmp_path, {"DATABASE_URL": link.dsn, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        ).environment()
+        watching = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rota", "status", "--watch"),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environ,
+        )
+        try:
+            await eventually(lambda: shows("no daemon is alive"), within=20)
+            link.refuse()
+            await eventually(lambda: shows("no database answers"), within=20)
+            link.heal()
+            shown = ""
+            scene.daemons.start()
+            await eventually(lambda: shows("handlers"), within=20)
+            watching.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(watching.wait(), 10) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                watching.kill()
+            await watching.wait()
+            os.close(screen)
+            os.close(terminal)

@@ -142,27 +142,28 @@ def look(**changed: Any) -> ServerLook:
         "snapshot_owner": None,
         "prepared_age": None,
         "user_name": "me",
+        "may_run": True,
+        "daemon_role": "rota_daemon",
     }
     return ServerLook(**(values | changed))
 
 
 @pytest.mark.parametrize(
-    ("server", "pooled", "found"),
+    ("server", "found"),
     [
-        (look(), False, []),
-        (look(), True, ["pooler"]),
-        (look(read_only=True), False, ["read-only"]),
-        (look(clock=NOW + seconds(60)), False, ["clock"]),
-        (look(clock=NOW - seconds(60)), False, ["clock"]),
-        (look(autovacuum=False), False, ["autovacuum"]),
-        (look(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), False, ["snapshot"]),
-        (look(snapshot_age=timedelta(minutes=9)), False, []),
-        (look(prepared_age=timedelta(days=2)), False, ["snapshot"]),
+        (look(), []),
+        (look(read_only=True), ["read-only"]),
+        (look(clock=NOW + seconds(60)), ["clock"]),
+        (look(clock=NOW - seconds(60)), ["clock"]),
+        (look(autovacuum=False), ["autovacuum"]),
+        (look(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), ["snapshot"]),
+        (look(snapshot_age=timedelta(minutes=9)), []),
+        (look(prepared_age=timedelta(days=2)), ["snapshot"]),
     ],
 )
-def test_a_server_is_judged_by_what_it_says(server: ServerLook, pooled: bool, found: list[str]) -> None:
+def test_a_server_is_judged_by_what_it_says(server: ServerLook, found: list[str]) -> None:
     """Each thing that makes a queue slow or unsafe is a finding with a cure, and nothing else is."""
-    findings = list(server_findings(server, pooled=pooled, asked=NOW, answered=NOW + seconds(0.1)))
+    findings = list(server_findings(server, asked=NOW, answered=NOW + seconds(0.1)))
     assert [each.check for each in findings] == found
     assert all(each.do for each in findings)
 

@@ -146,7 +146,7 @@ def test_a_setting_named_twice_in_the_environment_is_said() -> None:
     """A variable that changes nothing costs an evening."""
     config = read(ROTA_LEASE="20s", ROTA_LEASE_DURATION="40s")
     assert config.lease.duration == timedelta(seconds=20)
-    assert config.warnings == ("ROTA_LEASE_DURATION is ignored: ROTA_LEASE is set",)
+    assert config.warnings == (("ROTA_LEASE_DURATION is ignored, for ROTA_LEASE is set", "unset one of the two"),)
 
 
 def test_a_list_of_queues_is_taken_whole() -> None:
@@ -257,7 +257,9 @@ def test_a_misspelt_variable_is_an_error() -> None:
 )
 def test_somebody_elses_variable_only_warns(name: str) -> None:
     """Kubernetes sets these for a Service called rota: a daemon that refused them would never start there."""
-    assert read(**{name: "tcp://10.0.0.1:9843"}).warnings == (f"{name} is ignored: rota has no such setting",)
+    assert (
+        read(**{name: "tcp://10.0.0.1:9843"}).warnings[0].finding == f"{name} is ignored, for rota has no such setting"
+    )
 
 
 # The database
@@ -409,9 +411,9 @@ def test_a_drain_longer_than_a_known_stop_timeout_warns(told: str, *, warns: boo
     warnings = read(ROTA_STOP_TIMEOUT=told).warnings
     assert len(warnings) == warns
     if warns:
-        assert "drain.timeout (30s)" in warnings[0]
-        assert f"ROTA_STOP_TIMEOUT ({told})" in warnings[0]
-        assert "35s" in warnings[0]
+        assert "drain.timeout (30s)" in warnings[0].finding
+        assert f"ROTA_STOP_TIMEOUT ({told})" in warnings[0].finding
+        assert "35s" in warnings[0].do
 
 
 # Durations

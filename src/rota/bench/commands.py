@@ -1,4 +1,4 @@
-"""The commands: `rota bench drain | latency | floor | stored | spike`."""
+"""The commands: `rota bench drain | latency | floor | stored | spike | scrape`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rota.bench.figures import Figures, Show
 from rota.bench.floor import measure_floor
 from rota.bench.ground import Ground, own_database, some_server
 from rota.bench.latency import latency as measure_latency
+from rota.bench.scrape import scrape as measure_scrape
 from rota.bench.spike import spike as measure_spike
 from rota.bench.stored import stored as measure_stored
+from rota.db import queries
 
 if sys.platform == "win32":
     from asyncio import run
@@ -121,6 +123,23 @@ def spike(
 
     async def work(ground: Ground, show: Show) -> Figures:
         return await measure_spike(ground, show, schedules=schedules, due=due, count=count, slots=slots)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def scrape(
+    *,
+    jobs: Annotated[int, typer.Option(min=1, max=queries.SAMPLED, help="How many jobs are stored.")] = 100_000,
+    names: Annotated[int, typer.Option(min=1, help="Of how many handlers, in as many queues.")] = 10_000,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Scrape a daemon beside many jobs whose handlers and queues it doesn't know."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_scrape(ground, show, jobs=jobs, names=names)
 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 

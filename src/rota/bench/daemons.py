@@ -45,10 +45,13 @@ class Daemons:
 
 
 @asynccontextmanager
-async def daemons(ground: Ground, *, count: int, slots: int) -> AsyncIterator[Daemons]:
-    """Start that many daemons with so many slots each, wait until they are up, and stop them at the end."""
+async def daemons(ground: Ground, *, count: int, slots: int, port: int = 0) -> AsyncIterator[Daemons]:
+    """Start that many daemons with so many slots each, wait until they are up, and stop them at the end.
+
+    `port`: where the only one serves its pages; 0: anywhere.
+    """
     with tempfile.TemporaryFile() as said:
-        processes = [_start(ground.dsn, slots, said) for _ in range(count)]
+        processes = [_start(ground.dsn, slots, port, said) for _ in range(count)]
         try:
             await _up(ground, processes, said)
             yield Daemons(processes)
@@ -62,13 +65,13 @@ async def daemons(ground: Ground, *, count: int, slots: int) -> AsyncIterator[Da
                 process.wait()
 
 
-def _start(dsn: str, slots: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(dsn: str, slots: int, port: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))}
     environment = ours | {
         "DATABASE_URL": dsn,
         "ROTA_CONFIG": os.devnull,  # nobody's rota.toml, whatever folder this is
         "ROTA_QUEUES": f"{QUEUE}:{slots}",
-        "ROTA_HTTP_PORT": "0",
+        "ROTA_HTTP_PORT": str(port),
         "ROTA_LOG_LEVEL": "warning",
     }
     command = [sys.executable, "-m", "rota", "run", "--app", "rota.bench.jobs:app"]

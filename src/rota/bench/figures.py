@@ -36,6 +36,11 @@ class Figures:
     look_pages_at_few: int | None = None
     idle_core_percent: float | None = None
     idle_statements_per_second: float | None = None
+    scrape_p50_ms: float | None = None
+    scrape_p99_ms: float | None = None
+    scrape_series: int | None = None
+    scrape_bytes: int | None = None
+    sample_ms: float | None = None
     cpu_us_per_job: float | None = None
     start_p50_ms: float | None = None
     start_p99_ms: float | None = None
@@ -76,6 +81,11 @@ MEANING = {
         "{:.2f}",
         "sent by a daemon with nothing to do (without pg_stat_statements: its commits)",
     ),
+    "scrape_p50_ms": ("{:.2f}", "half of the scrapes of /metrics were answered so soon"),
+    "scrape_p99_ms": ("{:.2f}", "… 99 of 100"),
+    "scrape_series": ("{:,}", "time series in each"),
+    "scrape_bytes": ("{:,}", "its size"),
+    "sample_ms": ("{:.1f}", "the query of every ten seconds from which the gauges of all these jobs come: the median"),
     "cpu_us_per_job": (
         "{:.1f}",
         "processor time of the daemons for each job, in microseconds; the server's not included",

@@ -3,18 +3,22 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
 
 from rota.commands.enqueue import unclaimed
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import ask, using
-from rota.commands.show import age, moment, plural, print_json
+from rota.commands.session import ask, explaining, using
+from rota.commands.show import age, moment, plural, print_json, printable
 
 if TYPE_CHECKING:
+    from rota.config import Config
+    from rota.db.migrate import Installation
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, ScheduleLine, ServerLook
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused, ScheduleLine, ServerLook
 
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
@@ -40,23 +44,21 @@ def check(
 ) -> None:
     """Look for what is wrong, or about to be. Exit code 1 if there is something, 3 if the database can't be used."""
     with using(config_file, dsn, embedded=embedded) as config:
-        server, found = ask(config, examine, name="check")
-    findings = [
-        *(Finding(check="configuration", finding=warning, do="see `rota config`") for warning in config.warnings),
-        *found,
-    ]
+        server, found = ask(config, partial(examine, config), name="check")
+    findings = [*(Finding(check="configuration", finding=each.finding, do=each.do) for each in config.warnings), *found]
     if as_json:
         print_json({"server_version": server.version, "findings": findings})
     else:
         for each in findings:
-            typer.echo(f"{each.check}: {each.finding}\n    {each.do}")
+            typer.echo(printable(f"{each.check}: {each.finding}\n    {each.do}"))
         typer.echo(f"PostgreSQL {server.version}, schema in order, {plural(len(findings), 'finding')}", err=True)
     raise typer.Exit(1 if findings else 0)
 
 
-async def examine(db: "Connection") -> "tuple[ServerLook, list[Finding]]":
+async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list[Finding]]":
     """Ask the server what there is to ask, and judge it."""
     from rota.db import reports
+    from rota.db.migrate import installation
 
     asked = datetime.now(UTC)
     server = await reports.examine_server(db)
@@ -65,8 +67,12 @@ async def examine(db: "Connection") -> "tuple[ServerLook, list[Finding]]":
     letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
     nodes = await reports.list_nodes(db)
     known = await reports.list_handler_names(db)
+    pooled = server.pid != db.get_server_pid()
     return server, [
-        *server_findings(server, pooled=server.pid != db.get_server_pid(), asked=asked, answered=answered),
+        *login_findings(server, config),
+        *server_findings(server, asked=asked, answered=answered),
+        *(await listen_findings(config, await installation(db), pooled=pooled)),
+        *pause_findings(await reports.list_paused(db)),
         *lane_findings(lanes, nodes, known),
         *letter_findings(letters),
         *node_findings(nodes),
@@ -74,19 +80,90 @@ async def examine(db: "Connection") -> "tuple[ServerLook, list[Finding]]":
     ]
 
 
-def server_findings(server: "ServerLook", *, pooled: bool, asked: datetime, answered: datetime) -> Iterator[Finding]:
-    """Judge the server and the way to it."""
+def login_findings(server: "ServerLook", config: "Config") -> Iterator[Finding]:
+    """Judge the login, where it is a daemon's: where no app is named, this is a person's shell."""
+    if config.app is not None and not server.may_run:
+        yield Finding(
+            check="role",
+            finding=f"the login {server.user_name} may not run a daemon, which ROTA_APP says that this is for",
+            do=f"grant {server.daemon_role or 'rota_daemon'} to {server.user_name}, or give the URL of a login that has it",
+        )
+
+
+async def listen_findings(config: "Config", here: "Installation", *, pooled: bool) -> list[Finding]:
+    """Judge the way on which notifications come: one on which none can come fails in silence."""
+    from rota.db.migrate import installation
+    from rota.db.pool import Route, connect, probe
+    from rota.errors import RotaError
+
+    if config.database.direct_url is None:
+        if not pooled:
+            return []
+        return [
+            Finding(
+                check="pooler",
+                finding="the URL leads through a connection pooler, which notifications can't pass",
+                do="set ROTA_DIRECT_URL to a URL straight to the server; without it, jobs are found by polling",
+            )
+        ]
+    dsn = config.require_direct_database()
+    try:
+        with explaining(dsn):
+            if (await probe(dsn)).pooled:
+                return [
+                    Finding(
+                        check="pooler",
+                        finding="ROTA_DIRECT_URL leads through a connection pooler, which notifications can't pass",
+                        do="let it lead straight to the server, to its own host and port; until then, jobs are found by polling",
+                    )
+                ]
+            direct = await connect(
+                dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name="rota check direct"
+            )
+            try:
+                there = await installation(direct)
+            finally:
+                await direct.close()
+    except RotaError as error:
+        return [
+            Finding(
+                check="direct URL",
+                finding=f"ROTA_DIRECT_URL can't be used: {error}",
+                do="correct it, or unset it where the other URL leads straight to the server; until then, polling finds the jobs",
+            )
+        ]
+    if there.installation_id == here.installation_id:
+        return []
+    return [
+        Finding(
+            check="direct URL",
+            finding="ROTA_DIRECT_URL leads to another database than the URL: what is inserted there notifies nobody here",
+            do="let both lead to the same database; until then, jobs are found by polling",
+        )
+    ]
+
+
+def pause_findings(paused: "Sequence[Paused]") -> Iterator[Finding]:
+    """Tell what was told to wait: not wrong, and yet what one forgets."""
+    for each in paused:
+        everything = each.kind == "queue" and each.name == "*"
+        since = f" since {moment(each.paused_at)}" if each.paused_at else ""
+        by = f" by {each.paused_by}" if each.paused_by else ""
+        yield Finding(
+            check="paused",
+            finding=f"{'every queue' if everything else f'the {each.kind} {each.name}'} is paused{since}{by}"
+            f": {each.reason or 'no reason given'}",
+            do=f"rota {each.kind} resume {'--all' if everything else quote(each.name)}, once the reason is gone",
+        )
+
+
+def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime) -> Iterator[Finding]:
+    """Judge the server."""
     if server.read_only:
         yield Finding(
             check="read-only",
             finding="this server takes no writes (a standby, or default_transaction_read_only is on)",
             do="give the URL of the primary, or list all hosts with ?target_session_attrs=read-write",
-        )
-    if pooled:
-        yield Finding(
-            check="pooler",
-            finding="the URL leads through a connection pooler, which notifications can't pass",
-            do="set ROTA_DIRECT_URL to a URL straight to the server; without it, jobs are found by polling",
         )
     apart = max(server.clock - answered, asked - server.clock)
     if apart > CLOCKS_APART:
@@ -136,7 +213,7 @@ def letter_findings(letters: "Sequence[LetterGroup]") -> Iterator[Finding]:
     """Judge what waits for a person."""
     for group in letters:
         what = f"{plural(group.letters, 'dead letter')} of {group.handler}: {group.reason}"
-        chosen = f"--handler {group.handler} --reason {group.reason}"
+        chosen = f"--handler {quote(group.handler)} --reason {group.reason}"
         yield Finding(
             check="dead letters",
             finding=f"{what}, {group.error_kind}" if group.error_kind else what,
@@ -194,7 +271,7 @@ def _invalid(each: "ScheduleLine") -> Finding:
     return Finding(
         check="invalid schedules",
         finding=f"{each.name} stands still: {each.invalid_reason}",
-        do=f"rota schedule set {each.name} --cron … or --timezone …",
+        do=f"rota schedule set {quote(each.name)} --cron … or --timezone …",
     )
 
 
@@ -212,5 +289,5 @@ def _silent(each: "ScheduleLine") -> Finding:
     return Finding(
         check="no success",
         finding=f"{each.name} has not succeeded within {age(each.expect_success_within)}: {last}",
-        do=f"rota why {each.name}, or rota schedule show {each.name}",
+        do=f"rota why {quote(each.name)}, or rota schedule show {quote(each.name)}",
     )

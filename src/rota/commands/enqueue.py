@@ -9,7 +9,7 @@ import typer
 
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, duration, instant
 from rota.commands.session import ask, using
-from rota.commands.show import print_json
+from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -63,7 +63,7 @@ def enqueue(
     if not created:
         typer.echo("nothing was inserted: this live job has the key", err=True)
     if warning:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"warning: {printable(warning)}", err=True)
 
 
 def checked_json(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from rota.commands.session import ask
-from rota.commands.show import print_json
+from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
     from rota.config import Config
@@ -47,7 +47,7 @@ def resume(config: "Config", kind: Kind, names: Sequence[str], reason: str | Non
     if "*" in still:
         typer.echo("note: all queues are still paused: rota queue resume --all", err=True)
     elif "*" in names and still:
-        typer.echo(f"note: still paused by name: {', '.join(still)}", err=True)
+        typer.echo(f"note: still paused by name: {printable(', '.join(still))}", err=True)
 
 
 async def _each(

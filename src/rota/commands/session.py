@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from rota.commands.show import printable
+
 if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.pool import Connection
@@ -61,7 +63,7 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
     async def asked() -> T:
         # As if through a pooler, which takes no settings and keeps no statements: for one command that is as good.
         conn = await connect(dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name=f"rota {name}")
-        conn.add_log_listener(lambda _, said: typer.echo(f"note: {said.message}", err=True))
+        conn.add_log_listener(lambda _, said: typer.echo(f"note: {printable(said.message)}", err=True))
         try:
             await installation(conn)
             return await work(conn)
@@ -118,9 +120,9 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
             )
         case asyncpg.InsufficientPrivilegeError() if hint is None:
             return DatabaseUnusable(
-                f"{where} doesn't let this user do that: {said}. Clients may write the public columns of rota.jobs and call "
-                "what is granted to rota_client; for cancelling, redriving and the like of others' jobs connect as a member of "
-                "rota_operator"
+                f"{where} doesn't let this user do that: {said}. Members of rota_client may write the public columns of "
+                "rota.jobs; to look at everything, and to cancel, redrive and the like, it takes rota_operator, and for a daemon "
+                "rota_daemon: grant the role to this user, or connect as one that has it"
             )
         case asyncpg.CheckViolationError():
             return RotaError(f"refused: {error.constraint_name or said}")

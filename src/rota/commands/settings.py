@@ -16,7 +16,7 @@ def config(app: App = None, config_file: ConfigFile = None, dsn: Dsn = None, as_
     """Print every setting with its source, passwords masked."""
     found = configure(config_file, dsn, {"app": app})
     if as_json:
-        print_json({"values": found.masked(), "sources": _sources(found), "warnings": found.warnings})
+        print_json({"values": found.masked(), "sources": _sources(found), "warnings": [*map(str, found.warnings)]})
         return
     typer.echo(found.rendered(), nl=False)
     for warning in found.warnings:

@@ -31,7 +31,12 @@ COLOURS = {
 
 def print_json(value: object) -> None:
     """Print one JSON value: instants in ISO 8601, durations in seconds."""
-    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=False)))
+
+
+def _escaped(text: str) -> str:
+    """The same JSON, without what a terminal would obey; what can't be printed can only stand inside of strings."""
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, plural, print_json, table
+from rota.commands.show import age, console, moment, plural, print_json, printable, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -158,6 +158,7 @@ def render(found: Status) -> "RenderableType":
         for node in found.nodes
     ]
     parts: list[Any] = [
+        *_to_look_at(found),
         table(
             "queues",
             "queue…",
@@ -180,18 +181,30 @@ def render(found: Status) -> "RenderableType":
     ]
     if found.schedules:
         parts += ["", *_schedules(found)]
-    if found.paused:
-        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
-        parts.append("")
-        parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
+    return Group(*parts)
+
+
+def _to_look_at(found: Status) -> "list[RenderableType]":
+    """What stands at the top, for a screen may be short: warnings, and what is paused."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
     expired = sum(line.expired_leases for line in found.queues)
     if expired:
         parts.append(
             Text(f"{plural(expired, 'expired lease')}: reaped within seconds where a daemon is alive", style="yellow")
         )
+    bad = [state for state in ("invalid", "overdue") if found.schedules.get(state)]
+    if found.schedules.get("silent"):
+        bad.append("silent (no success in time)")
+    if bad:
+        parts.append(Text(f"schedules {', '.join(bad)}: rota schedule list --state …, or rota check", style="yellow"))
     if not found.counted_all:
         parts.append(Text("there are more jobs than were counted: all numbers are lower bounds", style="yellow"))
-    return Group(*parts)
+    if found.paused:
+        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
+        parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
+    return [*parts, ""] if parts else []
 
 
 def _schedules(found: Status) -> "list[RenderableType]":
@@ -213,13 +226,6 @@ def _schedules(found: Status) -> "list[RenderableType]":
         parts.append(table(f"schedules ({counts}), next", "schedule…", "handler…", "fires", "#", "jitter", rows=rows))
     else:
         parts.append(Text(f"schedules: {counts}; none of them has a next instant by now"))
-    bad = [state for state in ("invalid", "overdue") if found.schedules.get(state)]
-    if found.schedules.get("silent"):
-        bad.append("silent (no success in time)")
-    if bad:
-        parts.append(
-            Text(f"look at what is {', '.join(bad)}: rota schedule list --state …, or rota check", style="yellow")
-        )
     return parts
 
 
@@ -228,20 +234,33 @@ def _count(number: int) -> str:
 
 
 def _slots(text: str) -> str:
+    """Write the largest two: `rota node list` has them all."""
     import json
 
-    return " ".join(f"{queue}:{slots}" for queue, slots in json.loads(text).items())
+    slots = sorted(json.loads(text).items(), key=lambda each: (-each[1], each[0]))
+    more = [f"+{len(slots) - 2}"] if len(slots) > 2 else []
+    return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 
 
 def _watch(config: "Config") -> None:
     import time
 
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(render(ask(config, read_status, name="status")), console=console(), screen=True) as live:
+    from rota.errors import DatabaseUnusable
+
+    found = ask(config, read_status, name="status")
+    with Live(render(found), console=console(), screen=True) as live:
         try:
             while True:
                 time.sleep(EVERY_S)
-                live.update(render(ask(config, read_status, name="status")), refresh=True)
+                try:
+                    found = ask(config, read_status, name="status")
+                    shown = render(found)
+                except DatabaseUnusable as error:  # it is in an outage that one watches
+                    shown = Group(Text(printable(error), style="red"), "", "before that:", "", render(found))
+                live.update(shown, refresh=True)
         except KeyboardInterrupt:
             return

@@ -385,6 +385,8 @@ class ServerLook:
     snapshot_owner: str | None
     prepared_age: timedelta | None
     user_name: str
+    may_run: bool
+    daemon_role: str | None
 
 
 async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:

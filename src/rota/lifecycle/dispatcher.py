@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rota.domain.job import NodeId
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
+    from rota.loop import Pulse
     from rota.telemetry import Telemetry
 
 ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,6 +78,8 @@ class Listener(Protocol):
 class Dispatcher:
     """Claims due jobs and starts them."""
 
+    name = "dispatcher"
+
     def __init__(
         self,
         pool: Pool,
@@ -85,6 +88,7 @@ class Dispatcher:
         listener: Listener,
         telemetry: Telemetry,
         *,
+        pulse: Pulse,
         node: NodeId,
         handlers: Collection[str],
         queues: Mapping[str, int],
@@ -98,6 +102,7 @@ class Dispatcher:
         self._wake = wake
         self._listener = listener
         self._telemetry = telemetry
+        self._pulse = pulse
         self._node = node
         self._handlers = sorted(handlers)
         self._own_queues = [queue for queue in queues if queue != "*"]
@@ -113,7 +118,6 @@ class Dispatcher:
         self._sweep_at = 0.0
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
-        self._failures = 0
         self._unsure = False
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
@@ -126,11 +130,13 @@ class Dispatcher:
             await stopping.wait()
             return
         self._stopping = stopping
+        self._pulse.ran(self.name)
         while not stopping.is_set():
             self._wake.clear()  # before looking, never after
             pause = await self._look(group)
             if not stopping.is_set():
                 await self._wake.wait(pause)
+        self._pulse.ended(self.name)  # a long drain is no standstill
 
     async def _look(self, group: asyncio.TaskGroup) -> float:
         """Claim what there is, and return for how many seconds there is no reason to look again, notifications aside."""
@@ -138,6 +144,7 @@ class Dispatcher:
         rooms = self._running.rooms()
         if not rooms:
             self._listener.want(False)
+            self._pulse.ran(self.name)
             return self._poll
         quiet = not len(self._running)  # before looking: what the last job to end inserted is then seen
         try:
@@ -146,14 +153,14 @@ class Dispatcher:
                     await self._return_orphans(db)
                 look = await self._claim(db, group, rooms)
         except TRANSIENT as error:
-            self._failures += 1
+            failures = self._pulse.failed(self.name)
             self._unsure = True
-            pause = backoff_pause(self._failures)
-            self._telemetry.service_failed("dispatcher", error, failures=self._failures, again_in=pause)
+            pause = backoff_pause(failures)
+            self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)
             return pause
-        self._failures = 0
+        self._pulse.ran(self.name)
         self.reached = boottime()
-        self._telemetry.service_ran("dispatcher")
+        self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
         if self._on_idle is not None and quiet and not look.claimed and look.swept and look.suspects:
             self._on_idle()

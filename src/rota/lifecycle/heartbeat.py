@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 TICK = timedelta(milliseconds=250)
 
+LAG_SHOWN = 30.0
+"""Seconds for which a lag of the main loop is shown: a scrape that comes only now and then must see it."""
+
 
 class Heartbeat:
     """Service, on its own thread: one statement for all that runs here, when the first of it needs it."""
@@ -155,12 +158,16 @@ class Trust:
         self._telemetry = telemetry
         self._heartbeat = heartbeat
         self._grace = grace
-        self._turned = boottime()
+        self._turned = self._worst_at = boottime()
+        self._worst = 0.0
 
     async def run_once(self) -> None:
         """Look at every attempt that runs here, by this node's own clock."""
         now = boottime()
-        self._telemetry.loop_lagged(max(0.0, now - self._turned - TICK.total_seconds() * 1.1))
+        lag = max(0.0, now - self._turned - TICK.total_seconds() * 1.1)
+        if lag >= self._worst or now > self._worst_at + LAG_SHOWN:
+            self._worst, self._worst_at = lag, now
+        self._telemetry.loop_lagged(lag, worst=self._worst)
         self._turned = self._heartbeat.main_turned = now
         for attempt in self._running.snapshot():
             if attempt.ended_at:

@@ -1,0 +1,76 @@
+"""Clocks that are wrong: libfaketime, where it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import DurableServer
+
+_PLACES = (
+    "/usr/lib/x86_64-linux-gnu/faketime",
+    "/usr/lib/aarch64-linux-gnu/faketime",
+    "/usr/lib/faketime",
+    "/usr/local/lib/faketime",
+)
+
+LIBFAKETIME = next(
+    (found for place in _PLACES if (found := Path(place) / "libfaketimeMT.so.1").exists()),
+    None,
+)
+"""What to preload; None where it isn't installed."""
+
+
+def skewed_by(clock: Path) -> dict[str, str]:
+    """The environment of a process for which time is off by what stands in that file just now: `-40m`, `+400`."""
+    return {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+
+
+@contextmanager
+def skewed_server(server: DurableServer) -> Iterator[tuple[str, Path]]:
+    """Stop the server and start it in the past: yield how to connect to its migrated database, and the file of its clock.
+
+    It is forty minutes behind until `+0` is written there.
+    """
+    server.stop()
+    data = server.postgres.data
+    clock = data.parent / "clock"
+    clock.write_text("-40m\n")
+    owner = data.stat()
+    root = os.geteuid() == 0
+    log = clock.with_suffix(".log")
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [server.postgres.bin / "postgres", "-D", data, "-k", data, "-c", "listen_addresses="],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={"LC_ALL": "C", **skewed_by(clock)},
+            cwd="/",
+            user=owner.st_uid if root else None,
+            group=owner.st_gid if root else None,
+            extra_groups=[] if root else None,
+        )
+    try:
+
+        def takes_connections() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "ready to accept connections" in log.read_text()
+
+        until(takes_connections, within=30, what="the skewed server")
+        yield f"postgresql://postgres@/rota?host={data}&port=5432", clock
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)

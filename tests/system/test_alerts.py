@@ -1,0 +1,198 @@
+"""Every alert of deploy/, fired and cleared by what it is there for: real daemons, a real server, a real Prometheus.
+
+Its rules are the shipped ones, thresholds and all; they only wait for seconds where they say minutes. What takes hours to come
+about is brought about in advance: rows are back-dated, and libfaketime gives one machine a long sleep and the server a past.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import AsyncExitStack
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from links import Link
+from processes import SOURCE, TESTS
+from prometheus import SHIPPED, filled_in, find_prometheus, free_port, panels, prometheus
+from scenes import Scene
+from skew import LIBFAKETIME, skewed_by, skewed_server
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from processes import DaemonProcess
+    from prometheus import Prometheus
+    from servers import DurableServer
+
+
+def other_zones(folder: Path) -> str:
+    """Make a path for Python on which the zone data is of another release."""
+    package = folder / "zones" / "tzdata"
+    shutil.copytree(str(files("tzdata")), package)
+    (package / "__init__.py").write_text('IANA_VERSION = "2019c"\n')
+    return os.pathsep.join([str(package.parent), str(TESTS), str(SOURCE)])
+
+
+class Installation:
+    """Three daemons, of which one, `sturdy`, lives through everything; `doomed` is killed, `cut off` loses its database."""
+
+    def __init__(self, scene: Scene, folder: Path, link: Link) -> None:
+        self.scene = scene
+        self.folder = folder
+        self.link = link
+        self.ports = {name: free_port() for name in ("sturdy", "doomed", "cut off")}
+        self.clock = folder / "clock"
+        self.clock.write_text("+0\n")
+
+    def start(self, name: str, *, dsn: str | None = None, **environ: str) -> DaemonProcess:
+        """Start one of them, always on the same port."""
+        return self.scene.daemons.start(dsn=dsn, within=(), ROTA_HTTP_PORT=str(self.ports[name]), **environ)
+
+    def alerts(self) -> dict[str, dict[str, str]]:
+        """What must fire, and about whom."""
+        here = {name: {"instance": f"127.0.0.1:{port}"} for name, port in self.ports.items()}
+        whole = {"job": "rota"}
+        return {
+            "RotaGone": {},
+            "RotaDaemonDown": here["doomed"],
+            "RotaLagging": {"queue": "slow"},
+            "RotaDeadLetters": {"queue": "default"},
+            "RotaDeadLettersForgotten": whole,
+            "RotaLeasesNotReaped": whole,
+            "RotaServiceStalled": here["cut off"] | {"service": "dispatcher"},
+            "RotaUnclaimable": whole,
+            "RotaUnserved": whole,
+            "RotaSchedulesOverdue": whole,
+            "RotaSchedulesInvalid": whole,
+            "RotaListenerDown": here["cut off"],
+            "RotaSampleTooOld": here["cut off"],
+            "RotaLeasesLost": whole,
+            "RotaFailing": {"handler": "tells"},
+            "RotaLoopBlocked": here["sturdy"],
+            "RotaSnapshotHeld": whole,
+            "RotaPausedForLong": {"kind": "handler", "name": "flaky"},
+            "RotaReleasesMixed": whole,
+        }
+
+    async def lock_a_schedule(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Have one that is due, whose row somebody has locked in an open transaction: no scheduler gets at it."""
+        await self.scene.execute(
+            "insert into rota.schedules (name, handler, every) values ('locked', 'noop', '1 hour')"
+        )
+        await self.scene.execute("update rota.schedule_clocks set next_fire_at = now() - interval '1 minute'")
+        await holder.execute("begin")
+        await holder.execute("select from rota.schedule_clocks for no key update")
+
+    async def start_all(self) -> None:
+        """Start them all, the doomed one with zone data of its own."""
+        self.sturdy = self.start("sturdy", ROTA_QUEUES="default:20,slow:1")
+        self.doomed = self.start("doomed", ROTA_QUEUES="doomed:5", PYTHONPATH=other_zones(self.folder))
+        self.cut_off = self.start(
+            "cut off",
+            dsn=self.link.dsn,
+            ROTA_QUEUES="far:5",
+            **skewed_by(self.clock),
+        )
+
+    async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Do what people, handlers and machines do, all of it at once."""
+        scene = self.scene
+        await scene.enqueue("stalls", {"seconds": 3})
+        for _ in range(40):
+            await scene.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
+        self.buried = await scene.enqueue("gives_up")
+        await scene.enqueue("nop")  # a slip
+        await scene.enqueue("noop", queue="nowhere")
+        await scene.execute("select rota.pause_handler('flaky', 'look into it')")
+        await scene.execute(
+            "insert into rota.schedules (name, handler, cron, timezone) values ('typo', 'noop', '@daily', 'Europe/Berlim')"
+        )
+        await scene.execute(
+            "insert into rota.schedules (name, handler, every, expect_success_within)"
+            " values ('steady', 'noop', '1 second', '1 hour')"
+        )
+        self.busy = await scene.enqueue("work", {"seconds": 600}, queue="slow")
+        await scene.begins(self.busy)
+        waiting = await scene.enqueue("work", queue="slow")
+        await scene.execute(
+            "update rota.jobs set run_at = run_at - interval '6 min', created_at = created_at - interval '6 min'"
+            " where job_id = $1",
+            waiting,
+        )
+        lost = [await scene.enqueue("work", {"seconds": 600}, queue="doomed") for _ in range(2)]
+        for job in lost:
+            await scene.begins(job)
+        await holder.execute("select from rota.jobs where job_id = $1 for no key update", lost[0])
+        self.doomed.kill()
+        self.link.refuse()
+        self.clock.write_text("+400\n")
+        await scene.comes_to(self.buried, "dead")
+        await scene.execute(
+            "update rota.dead_letters set finished_at = finished_at - interval '8 days' where job_id = $1", self.buried
+        )
+
+    async def mend_everything(self, *holders: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Do what each alert asks for."""
+        scene = self.scene
+        for holder in holders:
+            await holder.execute("rollback")
+        self.link.heal()
+        self.start("doomed", ROTA_QUEUES="doomed:5")
+        await scene.execute("select rota.discard($1, 'seen')", self.buried)
+        await scene.execute("select rota.resume_handler('flaky')")
+        await scene.execute("delete from rota.schedules")
+        await scene.execute("select rota.cancel(job_id) from rota.jobs")
+
+
+async def becomes(server: Prometheus, fact: Callable[[set[str]], object], *, within: float, what: str) -> None:
+    """Wait until what fires is as it should be."""
+    try:
+        await eventually(lambda: fact(server.firing()), within=within, what=what)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nfiring: {sorted(server.firing())}\nseen: {server.seen}") from None
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(find_prometheus() is None, reason="the package prometheus is not installed")
+@pytest.mark.skipif(LIBFAKETIME is None, reason="the package libfaketime is not installed")
+async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
+    durable_server: Callable[..., DurableServer], tmp_path: Path
+) -> None:
+    """A rule that has only ever met made-up series may watch what no daemon shows: then it is silent when it is needed."""
+    async with AsyncExitStack() as stack:
+        dsn, clock = stack.enter_context(skewed_server(durable_server()))
+        scene = await stack.enter_async_context(Scene(dsn, tmp_path))
+        # Forty minutes ago somebody began a report, and left it open.
+        reader = await asyncpg.connect(dsn)
+        stack.callback(reader.terminate)
+        await reader.execute("begin isolation level repeatable read; select")
+        clock.write_text("+0\n")
+        here = Installation(scene, tmp_path, stack.enter_context(Link(dsn)))
+        server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
+        await becomes(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
+        holder = await asyncpg.connect(dsn)
+        stack.callback(holder.terminate)
+        await here.lock_a_schedule(holder)
+        await here.start_all()
+        await becomes(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
+        await here.break_everything(holder)
+        expected = here.alerts()
+        assert expected.keys() == set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
+
+        def all_fired(_: set[str]) -> bool:
+            return all(server.has_fired(name, **labels) for name, labels in expected.items())
+
+        await becomes(server, all_fired, within=60, what="every alert")
+        empty = {
+            title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
+        }
+        assert not empty, "every panel of the dashboard shows something while all this goes on"
+        await here.mend_everything(holder, reader)
+        await becomes(server, lambda now: not now, within=60, what="peace")

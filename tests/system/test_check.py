@@ -1,0 +1,324 @@
+"""`rota check` before the eyes of an operator: a fault is planted, and the command names it and says what to do."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from factories import make_dead_letter, make_job
+from links import Link
+from logins import world
+from poolers import find_pgbouncer, pgbouncer
+from rota.db.migrate import VERSION
+from shell import Shell
+from skew import LIBFAKETIME, skewed_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import _AsyncGeneratorContextManager as Manager
+    from pathlib import Path
+
+    from asyncpg import Connection, Record
+
+    from servers import Database, DurableServer, Server
+
+    Plant = Callable[["Ground"], Manager[None]]
+
+APP = """
+import rota
+
+app = rota.App("shop")
+
+@app.handler("shop.works")
+async def works(job): ...
+"""
+
+
+@dataclass(slots=True)
+class Ground:
+    """Where a fault is planted: a healthy installation, and what makes another server."""
+
+    rota: Shell
+    conn: Connection[Record]
+    dsn: str
+    server: Server
+    durable_server: Callable[..., DurableServer]
+    environ: dict[str, str] = field(default_factory=dict)
+    """What is set for the command."""
+
+
+@pytest.fixture
+def ground(
+    tmp_path: Path,
+    database: Database,
+    conn: Connection[Record],
+    server: Server,
+    durable_server: Callable[..., DurableServer],
+) -> Ground:
+    """One that is in order."""
+    (tmp_path / "shop.py").write_text(APP)
+    return Ground(
+        rota=Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_APP": "shop:app"}),
+        conn=conn,
+        dsn=database.dsn,
+        server=server,
+        durable_server=durable_server,
+    )
+
+
+async def _alive(conn: Connection[Record]) -> None:
+    await conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
+        "(gen_random_uuid(), 'here', 1, '0', 'shop', '{shop.works}', '{default}', '{}', now() + interval '1 h')"
+    )
+
+
+@asynccontextmanager
+async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
+    """The URL of the application was taken for the daemons', too."""
+    async with world(ground.server, "check") as made:
+        ground.environ["DATABASE_URL"] = made.dsn("app")
+        yield
+
+
+@asynccontextmanager
+async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
+    """The URL is an operator's: it may look at everything, and can't claim."""
+    async with world(ground.server, "check") as made:
+        ground.environ["DATABASE_URL"] = made.dsn("op")
+        yield
+
+
+@asynccontextmanager
+async def an_old_schema(ground: Ground) -> AsyncIterator[None]:
+    """The release is new, and `rota migrate` was forgotten."""
+    await ground.conn.execute("update rota.meta set schema_version = $1", VERSION - 1)
+    yield
+
+
+@asynccontextmanager
+async def a_pooler_for_notifications(ground: Ground) -> AsyncIterator[None]:
+    """Both URLs lead through PgBouncer in transaction mode."""
+    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
+        ground.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": pooled}
+        yield
+
+
+@asynccontextmanager
+async def a_pooler_alone(ground: Ground) -> AsyncIterator[None]:
+    """The one URL leads through PgBouncer."""
+    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
+        ground.environ["DATABASE_URL"] = pooled
+        yield
+
+
+@asynccontextmanager
+async def a_direct_url_to_nowhere(ground: Ground) -> AsyncIterator[None]:
+    """The server has moved, and only one of the two URLs has."""
+    with Link(ground.dsn) as link:
+        ground.environ["ROTA_DIRECT_URL"] = link.dsn
+        link.refuse()
+        yield
+
+
+@asynccontextmanager
+async def a_direct_url_to_another_database(ground: Ground) -> AsyncIterator[None]:
+    """LISTEN succeeds, and nothing ever comes."""
+    ground.environ["ROTA_DIRECT_URL"] = ground.durable_server().dsn
+    yield
+
+
+@asynccontextmanager
+async def a_clock_a_minute_behind(ground: Ground) -> AsyncIterator[None]:
+    """NTP doesn't run on this machine."""
+    ground.environ |= {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-60s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    yield
+
+
+@asynccontextmanager
+async def a_handler_that_nobody_has(ground: Ground) -> AsyncIterator[None]:
+    """A slip in the name."""
+    await _alive(ground.conn)
+    await make_job(ground.conn, handler="shop.wroks")
+    yield
+
+
+@asynccontextmanager
+async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+    """Somebody turned it off for a migration, one day."""
+    await ground.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
+    yield
+    await ground.conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
+
+
+@asynccontextmanager
+async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
+    """A report whose author has gone to lunch."""
+    async with AsyncExitStack() as stack:
+        dsn, clock = stack.enter_context(skewed_server(ground.durable_server()))
+        reader = await asyncpg.connect(dsn, server_settings={"application_name": "report"})
+        stack.callback(reader.terminate)
+        await reader.execute("begin isolation level repeatable read; select")
+        clock.write_text("+0\n")
+        ground.environ["DATABASE_URL"] = dsn
+        yield
+
+
+@asynccontextmanager
+async def a_lease_of_two_beats(ground: Ground) -> AsyncIterator[None]:
+    """One lost heartbeat, and the job runs a second time elsewhere."""
+    ground.environ |= {"ROTA_LEASE": "10s", "ROTA_LEASE_HEARTBEAT": "5s"}
+    yield
+
+
+@asynccontextmanager
+async def a_drain_cut_short(ground: Ground) -> AsyncIterator[None]:
+    """The supervisor kills before the drain is over."""
+    ground.environ |= {"ROTA_DRAIN_TIMEOUT": "60s", "ROTA_STOP_TIMEOUT": "30s"}
+    yield
+
+
+@asynccontextmanager
+async def a_slip_in_the_file(ground: Ground) -> AsyncIterator[None]:
+    """A setting of another name than the one that was meant."""
+    (ground.rota.folder / "rota.toml").write_text('[lease]\ndurration = "1m"\n')
+    yield
+
+
+@asynccontextmanager
+async def a_variable_of_nobody(ground: Ground) -> AsyncIterator[None]:
+    """It may be another program's, so it is no error."""
+    ground.environ["ROTA_NONSENSE"] = "1"
+    yield
+
+
+@asynccontextmanager
+async def everything_paused(ground: Ground) -> AsyncIterator[None]:
+    """After a restore, and nobody has thought of it since."""
+    await ground.conn.execute("select rota.pause_queue('*', 'restored')")
+    yield
+
+
+@asynccontextmanager
+async def a_queue_paused(ground: Ground) -> AsyncIterator[None]:
+    """By name, and by somebody who gave no reason."""
+    await ground.conn.execute("select rota.pause_queue('the mail')")
+    yield
+
+
+@asynccontextmanager
+async def a_handler_paused(ground: Ground) -> AsyncIterator[None]:
+    """While its cause is mended."""
+    await ground.conn.execute("select rota.pause_handler('shop.works', 'bad numbers')")
+    yield
+
+
+WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+
+FAULTS: list[tuple[Plant, int, str, str, str]] = [
+    # What is planted; the exit code; the check; what is found; what to do.
+    (a_client_for_a_daemon, 3, "", "_app.* permission denied", "for a daemon rota_daemon: grant the role"),
+    (a_person_for_a_daemon, 1, "role", r"rt\w+_op may not run a daemon", r"grant rt\w+_check_daemon to rt\w+_check_op"),
+    (an_old_schema, 3, "", f"version {VERSION - 1}, this rota needs {VERSION}", "run `rota migrate`"),
+    (
+        a_pooler_for_notifications,
+        1,
+        "pooler",
+        "ROTA_DIRECT_URL leads through a connection pooler",
+        "straight to the server",
+    ),
+    (a_pooler_alone, 1, "pooler", "the URL leads through a connection pooler", "set ROTA_DIRECT_URL to a URL straight"),
+    (a_direct_url_to_nowhere, 1, "direct URL", "ROTA_DIRECT_URL can't be used: no database answers", "correct it"),
+    (a_direct_url_to_another_database, 1, "direct URL", "to another database", "let both lead to the same database"),
+    (a_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
+    (a_handler_that_nobody_has, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
+    (a_hot_table_without_autovacuum, 1, "autovacuum", "off for rota.jobs", r"alter table rota.jobs reset \(autovac"),
+    (a_snapshot_of_forty_minutes, 1, "snapshot", r"for 40m.*\(pid \d+, postgres, report, idle", "pg_terminate_backend"),
+    (a_lease_of_two_beats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),
+    (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* outlast ROTA_STOP_TIMEOUT", "to 65s or more"),
+    (a_slip_in_the_file, 2, "", "lease.durration .from rota.toml.: no such setting", "did you mean lease.duration"),
+    (a_variable_of_nobody, 1, "configuration", "ROTA_NONSENSE is ignored", "unset it"),
+    (everything_paused, 1, "paused", f"every queue is paused since {WHEN} by postgres: restored", "resume --all"),
+    (a_queue_paused, 1, "paused", f"the queue the mail is paused since {WHEN} by .*no reason", "resume 'the mail'"),
+    (
+        a_handler_paused,
+        1,
+        "paused",
+        "the handler shop.works is paused .*: bad numbers",
+        "rota handler resume shop.works",
+    ),
+]
+
+MISSING = {
+    **dict.fromkeys(("a_pooler_for_notifications", "a_pooler_alone"), None if find_pgbouncer() else "pgbouncer"),
+    **dict.fromkeys(("a_clock_a_minute_behind", "a_snapshot_of_forty_minutes"), None if LIBFAKETIME else "libfaketime"),
+}
+"""The package that planting a fault takes, where it isn't installed."""
+
+
+@pytest.mark.parametrize(
+    ("plant", "code", "check", "finding", "do"), FAULTS, ids=[plant.__name__ for plant, *_ in FAULTS]
+)
+async def test_a_fault_is_named_with_its_cure(
+    ground: Ground,
+    plant: Plant,
+    code: int,
+    check: str,
+    finding: str,
+    do: str,
+) -> None:
+    """One fault, one finding: nothing else is wrong, and a person who knows nothing of rota can go on from there."""
+    if missing := MISSING.get(plant.__name__):
+        pytest.skip(f"the package {missing} is not installed")
+    async with plant(ground):
+        text = await ground.rota("check", **ground.environ)
+        said = await ground.rota("check", "--json", **ground.environ)
+
+    assert (text.code, said.code) == (code, code), text.err
+    if code != 1:
+        assert re.search(finding, text.err)
+        assert re.search(do, text.err)
+        return
+    (found,) = said.json["findings"]
+    assert found["check"] == check
+    assert re.search(finding, found["finding"])
+    assert re.search(do, found["do"])
+    assert re.fullmatch(f"{check}: .*{finding}.*\n    .*{do}.*\n", text.out)
+
+
+async def test_a_pooler_with_a_way_past_it_is_in_order(ground: Ground) -> None:
+    """That is how it is meant to be, so it must not be found for ever."""
+    if find_pgbouncer() is None:
+        pytest.skip("the package pgbouncer is not installed")
+    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
+        said = await ground.rota("check", "--json", DATABASE_URL=pooled, ROTA_DIRECT_URL=ground.dsn)
+    assert (said.code, said.json["findings"]) == (0, [])
+
+
+async def test_no_name_moves_the_cursor_or_turns_the_line_around(ground: Ground) -> None:
+    """Whoever may insert chooses names, and an operator's terminal obeys what it is shown."""
+    evil = "mail\N{RIGHT-TO-LEFT OVERRIDE}\N{LEFT-TO-RIGHT ISOLATE}; rm"
+    await _alive(ground.conn)
+    await make_job(ground.conn, handler=evil, queue=evil)
+    await make_dead_letter(ground.conn, handler=evil, queue=evil)
+    await ground.conn.execute("select rota.pause_queue($1, $1), rota.pause_handler($1, $1)", evil)
+    for command in (
+        ["check"],
+        ["status"],
+        ["queue", "list"],
+        ["handler", "list"],
+        ["job", "list"],
+        ["dead", "summary"],
+    ):
+        for options in ([], ["--json"]):
+            said = await ground.rota(*command, *options)
+            shown = said.out + said.err
+            assert "mail" in shown, command
+            assert all(char.isprintable() or char == "\n" for char in shown), command
+    assert any(evil in each["finding"] for each in (await ground.rota("check", "--json")).json["findings"])
+    assert "resume 'mail\\u202e\\u2066; rm'" in (await ground.rota("check")).out
