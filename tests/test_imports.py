@@ -133,6 +133,7 @@ BROAD = {
     "handlers/python.py": "carries that process's error to the call that waits for it",
     "failure.py": "an exception whose own __str__ raises",
     "payload.py": "a result made of objects that raise when they are looked at",
+    "many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",
 }
 
 
