@@ -184,6 +184,13 @@ def thread(job: rota.SyncJob[Any]) -> None:
             raise InterruptedError("left early, as asked")  # to return would be to say that the work is done
 
 
+@app.handler("blocks")
+async def blocks(job: rota.Job[Any]) -> None:
+    """Keep the main loop from turning for `seconds`."""
+    async with witness.sees(job):
+        threading.Event().wait(float(options(job).get("seconds", 60)))
+
+
 @app.handler("steps")
 async def steps(job: rota.Job[Any]) -> None:
     """Commit `steps` effects one by one, each with the checkpoint that says so."""

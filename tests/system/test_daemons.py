@@ -105,6 +105,33 @@ async def test_the_third_signal_ends_the_process_whatever_it_is_doing(scene: Sce
     await scene.begins(job, 2)
 
 
+async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stopping(scene: Scene) -> None:
+    """Nobody takes the orders then; `kill -9` shall not be what a deployment needs, and what happens to the job is said."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s", ROTA_DRAIN_GRACE="500ms")
+    job = await scene.enqueue("blocks", {"seconds": 60})
+    await scene.begins(job)
+
+    assert daemon.stop(within=15) == 1
+
+    assert "leases" in daemon.wait_for("node.hung")["why"]
+    scene.daemons.start()
+    await scene.begins(job, 2)
+
+
+async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(scene: Scene) -> None:
+    """The second one, after which the system decides, is never taken by a loop that doesn't turn."""
+    daemon = scene.daemons.start(ROTA_DRAIN_GRACE="60s")
+    await scene.begins(await scene.enqueue("blocks", {"seconds": 60}))
+
+    def told_again() -> bool:  # signals that come together are one
+        daemon.send(signal.SIGTERM)
+        return not daemon.alive
+
+    await eventually(told_again, within=5, what="the end of the process")
+
+    assert daemon.ends() == -signal.SIGTERM
+
+
 async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(scene: Scene) -> None:
     """The process ends at the deadline all the same; a second execution begins only when the first one's lease is over."""
     daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
