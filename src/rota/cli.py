@@ -26,7 +26,7 @@ from rota.commands import (
     why,
 )
 from rota.commands.options import AsJson
-from rota.errors import RotaError
+from rota.errors import RotaError, Stopped
 
 app = typer.Typer(
     name="rota",
@@ -100,3 +100,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(1)
+    except Stopped:
+        sys.exit(0)

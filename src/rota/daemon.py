@@ -133,8 +133,9 @@ class Daemon:
                     hung=self._hung,
                 )
             )
-            route = self._route = await _first_look(dsn)
-            found = await _identity(dsn, route, name)
+            async with self.stops.cutting():
+                route = self._route = await _first_look(dsn)
+                found = await _identity(dsn, route, name)
             if self.stops.claiming.is_set():
                 return  # nothing was started
             # The loop's own handler would log the error's text, and an error's text likes to be a payload.
@@ -313,7 +314,9 @@ class Daemon:
     async def _go_without(self, pool: Pool, left: list[Attempt]) -> None:
         """Leave handlers behind that will not stop: their jobs may run again when their leases end, for this process ends now."""
         for attempt in left:
-            self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
+            if not attempt.stuck:
+                attempt.stuck = True
+                self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
         stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
         outcome = Interrupted(began=True, still_running=True)
         with suppress(*TRANSIENT):

@@ -7,13 +7,13 @@ import os
 import queue
 import signal
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,10 +28,27 @@ class Stops:
     def __init__(self) -> None:
         self.claiming = asyncio.Event()
         self.running = asyncio.Event()
+        self._cut: asyncio.Timeout | None = None
 
     def order(self) -> None:
         """Take the next order."""
+        if self._cut is not None:
+            self._cut.reschedule(asyncio.get_running_loop().time())
         (self.running if self.claiming.is_set() else self.claiming).set()
+
+    @asynccontextmanager
+    async def cutting(self) -> AsyncIterator[None]:
+        """Leave the block at the first order that comes, because there is nothing to drain yet."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._cut = scope
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._cut = None
 
     @contextmanager
     def on_signals(self, *, drain: float, grace: float, hung: Callable[[], None]) -> Iterator[None]:
