@@ -67,6 +67,7 @@ constraints: $(MADE) ## Write deploy/constraints.txt anew, from what is installe
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "rota needs Python 3.11 or later, and $(PYTHON) is not: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing rota and what it needs into .venv: a minute or two, the first time" >&2
 	@set -e; if command -v uv >/dev/null; then \
 		$(BIN)/python -c '' 2>/dev/null || $(INSTALLING) uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv; \
 		$(INSTALLING) uv pip install --quiet --python $(BIN)/python -c deploy/constraints.txt -e '.[dev]'; \

@@ -184,6 +184,19 @@ def thread(job: rota.SyncJob[Any]) -> None:
             raise InterruptedError("left early, as asked")  # to return would be to say that the work is done
 
 
+@app.handler("blocks")
+async def blocks(job: rota.Job[Any]) -> None:
+    """Keep the main loop from turning for `seconds`."""
+    async with witness.sees(job):
+        threading.Event().wait(float(options(job).get("seconds", 60)))
+
+
+@app.handler("prints")
+async def prints(job: rota.Job[Any]) -> None:
+    """Print `text`."""
+    print(options(job)["text"])  # noqa: T201  what this is about
+
+
 @app.handler("steps")
 async def steps(job: rota.Job[Any]) -> None:
     """Commit `steps` effects one by one, each with the checkpoint that says so."""
@@ -276,6 +289,39 @@ async def gives_up(job: rota.Job[Any]) -> None:
         os.environ[json.dumps(job.payload)]
     except KeyError as error:
         raise rota.Permanent(f"no use: {options(job)}") from error
+
+
+def _stray(payload: Any) -> None:
+    raise ValueError(f"can't use {payload!r}")
+
+
+class Odd:
+    """Raises where nobody can catch it."""
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+
+    def __del__(self) -> None:
+        """Repeat the payload."""
+        _stray(self.payload)
+
+
+@app.handler("strays")
+async def strays(job: rota.Job[Any]) -> None:
+    """Leave errors to threads and destructors."""
+    Odd(job.payload)
+    thread = threading.Thread(target=_stray, args=(job.payload,))
+    thread.start()
+    thread.join()
+
+
+@app.handler("strays_apart", runs_in="process")
+def strays_apart(job: rota.SyncJob[Any]) -> None:
+    """The same in a process of its own."""
+    Odd(job.payload)
+    thread = threading.Thread(target=_stray, args=(job.payload,))
+    thread.start()
+    thread.join()
 
 
 @app.handler("apart", runs_in="process")

@@ -195,6 +195,7 @@ class Daemons:
             **kept,
             "PYTHONPATH": os.pathsep.join([str(TESTS), str(SOURCE)]),
             "DATABASE_URL": dsn or self._dsn,
+            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
             **self._environ,
             **environ,

@@ -101,7 +101,7 @@ async def settle(
 
 async def reap(conn: Connection[Record]) -> dict[FenceToken, str]:
     """Take back what has expired, each for one more try, as a reaper does."""
-    found = await queries.find_expired_leases(conn, limit=1000)
+    found = await queries.find_expired_leases(conn, beyond=0, limit=1000)
     rows = [verdict((t.job_id, t.fence_token), node=t.leased_by, outcome="lost") for t in found]
     return await settle(conn, *rows, expired_only=True) if rows else {}
 

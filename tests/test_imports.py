@@ -134,6 +134,7 @@ BROAD = {
     "loop.py": "a service that is expendable: jobs run as well without it",
     "failure.py": "an exception whose own __str__ raises",
     "payload.py": "a result made of objects that raise when they are looked at",
+    "many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",
 }
 
 

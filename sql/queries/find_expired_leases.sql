@@ -1,15 +1,17 @@
--- Find running jobs whose lease has expired, and the terms on which they are retried. Nothing is changed.
---   $1 limit  int8
---   -> job_id int8, fence_token int8, leased_by uuid, handler text, queue text, attempt int4, max_attempts int4?, losses int4, releases int4, delivery text?, backoff_base interval?, backoff_cap interval?, retry_left interval?, schedule_id int8?
+-- Find running jobs beyond number $1 whose lease has expired, and the terms on which they are retried. Nothing is changed.
+--   $1 beyond  int8   0 at first, then the last job_id found: what can't be settled must not fill every batch of a sweep
+--   $2 limit   int8
+--   -> job_id int8, fence_token int8, leased_by uuid, handler text, queue text, attempt int4, max_attempts int4?, losses int4, releases int4, delivery text?, backoff_base interval?, backoff_cap interval?, retry_left interval?, retry_until timestamptz?, schedule_id int8?
 -- index: find_expired_leases_idx (0002)
 -- Rows that somebody holds locked are stepped over: without that, enough of them would fill every batch.
 select
     job.job_id, job.fence_token, job.leased_by, job.handler, job.queue, job.attempt, job.max_attempts, job.losses,
     job.releases, job.delivery, job.backoff_base, job.backoff_cap, job.scheduled_for + job.retry_for - now() as retry_left,
-    job.schedule_id
+    job.scheduled_for + job.retry_for as retry_until, job.schedule_id
 from rota.jobs as job
 where job.state = 'running'
+  and job.job_id > $1
   and job.lease_expires_at < now()
 order by job.job_id
-limit $1
+limit $2
 for update skip locked

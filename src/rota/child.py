@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 import os
 import queue
 import signal
@@ -223,6 +224,7 @@ def main() -> None:
     handler = find_app(order["app"]).handlers[order["handler"]]
     facts = order["facts"]
     logs.install(**order["log"])
+    logs.hide_stray_errors(_tell_stray)
     logs.carry(facts["job_id"], facts["handler"], facts["queue"], facts["attempt"], facts["schedule"])
     login = None if order["database"] is None else blocking.Login(**order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
@@ -240,6 +242,10 @@ def main() -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001  the handler's, whatever it is
         failed = describe(error, SimpleNamespace(payload=order["payload"]), handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
+
+
+def _tell_stray(error: BaseException | None) -> None:
+    logging.getLogger("rota").error("an error in something that the handler has left alone: %s", type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from rota.commands import (
 )
 from rota.commands.options import AsJson
 from rota.commands.show import printable
-from rota.errors import RotaError
+from rota.errors import RotaError, Stopped
 
 app = typer.Typer(
     name="rota",
@@ -101,3 +101,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(1)
+    except Stopped:
+        sys.exit(0)

@@ -9,55 +9,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from difflib import get_close_matches
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rota import payload as json_text
-from rota.db import drivers
+from rota.columns import option
+from rota.db import copying, drivers
+from rota.many import Many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from rota.db.drivers import AsyncConn, Query, SyncConn
-
-    Encode = Callable[[Any], str]
-
-
-class Columns(TypedDict, total=False):
-    """What `enqueue` takes by name: the public columns of rota.jobs, and on_conflict. None: the default."""
-
-    queue: str | None
-    run_at: datetime | None
-    priority: int | None
-    unique_key: str | None
-    on_conflict: Literal["keep", "replace", "error"] | None
-    max_attempts: int | None
-    backoff_base: timedelta | None
-    backoff_cap: timedelta | None
-    retry_for: timedelta | None
-    timeout: timedelta | None
-    lease: timedelta | None
-    delivery: Literal["at_least_once", "at_most_once"] | None
-    start_by: datetime | None
-    idempotency_key: str | None
-    meta: Mapping[str, Any] | None
-
-
-COLUMNS = frozenset(Columns.__annotations__)
-
-OWN = frozenset({"run_at", "priority", "unique_key", "idempotency_key", "meta"})
-"""What may differ from job to job in `enqueue_many`, given as a function of the payload."""
-
-BATCH = 2000
-"""Jobs in a statement of `enqueue_many`, and …"""
-
-BATCH_BYTES = 4 << 20
-"""… about how many bytes."""
+    from rota.columns import Columns
+    from rota.db.drivers import AsyncConn, SyncConn
+    from rota.many import Encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +65,36 @@ async def enqueue_many(
 
     `columns` are those of `enqueue`, for all jobs alike. `unique_key`, `idempotency_key`, `run_at`, `priority` and `meta` may also
     be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. A live job with the same unique_key is
-    kept, and no job is made in its place. Thousands go in one statement; all are in the caller's transaction: without one,
-    an error leaves what was inserted before it. `encode` turns a payload into JSON text, where it isn't JSON.
-    The errors are those of `enqueue`.
+    kept, and no job is made in its place. `encode` turns a payload into JSON text, where it isn't JSON.
+    The errors are those of `enqueue`, and name the payload: `payloads[7]: …`. On asyncpg and psycopg an error takes back all
+    jobs of the call and leaves the caller's transaction usable. SQLAlchemy, and jobs with a unique_key, go by statements of
+    thousands, sent when all payloads have been checked: only without a transaction can one that the database refuses leave
+    earlier ones behind.
     """
     drivers.check_async(conn, "rota.enqueue_many")
-    created = 0
-    for query, options, jobs, sent in _batches(payloads, columns, encode or encode_payload):
-        row = await drivers.fetch(conn, query, handler, options, jobs, caller="rota.enqueue_many")
-        created += sent if row is None or query == "enqueue_jobs" else row[0]
-    return created
+    many = Many(handler, columns, encode or encode_payload)
+    if copying.can_copy(conn) and not many.keyed:
+        await copying.copy_jobs(conn, many.copied, many.copies(payloads))
+        return many.sent
+    for batch in list(many.statements(payloads)):
+        with batch.named():
+            many.made(batch, await drivers.fetch(conn, batch.query, *batch.arguments, caller="rota.enqueue_many"))
+    return many.sent
 
 
 def enqueue_many_sync(
     conn: SyncConn, handler: str, payloads: Iterable[Any], *, encode: Encode | None = None, **columns: Any
 ) -> int:
-    """Insert a job for each payload on a blocking connection; all else is as with `enqueue_many`."""
+    """Insert a job for each payload on a blocking connection; all else is as with `enqueue_many`. Django goes by statements."""
     drivers.check_sync(conn, "rota.enqueue_many_sync")
-    created = 0
-    for query, options, jobs, sent in _batches(payloads, columns, encode or encode_payload):
-        row = drivers.fetch_sync(conn, query, handler, options, jobs, caller="rota.enqueue_many_sync")
-        created += sent if row is None or query == "enqueue_jobs" else row[0]
-    return created
+    many = Many(handler, columns, encode or encode_payload)
+    if copying.can_copy(conn) and not many.keyed:
+        copying.copy_jobs_sync(conn, many.copied, many.copies(payloads))
+        return many.sent
+    for batch in list(many.statements(payloads)):
+        with batch.named():
+            many.made(batch, drivers.fetch_sync(conn, batch.query, *batch.arguments, caller="rota.enqueue_many_sync"))
+    return many.sent
 
 
 class Encoded(str):
@@ -143,69 +118,4 @@ def _enqueued(row: Any) -> Enqueued:
 
 def _job(payload: Any, columns: Mapping[str, Any]) -> tuple[str | None, str]:
     text = None if payload is None else encode_payload(payload)
-    return text, json.dumps({name: _option(name, value) for name, value in columns.items() if value is not None})
-
-
-def _batches(
-    payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode
-) -> Iterator[tuple[Query, str, str, int]]:
-    if columns.get("on_conflict") not in {None, "keep"}:
-        raise TypeError("enqueue_many keeps live jobs with the same unique_key: on_conflict can only be 'keep'")
-    shared, own = {}, {}
-    for name, value in columns.items():
-        if value is None or name == "on_conflict":
-            continue
-        if callable(value) and name in OWN:
-            own[name] = value
-        elif name in {"unique_key", "idempotency_key"}:
-            raise TypeError(
-                f"{name} must differ from job to job: give a function of the payload, {name}=lambda payload: …"
-            )
-        else:
-            shared[name] = _option(name, value)
-    options = json.dumps(shared)
-    query: Query = "enqueue_keyed_jobs" if own else "enqueue_jobs"
-    left = iter(payloads)
-    jobs: list[str] = []
-    size = 0
-    while chunk := list(islice(left, BATCH)):
-        for payload in chunk:
-            text = "null" if payload is None else encode(payload)
-            if own:
-                text = _with_own(text, payload, own)
-            jobs.append(text)
-            size += len(text)
-            if size > BATCH_BYTES:
-                yield query, options, f"[{','.join(jobs)}]", len(jobs)
-                jobs, size = [], 0
-        if jobs:
-            yield query, options, f"[{','.join(jobs)}]", len(jobs)
-            jobs, size = [], 0
-
-
-def _with_own(text: str, payload: Any, own: Mapping[str, Callable[[Any], Any]]) -> str:
-    columns = {name: _option(name, value) for name, of in own.items() if (value := of(payload)) is not None}
-    return f'{{"payload":{text}' + (f",{json.dumps(columns)[1:]}" if columns else "}")
-
-
-def _option(name: str, value: Any) -> Any:
-    if name not in COLUMNS:
-        close = get_close_matches(name, COLUMNS, 1)
-        raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
-    match value:
-        case datetime():
-            if value.tzinfo is None:
-                raise ValueError(
-                    f"{name} must have a zone, or nobody knows which instant it means: datetime.now(UTC), not now()"
-                )
-            return value.isoformat()
-        case timedelta():
-            return f"{value // timedelta(microseconds=1)} microseconds"
-        case _ if name == "meta":
-            return json.loads(json_text.encode(value, what="meta"))
-        case bool():
-            raise TypeError(f"{name} can't be a bool")
-        case str() | int():
-            return value
-        case _:
-            raise TypeError(f"{name} can't be a {type(value).__name__}")
+    return text, json.dumps({name: option(name, value) for name, value in columns.items() if value is not None})

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import socket
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -59,10 +58,11 @@ from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
 from rota.services.track_record import TrackRecord
+from rota.stops import Stops
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     import asyncpg
 
@@ -75,38 +75,6 @@ STALLED = timedelta(seconds=60)
 
 WAITING = frozenset({"settle", "listener", "track record"})
 """Services that wait for something to do, so that their age says nothing."""
-
-
-class Stops:
-    """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
-
-    def __init__(self) -> None:
-        self.claiming = asyncio.Event()
-        self.running = asyncio.Event()
-
-    def order(self) -> None:
-        """Take the next order."""
-        (self.running if self.claiming.is_set() else self.claiming).set()
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as orders."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-
-        def ordered() -> None:
-            self.order()
-            if self.running.is_set():
-                for name in signals:
-                    loop.remove_signal_handler(name)
-
-        for name in signals:
-            loop.add_signal_handler(name, ordered)
-        try:
-            yield
-        finally:
-            for name in signals:
-                loop.remove_signal_handler(name)
 
 
 class Watchdog:
@@ -158,12 +126,21 @@ class Daemon:
         """
         config = self._config
         dsn = config.require_database()
-        route = self._route = await _first_look(dsn)
         name = f"rota {str(self.node)[:8]}"
-        found = await _identity(dsn, route, name)
         async with AsyncExitStack() as stack:
             # Outermost: a signal while we start or take our leave must not cut off the app's lifespan or leave our row behind.
-            stack.enter_context(self.stops.on_signals())
+            stack.enter_context(
+                self.stops.on_signals(
+                    drain=config.drain.timeout.total_seconds(),
+                    grace=config.drain.grace.total_seconds(),
+                    hung=self._hung,
+                )
+            )
+            async with self.stops.cutting():
+                route = self._route = await _first_look(dsn)
+                found = await _identity(dsn, route, name)
+            if self.stops.claiming.is_set():
+                return  # nothing was started
             # The loop's own handler would log the error's text, and an error's text likes to be a payload.
             asyncio.get_running_loop().set_exception_handler(lambda _, context: self.telemetry.stray_error(context))
             pool = await stack.enter_async_context(
@@ -341,7 +318,9 @@ class Daemon:
     async def _go_without(self, pool: Pool, left: list[Attempt]) -> None:
         """Leave handlers behind that will not stop: their jobs may run again when their leases end, for this process ends now."""
         for attempt in left:
-            self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
+            if not attempt.stuck:
+                attempt.stuck = True
+                self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
         stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
         outcome = Interrupted(began=True, still_running=True)
         with suppress(*TRANSIENT):
@@ -357,6 +336,12 @@ class Daemon:
         self.telemetry.node_stopped()
         sys.stderr.flush()
         os._exit(0)
+
+    def _hung(self) -> None:
+        """End the process, because a handler blocks the main loop, which has an order to stop. Not on the main thread."""
+        self.telemetry.node_hung()
+        sys.stderr.flush()
+        os._exit(1)
 
     def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:
         route = self._route

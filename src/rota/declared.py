@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Unpack
 
-    from rota.client import Columns, Enqueued
+    from rota.client import Enqueued
+    from rota.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.handlers.codec import Codec
 

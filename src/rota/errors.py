@@ -71,3 +71,7 @@ class InvalidCron(RotaError):
 
 class StaleToken(RotaError):
     """This attempt's claim is no longer the current one: its lease was lost, and nothing it writes counts."""
+
+
+class Stopped(BaseException):
+    """An order to stop came before there was anything to drain. No error, and nothing that an app's import may catch."""

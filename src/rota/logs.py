@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import structlog
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX, merge_contextvars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _JOB_ID: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "job_id")
 _HANDLER: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "handler")
@@ -91,6 +92,20 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
     if root.level == logging.WARNING:  # as Python leaves it
         root.setLevel(_LEVELS[level])
     return handler
+
+
+def hide_stray_errors(tell: Callable[[BaseException | None], None]) -> None:
+    """Have `tell` hear of errors that leave a thread or come up where nothing can be raised, instead of Python printing them.
+
+    Python prints their text, and an error's text likes to be a payload's.
+    """
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not SystemExit:
+            tell(args.exc_value)
+
+    threading.excepthook = of_thread
+    sys.unraisablehook = lambda unraisable: tell(unraisable.exc_value)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rota.errors import InvalidPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 LIMITS = {"payload": 1 << 20, "checkpoint": 1 << 16, "meta": 1 << 16, "result": 1 << 13}
 """Most bytes of each kind of value, as text."""
@@ -19,14 +19,17 @@ DEPTH = 100
 
 def encode(value: Any, *, what: str = "payload") -> str:
     """Return `value` as JSON text. Raises InvalidPayload, naming the path, for what PostgreSQL or other languages can't take."""
-    for path, fault in _faults(value, "$", 0):
-        raise InvalidPayload(f"{what} {path}: {fault}")
     try:
         # With the blanks that the database writes, too, so that both count the same bytes.
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_refuse)
+        text = _JSON.encode(value)
+        size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
+        _check(value, what)
         raise InvalidPayload(f"{what}: {error}") from error
-    if (size := len(text.encode())) > LIMITS[what]:
+    # The walk that knows the path costs more than all the rest: only for what may have one.
+    if "\\u0000" in text or not _is_plain(value, 0):
+        _check(value, what)
+    if size > LIMITS[what]:
         raise InvalidPayload(
             f"{what} has {size} bytes as JSON, at most {LIMITS[what]} fit: store it elsewhere and send a reference"
         )
@@ -69,6 +72,36 @@ def _escaped(value: Any) -> Any:
 
 def _refuse(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON: turn it into text, a number, a list or an object")
+
+
+_LISTS = (list, tuple)
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=_refuse)
+
+
+def _check(value: Any, what: str) -> None:
+    for path, fault in _faults(value, "$", 0):
+        raise InvalidPayload(f"{what} {path}: {fault}")
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Say whether it surely has no key but text and doesn't nest too deep, neither of which JSON text shows."""
+    items: Iterable[Any]
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) is not str:
+                return False
+        items = value.values()
+    elif isinstance(value, _LISTS):
+        items = value
+    else:
+        return True
+    if depth > DEPTH:
+        return False
+    for item in items:  # noqa: SIM110  a generator costs more than all of it
+        if type(item) not in _SCALARS and not _is_plain(item, depth + 1):
+            return False
+    return True
 
 
 def _faults(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:  # noqa: PLR0912

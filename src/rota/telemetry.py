@@ -189,6 +189,16 @@ class Telemetry:
         """Say goodbye."""
         self._event(logging.INFO, "node.stopped")
 
+    def node_hung(self) -> None:
+        """Say that the process ends without a word to its jobs, because the main loop doesn't turn."""
+        self._event(
+            logging.ERROR,
+            "node.hung",
+            why="a handler blocks the main loop, so the order to stop can't be carried out: its jobs run again when their "
+            "leases have expired",
+            do="use a plain def handler: it runs in a thread",
+        )
+
     def loop_lagged(self, lag: float, *, worst: float) -> None:
         """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it."""
         self._loop_lag.set(worst)

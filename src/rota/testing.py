@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 import asyncpg
 
 from rota.attempt import Attempt
-from rota.client import Columns, encode_payload
+from rota.client import encode_payload
 from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.migrate import installation
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rota.app import App
+    from rota.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.declared import HandlerFunction
 

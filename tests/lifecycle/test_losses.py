@@ -215,6 +215,29 @@ async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
         assert one.fell is None
 
 
+async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come first by number, at every sweep: whoever comes after them would never be taken back."""
+    monkeypatch.setattr(reaper_module, "BATCH", 3)
+    async with node(database.dsn, rota.App("reaper")) as one:
+        async with conn.transaction():
+            jobs = [await insert(conn, "work", max_attempts=1) for _ in range(9)]
+            for job_id in jobs:
+                await conn.execute(HOLD, job_id, EXPIRED)
+            await conn.execute(
+                f"""
+                create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+                create trigger refuse before insert on rota.attempts for each row when (new.job_id <= {jobs[6]})
+                execute function refuse();
+                """
+            )
+        for job_id in jobs[7:]:
+            assert await ended(conn, job_id) == "dead: exhausted"
+        assert one.seen("settlement.rejected")
+    assert await conn.fetchval("select count(*) from rota.jobs") == 7
+
+
 async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -476,3 +476,50 @@ async def test_a_dead_letter_calls_the_handler_that_was_configured_for_it(
         await one.told("job.settled", handler="alert", settlement="dead")
         await one.turns("dispatcher")
     assert [(a["job_id"], a["reason"], a["error_kind"]) for a in alerts] == [(job_id, "exhausted", "ValueError")]
+
+
+async def test_a_failed_attempt_says_which_it_was_what_happens_next_and_when_it_ends(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Whoever reads the log at night must not have to compute it."""
+    app = rota.App("fails")
+
+    @app.handler("fails")
+    async def fails(job: rota.Job[Any]) -> None:
+        match job.payload:
+            case "later":
+                raise rota.Retry(at=datetime.now(UTC) + timedelta(seconds=500))
+            case "too late":
+                raise rota.Retry(at=datetime.now(UTC) + timedelta(days=3))
+            case _:
+                raise ValueError("boom")
+
+    columns = {"max_attempts": 3, "backoff_base": "interval '100 s'"}
+    async with node(database.dsn, app) as one:
+        first = await insert(conn, "fails", **columns)
+        told = await one.told("job.settled", job_id=first)
+        assert (told["settlement"], told["attempt"], told["max_attempts"], told["kind"]) == (
+            "retried",
+            1,
+            3,
+            "ValueError",
+        )
+        assert 50 <= told["due_in_s"] <= 100
+        assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
+
+        asked = await insert(conn, "fails", '"later"', **columns)
+        told = await one.told("job.settled", job_id=asked)
+        assert told["due_in_s"] == pytest.approx(500, abs=10)
+        assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
+
+        limited = await insert(conn, "fails", **columns, retry_for="interval '150 s'")
+        assert (await one.told("job.settled", job_id=limited))["gives_up_in_s"] == pytest.approx(150, abs=10)
+
+        last = await insert(conn, "fails", max_attempts=1)
+        told = await one.told("job.settled", job_id=last)
+        assert (told["settlement"], told["reason"]) == ("dead", "exhausted")
+        assert f"rota dead show {last}" in told["do"]
+
+        never = await insert(conn, "fails", '"too late"', **columns, retry_for="interval '2 days'")
+        told = await one.told("job.settled", job_id=never)
+        assert (told["settlement"], told["reason"]) == ("dead", "expired")

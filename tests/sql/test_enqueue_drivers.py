@@ -228,3 +228,128 @@ async def test_many_large_jobs_go_in_statements_that_fit(conn: Connection[Record
     """Thousands of payloads of a megabyte would be a parameter that the server can't take."""
     assert await rota.enqueue_many(conn, "h", ({"n": n, "text": "x" * 900_000} for n in range(12))) == 12
     assert await conn.fetchval("select count(distinct payload->'n') from rota.jobs") == 12
+
+
+ODD = [
+    "tab\there",
+    "line\nbreak",
+    "back\\slash \\N \\. \\t",
+    "\U0001f600 é",
+    '"quoted"',
+    "\\u0000 isn't one",
+    "",
+    "null",
+]
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_many_payloads_arrive_as_they_were(driver: str, database: Database, conn: Connection[Record]) -> None:
+    """COPY has signs of its own, which must not reach the row."""
+    payloads = [None, *ODD, {"tab\there": ["a\\b"]}]
+    async with ASYNC[driver](database.dsn) as theirs:
+        shared: dict[str, Any] = {k: v for k, v in ALL_COLUMNS.items() if k not in {"unique_key", "on_conflict"}}
+        shared |= {"queue": "q \\N\\", "idempotency_key": lambda payload: f"k\\{payload}"}
+        assert await rota.enqueue_many(theirs, "h \\N", payloads, **shared) == len(payloads)
+    jobs = await conn.fetch("select * from rota.jobs order by job_id")
+    assert [json.loads(job["payload"]) for job in jobs] == [{}, *payloads[1:]]
+    assert [job["idempotency_key"] for job in jobs] == [f"k\\{payload}" for payload in payloads]
+    assert {job["handler"] for job in jobs} == {"h \\N"}
+    for name in ALL_COLUMNS.keys() - {"unique_key", "on_conflict", "idempotency_key", "queue", "meta"}:
+        assert {job[name] for job in jobs} == {ALL_COLUMNS[name]}, name
+    assert {job["queue"] for job in jobs} == {"q \\N\\"}
+    assert all(json.loads(job["meta"]) == ALL_COLUMNS["meta"] for job in jobs)
+
+
+COPYING = [driver for driver in ASYNC if not driver.startswith("sqlalchemy")]
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+@pytest.mark.parametrize("wrong", [{1: 2}, {"text": "\x00"}, {"deep": float("nan")}])
+async def test_a_payload_that_is_refused_is_named_and_the_others_go_too(
+    driver: str, wrong: Any, database: Database, conn: Connection[Record]
+) -> None:
+    """Half of what was asked for is worse than nothing, and the caller's transaction lives on."""
+    async with ASYNC[driver](database.dsn) as theirs:
+        await rota.enqueue(theirs, "before")
+        payloads = [*({"n": n} for n in range(6000)), wrong, {"n": 7000}]
+        with pytest.raises(rota.InvalidPayload, match=r"^payloads\[6000\]: payload \$"):
+            await rota.enqueue_many(theirs, "h", payloads)
+        await rota.enqueue(theirs, "after")
+    assert await conn.fetchval("select array_agg(handler order by job_id) from rota.jobs") == ["before", "after"]
+
+
+@pytest.mark.parametrize("driver", COPYING)
+async def test_a_job_that_the_database_refuses_is_named_and_the_others_go_too(
+    driver: str, database: Database, conn: Connection[Record]
+) -> None:
+    """A CHECK's name says what is wrong, but not with which of ten thousand."""
+    async with ASYNC[driver](database.dsn) as theirs:
+        await rota.enqueue(theirs, "before")
+        with pytest.raises(rota.Refused, match=r"^payloads\[6000\]: .*priority must lie between") as refused:
+            await rota.enqueue_many(
+                theirs, "h", ({"n": n, **SECRET} for n in range(7000)), priority=lambda p: 10 if p["n"] == 6000 else 1
+            )
+        await rota.enqueue(theirs, "after")
+    assert "S3CRET-canary" not in _as_logged(refused)
+    assert await conn.fetchval("select array_agg(handler order by job_id) from rota.jobs") == ["before", "after"]
+
+
+async def test_a_refused_statement_of_many_says_which_payloads_it_had(conn: Connection[Record]) -> None:
+    """Jobs with a key go by statements of thousands, in which the database doesn't count."""
+    with pytest.raises(rota.Refused, match=r"^payloads\[5000:5007\]: .*unique_key must have 1 to 500"):
+        await rota.enqueue_many(conn, "h", range(5007), unique_key=lambda n: "" if n == 5006 else str(n))
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_without_a_transaction_many_are_all_or_none(
+    in_transaction: bool, database: Database, conn: Connection[Record]
+) -> None:
+    """A COPY for each thousand, each committed, would leave half of them; one begun by a statement is the caller's."""
+    if in_transaction:
+        await conn.execute("begin")
+    with pytest.raises(rota.InvalidPayload, match=r"payloads\[5999\]"):
+        await rota.enqueue_many(conn, "h", [*range(5999), {1: 1}])
+    assert await rota.enqueue_many(conn, "h", range(6000)) == 6000
+    assert conn.is_in_transaction() == in_transaction
+    async with await psycopg.AsyncConnection.connect(database.dsn) as other:
+        seen = await (await other.execute("select count(*) from rota.jobs")).fetchone()
+    assert seen == (0 if in_transaction else 6000,)
+
+
+def test_a_psycopg_connection_in_autocommit_keeps_all_or_none(database: Database) -> None:
+    """Its transaction is ours then; else it is the caller's, who hasn't committed."""
+    with psycopg.connect(database.dsn, autocommit=True) as theirs:
+        with pytest.raises(rota.InvalidPayload):
+            rota.enqueue_many_sync(theirs, "h", [*range(6000), {1: 1}])
+        assert rota.enqueue_many_sync(theirs, "h", range(3)) == 3
+        assert not theirs.info.transaction_status
+    with psycopg.connect(database.dsn) as theirs:
+        assert rota.enqueue_many_sync(theirs, "h", range(4)) == 4
+        theirs.rollback()
+        assert theirs.execute("select count(*) from rota.jobs").fetchone() == (3,)
+
+
+def test_many_may_be_read_from_the_connection_that_they_go_to(database: Database) -> None:
+    """A cursor of the server's, read row by row, while COPY keeps the connection busy, would be an error in the middle."""
+    with psycopg.connect(database.dsn) as theirs, theirs.cursor("named") as rows:
+        rows.execute("select n from generate_series(1, 12000) n")
+        assert rota.enqueue_many_sync(theirs, "h", ({"n": n} for (n,) in rows)) == 12000
+        assert theirs.execute("select count(distinct payload) from rota.jobs").fetchone() == (12000,)
+
+
+def test_many_go_through_a_pipeline(database: Database) -> None:
+    """psycopg can't COPY in one."""
+    with psycopg.connect(database.dsn) as theirs, theirs.pipeline():
+        assert rota.enqueue_many_sync(theirs, "h", range(3)) == 3
+
+
+async def test_a_function_that_fails_leaves_with_its_own_error_and_nothing_is_made(conn: Connection[Record]) -> None:
+    """It is the caller's own code: only which payload it was about is added."""
+
+    def fails(payload: Any) -> int:
+        raise KeyError(payload["password"])
+
+    with pytest.raises(KeyError) as raised:
+        await rota.enqueue_many(conn, "h", [SECRET], priority=fails)
+    assert raised.value.__notes__ == ["in payloads[0]"]
+    assert not await conn.fetchval("select count(*) from rota.jobs")

@@ -131,7 +131,7 @@ STATEMENTS = {
     "succeed": Statement("settle_succeeded", _succeeded, BATCH),
     "settle": Statement("settle_unfinished", _unfinished, BATCH, pages_a_row=80),
     "reap": Statement("settle_unfinished", _reaped, BATCH, pages_a_row=80),
-    "find expired": Statement("find_expired_leases", lambda _: [BATCH], BATCH),
+    "find expired": Statement("find_expired_leases", lambda _: [0, BATCH], BATCH),
     "find orphaned": Statement("find_orphaned_claims", lambda _: [NODE, []], BATCH),
     "load terms": Statement("load_terms", lambda ground: [NODE, *_fenced(ground.mine)], BATCH),
     "examine": Statement("examine_unsettled", _examined, BATCH),

@@ -195,7 +195,7 @@ async def test_columns_marked_as_nullable_are_and_the_others_are_not(conn: Conne
     )
     await make_job(conn, start_by=timedelta(seconds=-1))
     arguments: dict[str, list[Any]] = {
-        "find_expired_leases": [10],
+        "find_expired_leases": [0, 10],
         "load_terms": [NODE, [bare.job_id], [bare.fence_token]],
         "find_orphaned_claims": [NODE, []],
         "expire_unstarted_jobs": [10],

@@ -149,7 +149,7 @@ MOVES: dict[str, tuple[Callable[[Conn, Row], Awaitable[Any]], dict[str, str]]] =
 
 # These only look.
 LOOKS: dict[str, Callable[[Conn, Row], Awaitable[Any]]] = {
-    "find expired leases": lambda conn, _: conn.fetch(sql("find_expired_leases"), 10),
+    "find expired leases": lambda conn, _: conn.fetch(sql("find_expired_leases"), 0, 10),
     "load terms": lambda conn, row: conn.fetch(sql("load_terms"), NODE, [row.job_id], [row.fence_token]),
     "find orphaned claims": lambda conn, _: conn.fetch(sql("find_orphaned_claims"), NODE, []),
     "examine": examine,

@@ -157,3 +157,11 @@ def test_percentiles_are_exact() -> None:
 def test_only_the_database_of_a_url_is_replaced(dsn: str, own: str) -> None:
     """The bench goes to the same server, as the same user, in the same way."""
     assert of_database(dsn, "b") == own
+
+
+def test_enqueue_compares_what_it_inserts_with_a_copy(server: Server) -> None:
+    """The ratio is of two figures of one run."""
+    found = bench("enqueue", "--dsn", server.dsn, "--jobs", "2000")
+    assert found["jobs"] == 2000
+    assert found["ratio_to_copy"] == pytest.approx(found["enqueued_per_second"] / found["copied_per_second"], rel=0.01)
+    assert found["enqueued_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)

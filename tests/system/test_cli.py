@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -391,7 +392,7 @@ async def test_a_job_can_be_cancelled_and_a_running_one_is_asked(rota: Shell, co
     waits = await make_job(conn)
     runs = await make_running_job(conn)
 
-    assert (await rota("job", "cancel", waits.job_id, "--reason", "moot", "--json")).json["became"] == "cancelled"
+    assert (await rota("job", "cancel", waits.job_id, "--note", "moot", "--json")).json["became"] == "cancelled"
     assert (await rota("job", "cancel", runs.job_id, "--json")).json["became"] == "requested"
     assert (await rota("job", "cancel", waits.job_id)).code == 1
     assert (await rota("job", "cancel", runs.job_id, "--force", "--json")).json["became"] == "cancelled"
@@ -419,11 +420,22 @@ async def test_waiting_jobs_can_be_hurried(rota: Shell, conn: Connection[Record]
 async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) -> None:
     """It is how one finds out whether a filter means what one thinks."""
     await make_dead_letters(conn, 3, handler="a")
-    await make_dead_letter(conn, handler="b")
+    mine = await make_dead_letter(conn, handler="b")
     for command in (["redrive"], ["discard", "--note", "n"]):
         said = await rota("dead", *command, "--handler", "a", "--dry-run", "--json")
         assert said.json["letters"] == 3
-        assert "nothing was changed" in (await rota("dead", *command, "--all", "--dry-run")).out
+        said = await rota("dead", *command, "--all", "--dry-run")
+        assert re.search(r"^ *3 +a ", said.out, re.MULTILINE), "the same table as in the summary"
+        assert f"4 dead letters would be {command[0]}" in said.out.replace("redriven", "redrive").replace(
+            "discarded", "discard"
+        )
+        assert "nothing was changed" in said.out
+        said = await rota("dead", *command, "--all", "--limit", "2", "--dry-run")
+        assert "2 dead letters would be" in said.out
+        assert "the oldest of 4" in said.out
+        said = await rota("dead", *command, mine, 4711, "--dry-run")
+        assert f"job {mine} of b in queue default (exhausted: ValueError) would be" in said.out
+        assert "job 4711 is unknown, no dead letter" in said.out
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 4
     assert await conn.fetchval("select count(*) from rota.audit") == 0
 
@@ -444,6 +456,17 @@ async def test_dead_letters_go_back_in_batches_until_all_have_gone(rota: Shell, 
     assert await state_of(conn, once) == "dead"
     assert (await rota("dead", "redrive", once, "--payload", '{"n": 2}')).code == 0
     assert await conn.fetchval("select payload->>'n' from rota.jobs where job_id = $1", once) == "2"
+
+
+@pytest.mark.parametrize("number", ["0", "9223372036854775808", "1e3", "9" * 5000])
+@pytest.mark.parametrize(
+    "command", ["job show", "job cancel", "job retry-now", "job reschedule", "dead show", "dead redrive"]
+)
+async def test_what_can_be_no_job_id_is_called_so(rota: Shell, command: str, number: str) -> None:
+    """A driver's complaint about an int8, or a traceback, says nothing to who mistyped a number."""
+    said = await rota(*command.split(), number)
+    assert said.code == 2
+    assert "is no job id" in said.err
 
 
 async def test_a_redrive_stops_at_its_limit(rota: Shell, conn: Connection[Record]) -> None:

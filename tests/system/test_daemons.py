@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from processes import stopped
+from processes import SOURCE, UP_WITHIN, stopped
 from waiting import eventually
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
     from scenes import Scene
 
@@ -105,6 +108,33 @@ async def test_the_third_signal_ends_the_process_whatever_it_is_doing(scene: Sce
     await scene.begins(job, 2)
 
 
+async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stopping(scene: Scene) -> None:
+    """Nobody takes the orders then; `kill -9` shall not be what a deployment needs, and what happens to the job is said."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s", ROTA_DRAIN_GRACE="500ms")
+    job = await scene.enqueue("blocks", {"seconds": 60})
+    await scene.begins(job)
+
+    assert daemon.stop(within=15) == 1
+
+    assert "leases" in daemon.wait_for("node.hung")["why"]
+    scene.daemons.start()
+    await scene.begins(job, 2)
+
+
+async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(scene: Scene) -> None:
+    """The second one, after which the system decides, is never taken by a loop that doesn't turn."""
+    daemon = scene.daemons.start(ROTA_DRAIN_GRACE="60s")
+    await scene.begins(await scene.enqueue("blocks", {"seconds": 60}))
+
+    def told_again() -> bool:  # signals that come together are one
+        daemon.send(signal.SIGTERM)
+        return not daemon.alive
+
+    await eventually(told_again, within=5, what="the end of the process")
+
+    assert daemon.ends() == -signal.SIGTERM
+
+
 async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(scene: Scene) -> None:
     """The process ends at the deadline all the same; a second execution begins only when the first one's lease is over."""
     daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
@@ -113,11 +143,39 @@ async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_t
 
     assert daemon.stop(within=6) == 0
 
-    daemon.wait_for("handler.stuck", why="drain")
+    daemon.wait_for("handler.stuck", job_id=job)
+    assert len(daemon.events("handler.stuck", job_id=job)) == 1
     row = await scene.job(job)
     assert row is not None
     assert (row["state"], row["attempt"]) == ("scheduled", 0)
     assert row["run_at"] > await scene.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
+
+
+async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(scene: Scene, tmp_path: Path) -> None:
+    """Whoever deploys in quick succession stops daemons that have just begun to start; nothing has been started yet."""
+    (tmp_path / "slow_app.py").write_text(
+        "import pathlib, threading\npathlib.Path(__file__).with_suffix('.seen').touch()\nthreading.Event().wait(60)\n"
+    )
+    daemon = scene.daemons.launch(arguments=("--app", "slow_app:app"), PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
+    await eventually((tmp_path / "slow_app.seen").exists, within=UP_WITHIN, what="the import of the app")
+
+    assert daemon.stop(within=5) == 0
+
+
+async def test_an_order_to_stop_while_the_database_does_not_answer_is_no_failure(scene: Scene) -> None:
+    """There is nothing to wait for then."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        daemon = scene.daemons.launch(dsn=f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none")
+        silent.settimeout(UP_WITHIN)
+        with silent.accept()[0]:
+            assert daemon.stop(within=5) == 0
+
+
+async def test_what_a_handler_prints_is_seen_when_it_is_printed(scene: Scene) -> None:
+    """To a file, Python keeps 8 KiB back, which a killed process takes with it."""
+    daemon = scene.daemons.start(PYTHONUNBUFFERED="")
+    await scene.enqueue("prints", {"text": "seen at once"})
+    await eventually(lambda: "seen at once" in daemon.said(), what="the print")
 
 
 async def test_a_zombies_writes_are_refused(scene: Scene) -> None:

@@ -168,7 +168,7 @@ async def test_a_bad_handler_is_stopped_while_its_queue_goes_on(drill: Drill) ->
     await drill.client.execute("insert into rota.jobs (handler) select 'bad' from generate_series(1, 20)")
     await drill.until("(select count(*) from rota.attempts where outcome = 'failed') >= 20")
 
-    paused = await rota("handler", "pause", "bad", "--reason", "release 7 broke it", "--json")
+    paused = await rota("handler", "pause", "bad", "--note", "release 7 broke it", "--json")
     assert paused.json["changed"] == 1
     after = await drill.client.fetchval("insert into rota.jobs (handler, priority) values ('bad', 0) returning job_id")
     await drill.client.execute("insert into rota.jobs (handler) select 'good' from generate_series(1, 200)")
@@ -183,7 +183,7 @@ async def test_a_bad_handler_is_stopped_while_its_queue_goes_on(drill: Drill) ->
     assert "paused" in (await rota("status")).out
 
     (rota.folder / "mended").touch()
-    await rota("handler", "resume", "bad", "--reason", "release 8")
+    await rota("handler", "resume", "bad", "--note", "release 8")
     await rota("job", "retry-now", "--handler", "bad")
     resumed = time.monotonic()
     await drill.until("(select count(*) from rota.job_runs where handler = 'bad' and outcome = 'succeeded') = 21")
@@ -197,7 +197,7 @@ async def test_everything_is_stopped_and_started(drill: Drill) -> None:
     """
     rota = drill.operator
     first = drill.daemons.start()
-    await rota("queue", "pause", "--all", "--reason", "the database moves")
+    await rota("queue", "pause", "--all", "--note", "the database moves")
     await drill.client.execute(
         "insert into rota.jobs (handler, queue) "
         "select 'good', (array['default', 'mail'])[1 + n % 2] from generate_series(1, 100) as n"
@@ -210,7 +210,7 @@ async def test_everything_is_stopped_and_started(drill: Drill) -> None:
     shown = await rota("queue", "list")
     assert "the database moves" in shown.out
 
-    started = await rota("queue", "resume", "--all", "--reason", "it has moved", "--json")
+    started = await rota("queue", "resume", "--all", "--note", "it has moved", "--json")
     resumed = time.monotonic()
     assert started.json["changed"] == 1
     await drill.until("(select count(*) from rota.job_runs where outcome = 'succeeded') = 100")

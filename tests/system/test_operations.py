@@ -60,7 +60,7 @@ async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Co
     await alive(conn, handlers=["h"], queues=["mail", "default"])
     await make_jobs(conn, 3, queue="mail")
 
-    assert (await rota("queue", "pause", "mail", "--reason", "provider is down", "--json")).json == {
+    assert (await rota("queue", "pause", "mail", "--note", "provider is down", "--json")).json == {
         "paused": ["mail"],
         "changed": 1,
     }
@@ -71,7 +71,7 @@ async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Co
     assert [line["due"] for line in shown["queues"] if line["queue"] == "mail"] == [3]
     assert [each["reason"] for each in shown["paused"]] == ["provider is down"]
     assert "provider is down" in text
-    assert "goes on" in (await rota("queue", "resume", "mail", "--reason", "up again")).out
+    assert "goes on" in (await rota("queue", "resume", "mail", "--note", "up again")).out
     assert "was not paused" in (await rota("queue", "resume", "mail")).out
     written = await conn.fetch("select action, target, reason, done_by from rota.audit order by audit_id")
     assert [tuple(row)[:3] for row in written] == [
@@ -87,8 +87,8 @@ async def test_everything_is_paused_at_once_and_what_was_paused_by_name_stays_so
     """`--all` is one switch over all others: turning it back on must not start what somebody else had stopped."""
     assert (await rota("queue", "pause")).code == 2
     assert (await rota("queue", "pause", "mail", "--all")).code == 2
-    await rota("queue", "pause", "mail", "--reason", "mine")
-    assert "every queue is paused" in (await rota("queue", "pause", "--all", "--reason", "fire")).out
+    await rota("queue", "pause", "mail", "--note", "mine")
+    assert "every queue is paused" in (await rota("queue", "pause", "--all", "--note", "fire")).out
     assert "all queues are still paused" in (await rota("queue", "resume", "bulk")).err
     done = await rota("queue", "resume", "--all")
     assert "every queue goes on" in done.out
@@ -100,10 +100,10 @@ async def test_handlers_are_paused_and_a_slip_in_the_name_is_told_of(rota: Shell
     """Pausing what nobody has ever registered is allowed (it may come with the next release), and surely a slip."""
     await make_handler(conn, "shop.double", app="shop", release="r7", queue="mail")
     await alive(conn, handlers=["shop.double"], queues=["mail"])
-    slip = await rota("handler", "pause", "shop.duoble", "--reason", "bad numbers")
+    slip = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
     assert slip.code == 0
     assert "no daemon has ever registered a handler shop.duoble" in slip.err
-    both = await rota("handler", "pause", "shop.double", "shop.duoble", "--reason", "bad numbers", "--json")
+    both = await rota("handler", "pause", "shop.double", "shop.duoble", "--note", "bad numbers", "--json")
     assert both.json["changed"] == 1
     shown = {each["handler"]: each for each in (await rota("handler", "list", "--json")).json}
     assert (shown["shop.double"]["paused"], shown["shop.double"]["nodes"], shown["shop.double"]["queue"]) == (
@@ -144,7 +144,7 @@ async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connec
     dry = await rota("job", "cancel", "--handler", "bad", "--dry-run", "--json")
     assert dry.json == {"dry_run": True, "cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs") == 2503
-    done = await rota("job", "cancel", "--handler", "bad", "--reason", "a loop", "--json")
+    done = await rota("job", "cancel", "--handler", "bad", "--note", "a loop", "--json")
     assert done.json == {"cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs where handler = 'good'") == 2
     assert (
@@ -165,7 +165,7 @@ async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: She
     assert all(g["oldest"] <= g["newest"] for g in groups)
     assert str(first[-1]) in (await rota("dead", "summary")).out
     dry = await rota("dead", "redrive", "--handler", "a", "--dry-run")
-    assert "dry run: 3 dead letters; 1 that were to run once at most stay" in dry.out
+    assert "dry run: 3 dead letters would be redriven; 1 that were to run once at most would stay" in dry.out
 
 
 async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connection[Record]) -> None:

@@ -19,6 +19,8 @@ import pytest
 
 from factories import make_dead_letters
 from logins import World, world
+from nodes import ended, insert, node
+from rota.app import find_app
 from rota.embedded import find_bindir
 from rota.errors import NoPostgres
 from servers import memory
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from servers import Server
+    from servers import Database, Server
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 TWO_MINUTES = 120
@@ -116,7 +118,8 @@ def test_from_an_empty_folder_to_a_job_of_ones_own_in_two_minutes(folder: Shell)
     install, dev, look = blocks("The first five minutes", "sh")
     (app,) = blocks("The first five minutes", "python")
     (insert,) = blocks("The first five minutes", "sql")
-    assert "pip install '.[embedded]'" in install.text
+    # Editable: in the checkout of somebody who works on it, a copy would take the place of what `make` has installed.
+    assert "pip install -e '.[embedded]'" in install.text
 
     name = re.search(r"Write `(\S+)`", README)
     assert name
@@ -175,6 +178,25 @@ def test_every_command_that_is_named_exists() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     for target in re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
+
+
+async def test_the_handler_with_a_transaction_runs_as_it_stands(
+    database: Database, conn: Connection[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the first one, on the table that the SQL page has made: paid, and the receipt enqueued, or neither."""
+    pieces = [blocks("The first five minutes", "python")[0], blocks("From Python", "python")[0]]
+    (tmp_path / "readme_app.py").write_text("\n\n".join(piece.text for piece in pieces))
+    monkeypatch.syspath_prepend(tmp_path)
+    await conn.execute(re.search(r"^create table orders .*;$", README, re.MULTILINE)[0])  # type: ignore[index]
+    await conn.execute("insert into orders values (7)")
+    async with node(database.dsn, find_app("readme_app:app")):
+        charged = await insert(conn, "charge", '{"order": 7}')
+        assert await ended(conn, charged) == "succeeded"
+        assert await conn.fetchval("select paid from orders where id = 7")
+        receipt = await conn.fetchval("select max(job_id) from rota.job_status where handler = 'send_receipt'")
+        assert await ended(conn, receipt) == "succeeded"
+        assert await ended(conn, await insert(conn, "charge", '{"order": 8}')) == "dead: permanent"
+        assert await ended(conn, await insert(conn, "charge", '{"odrer": 8}')) == "dead: bad_payload"
 
 
 # ---------------------------------------------------------------------------------------------------------------- its SQL

@@ -240,7 +240,7 @@ async def test_set_changes_what_is_named_and_fires_nothing(rota: Shell, conn: Co
 async def test_pausing_says_who_and_why_and_runs_by_hand_all_the_same(rota: Shell, conn: Connection[Record]) -> None:
     """Whoever finds a schedule standing still wants to know whom to ask."""
     await make_schedule(conn)
-    first = await rota("schedule", "pause", "s", "--for", "1h", "--reason", "moving house", "--json")
+    first = await rota("schedule", "pause", "s", "--for", "1h", "--note", "moving house", "--json")
     again = await rota("schedule", "pause", "s", "--for", "2h", "--json")
     assert (first.json["changed"], again.json["changed"]) == (1, 1)
     why = await rota("why", "s", "--json")
@@ -252,7 +252,7 @@ async def test_pausing_says_who_and_why_and_runs_by_hand_all_the_same(rota: Shel
     assert (job["job_id"], job["payload"]) == (ran.json["job_id"], "[7]")
     assert (await rota("schedule", "resume", "s", "--json")).json == {"resumed": ["s"], "changed": 1}
     assert (await rota("schedule", "resume", "s", "nobody")).code == 1
-    gone = await rota("schedule", "remove", "s", "--reason", "done with")
+    gone = await rota("schedule", "remove", "s", "--note", "done with")
     assert gone.code == 0
     assert await conn.fetchval("select count(*) from rota.schedules") == 0
     after = await rota("why", "s", "--json")
@@ -329,7 +329,7 @@ async def test_why_asks_twice_where_the_clock_shows_it_twice(rota: Shell) -> Non
 async def test_why_follows_a_job_to_its_fire(rota: Shell, conn: Connection[Record]) -> None:
     """By its number: which schedule made it, for when, and why it does not run."""
     await make_schedule(conn)
-    job_id = (await rota("schedule", "run-now", "s", "--reason", "try it")).out.strip()
+    job_id = (await rota("schedule", "run-now", "s", "--note", "try it")).out.strip()
     said = await rota("why", job_id, "--json")
     assert said.json["schedule"] == "s"
     assert said.json["verdict"] == "due"

@@ -48,6 +48,8 @@ async def through_everything(scene: Scene, daemon: DaemonProcess) -> dict[str, i
         "snooze": await scene.enqueue("snoozes", {**secret, "times": 1}),
         "permanent": await scene.enqueue("gives_up", secret),
         "process": await scene.enqueue("apart", secret, max_attempts=1),
+        "strays": await scene.enqueue("strays", secret),
+        "strays of a process": await scene.enqueue("strays_apart", secret),
     }
 
     async def asking() -> str | None:
@@ -79,6 +81,8 @@ async def test_b103_no_log_line_metric_page_query_or_output_shows_a_secret(scene
     daemon.stop()
     said = daemon.said()
     assert "job.settled" in said
+    assert said.count("loop.stray_error") == 2
+    assert said.count("left alone: ValueError") == 2
     assert_silent(said, "the daemon's log")
     if log_format == "console":
         return

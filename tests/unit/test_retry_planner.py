@@ -31,6 +31,7 @@ from rota.lifecycle.settle import as_verdict, say
 NODE = NodeId(UUID(int=1))
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 NOW = timedelta(0)
+NEXT = timedelta(microseconds=1)
 
 TERMS = Terms(
     job_id=7,
@@ -92,6 +93,8 @@ TABLE: list[tuple[str, Terms, Outcome, Settlement]] = [
     ("failure, out of time", replace(TERMS, retry_left=timedelta(seconds=19)), BOOM, Bury("expired")),
     ("failure, just in time", replace(TERMS, retry_left=timedelta(seconds=20)), BOOM, Retry(timedelta(seconds=20))),
     ("failure, long out of time", replace(TERMS, retry_left=timedelta(days=-1)), BOOM, Bury("expired")),
+    ("failure, wishes for too late", replace(TERMS, retry_until=AT - NEXT), replace(BOOM, at=AT), Bury("expired")),
+    ("failure, wishes for just in time", replace(TERMS, retry_until=AT), replace(BOOM, at=AT), Retry(NOW, AT)),
     ("loss, out of time", replace(TERMS, retry_left=timedelta(seconds=-1)), HolderLost(), Bury("expired")),
     ("snooze, out of time", replace(TERMS, retry_left=timedelta(seconds=-1)), Snoozed(after=NOW), Release(NOW)),
     ("no terms written", replace(TERMS, max_attempts=None, delivery=None), BOOM, Bury("exhausted")),
@@ -116,6 +119,7 @@ terms = st.builds(
     backoff_base=st.timedeltas(timedelta(microseconds=1), timedelta(days=366)),
     backoff_cap=st.timedeltas(timedelta(microseconds=1), timedelta(days=366)),
     retry_left=st.none() | st.timedeltas(timedelta(days=-(10**5)), timedelta(days=10**5)),
+    retry_until=st.none() | st.datetimes(timezones=st.just(UTC)),
 )
 randoms = st.floats(0, 1, exclude_max=True)
 
@@ -137,6 +141,7 @@ def test_no_job_is_tried_beyond_its_attempts_losses_and_time(terms: Terms, outco
     assert terms.attempt < (terms.max_attempts or 1)
     assert settlement.delay >= NOW
     assert terms.retry_left is None or settlement.delay <= terms.retry_left
+    assert terms.retry_until is None or settlement.at is None or settlement.at <= terms.retry_until
     if isinstance(outcome, HolderLost):
         assert terms.losses + 1 < MAX_LOSSES
     if not (isinstance(outcome, Failed) and outcome.after is not None):

@@ -1,4 +1,4 @@
-"""The commands: `rota bench drain | latency | floor | stored | spike | scrape`."""
+"""The commands: `rota bench drain | latency | enqueue | floor | stored | spike | scrape`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rota.bench.drain import drain as measure_drain
+from rota.bench.enqueue import measure_enqueue
 from rota.bench.figures import Figures, Show
 from rota.bench.floor import measure_floor
 from rota.bench.ground import Ground, own_database, some_server
@@ -72,6 +73,16 @@ def latency(
 
     async def work(ground: Ground, show: Show) -> Figures:
         return await measure_latency(ground, show, rate=rate, seconds=seconds, count=count, slots=slots)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def enqueue(*, jobs: Jobs = 50_000, dsn: Dsn = None, embedded: Embedded = False, as_json: Json = False) -> None:
+    """Insert many jobs from Python, in turns with a bare COPY of the same rows."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_enqueue(ground, show, jobs=jobs)
 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 

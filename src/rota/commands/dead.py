@@ -7,7 +7,20 @@ import typer
 
 from rota.commands.enqueue import checked_json
 from rota.commands.job_sheet import read_job, show_job
-from rota.commands.options import AsJson, ConfigFile, DryRun, Dsn, Embedded, Handler, JobId, Queue, duration, instant
+from rota.commands.options import (
+    AsJson,
+    ConfigFile,
+    DryRun,
+    Dsn,
+    Embedded,
+    Handler,
+    JobId,
+    JobIds,
+    Queue,
+    Reason,
+    duration,
+    instant,
+)
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, table
 
@@ -19,7 +32,6 @@ app = typer.Typer(name="dead", help="Look at dead letters, send them back, or en
 
 REASONS = ("permanent", "exhausted", "poison", "lost", "bad_payload", "expired")
 
-JobIds = Annotated[list[int] | None, typer.Argument(metavar="ID", show_default=False, help="These, or else:")]
 DeathReason = Annotated[str | None, typer.Option("--reason", help=f"One of {', '.join(REASONS)}.", show_default=False)]
 ErrorKind = Annotated[str | None, typer.Option("--error-kind", help="Only after this error.", show_default=False)]
 Before = Annotated[
@@ -129,7 +141,7 @@ def redrive(
     include_at_most_once: Annotated[
         bool, typer.Option("--include-at-most-once", help="Those, too, that were to run once at most.")
     ] = False,
-    note: Annotated[str | None, typer.Option("--note", help="Why: it stands in the audit.", show_default=False)] = None,
+    note: Reason = None,
     dry_run: DryRun = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
@@ -175,7 +187,7 @@ def redrive(
             spared = not include_at_most_once
             ask(
                 config,
-                lambda db: _say_what_would_be(db, ids, which, limit, as_json=as_json, spared=spared),
+                lambda db: _say_what_would_be("redriven", db, ids, which, limit, as_json=as_json, spared=spared),
                 name="dead redrive",
             )
             return
@@ -231,7 +243,11 @@ def discard(
 
     with using(config_file, dsn, embedded=embedded) as config:
         if dry_run:
-            ask(config, lambda db: _say_what_would_be(db, ids, which, limit, as_json=as_json), name="dead discard")
+            ask(
+                config,
+                lambda db: _say_what_would_be("discarded", db, ids, which, limit, as_json=as_json),
+                name="dead discard",
+            )
             return
         discarded = ask(config, work, name="dead discard")
     print_json({"discarded": discarded}) if as_json else typer.echo(f"{plural(discarded, 'dead letter')} discarded")
@@ -264,6 +280,7 @@ def _dying_before(which: "LetterFilter", now: datetime) -> "LetterFilter":
 
 
 async def _say_what_would_be(
+    became: str,
     db: "Connection",
     ids: list[int],
     which: "LetterFilter",
@@ -276,26 +293,30 @@ async def _say_what_would_be(
 
     if ids:
         found = [await reports.describe_job(db, job_id=job_id) for job_id in ids]
-        states = {job_id: job.state if job else "unknown" for job_id, job in zip(ids, found, strict=True)}
         if as_json:
+            states = {job_id: job.state if job else "unknown" for job_id, job in zip(ids, found, strict=True)}
             print_json({"dry_run": True, "jobs": states})
             return
-        for job_id, state in states.items():
-            typer.echo(f"job {job_id}: {state}{'' if state == 'dead' else ', would be refused'}")
+        for job_id, job in zip(ids, found, strict=True):
+            if job is None or job.state != "dead":
+                typer.echo(f"job {job_id} is {job.state if job else 'unknown'}, no dead letter: all would be refused")
+            else:
+                why = ": ".join(filter(None, (job.note, job.last_error_kind)))
+                typer.echo(f"job {job_id} of {job.handler} in queue {job.queue} ({why}) would be {became}")
+        typer.echo("dry run: nothing was changed")
         return
     groups = await reports.summarise_dead_letters(db, which=which)
     once = sum(group.at_most_once for group in groups) if spared else 0
     count = sum(group.letters for group in groups) - once
+    chosen = min(count, limit or count)
     if as_json:
-        print_json(
-            {"dry_run": True, "letters": min(count, limit or count), "at_most_once_left": once, "groups": groups}
-        )
+        print_json({"dry_run": True, "letters": chosen, "at_most_once_left": once, "groups": groups})
         return
     if groups:
         _print_groups(groups)
-    bounded = f", the oldest {limit:,} of them" if limit and limit < count else ""
-    left = f"; {once:,} that were to run once at most stay" if once else ""
-    typer.echo(f"dry run: {plural(count, 'dead letter')}{bounded}{left}; nothing was changed")
+    bounded = f", the oldest of {count:,}" if chosen < count else ""
+    left = f"; {once:,} that were to run once at most would stay" if once else ""
+    typer.echo(f"dry run: {plural(chosen, 'dead letter')} would be {became}{bounded}{left}; nothing was changed")
 
 
 def _print_groups(groups: "list[LetterGroup]") -> None:

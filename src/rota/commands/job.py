@@ -14,6 +14,7 @@ from rota.commands.options import (
     Embedded,
     Handler,
     JobId,
+    OneJobId,
     Queue,
     Reason,
     duration,
@@ -103,7 +104,7 @@ def show(
 
 @app.command()
 def cancel(
-    job_id: Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="One job, or else:")] = None,
+    job_id: OneJobId = None,
     handler: Handler = None,
     queue: Queue = None,
     before: Annotated[
@@ -188,7 +189,7 @@ def _say_cancelled(ended: int, asked: int, *, as_json: bool, dry_run: bool) -> N
 
 @app.command("retry-now")
 def retry_now(
-    job_id: Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="One job, or else:")] = None,
+    job_id: OneJobId = None,
     handler: Handler = None,
     queue: Queue = None,
     every: Annotated[bool, typer.Option("--all", help="Whatever waits for its retry.")] = False,

@@ -20,10 +20,26 @@ Dsn = Annotated[
 Embedded = Annotated[bool, typer.Option("--embedded", help="Use the embedded PostgreSQL, as `rota dev` does.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-JobId = Annotated[int, typer.Argument(metavar="ID", show_default=False, help="The job's number.")]
+LARGEST_JOB_ID = 2**63 - 1
+
+
+def job_id(text: str) -> int:
+    """Read a job's number; a usage error for what can't be one."""
+    if not (text.isdecimal() and text.isascii() and 1 <= int(text[:20]) <= LARGEST_JOB_ID):
+        raise typer.BadParameter(f"{text[:40]!r} is no job id: those are whole numbers from 1 to {LARGEST_JOB_ID}")
+    return int(text)
+
+
+JobId = Annotated[int, typer.Argument(metavar="ID", parser=job_id, show_default=False, help="The job's number.")]
+OneJobId = Annotated[
+    int | None, typer.Argument(metavar="ID", parser=job_id, show_default=False, help="One job, or else:")
+]
+JobIds = Annotated[
+    list[int] | None, typer.Argument(metavar="ID", parser=job_id, show_default=False, help="These, or else:")
+]
 Handler = Annotated[str | None, typer.Option("--handler", help="Only this handler's.", show_default=False)]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why: it stands in the audit.", show_default=False)
+    str | None, typer.Option("--note", metavar="TEXT", help="Why: it stands in the audit.", show_default=False)
 ]
 Queue = Annotated[str | None, typer.Option("--queue", help="Only those of this queue.", show_default=False)]
 

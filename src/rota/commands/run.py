@@ -1,8 +1,10 @@
 """`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
 
 import errno
+import io
 import os
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -14,6 +16,7 @@ from rota.commands.options import App, ConfigFile, Dsn, Embedded
 from rota.commands.reload import run_anew_at_changes
 from rota.commands.schema import migrate_database
 from rota.commands.session import configure, explaining, using
+from rota.errors import Stopped
 
 if TYPE_CHECKING:
     from rota.app import App as RotaApp
@@ -30,6 +33,7 @@ def run(
     ] = False,
 ) -> None:
     """Run jobs: one daemon, of which there may be any number."""
+    _prepare_process()
     from rota.app import find_app
     from rota.errors import ConfigError
 
@@ -53,6 +57,7 @@ def dev(
     ] = False,
 ) -> None:
     """Try rota: a PostgreSQL of its own, the schema, and one daemon with your handlers and three to play with."""
+    _prepare_process()
     configured = configure(config_file, overrides={"app": app})
     overrides = {"app": app, "http.port": 0 if configured.source("http.port") == "default" else None}
     with using(config_file, None, embedded=True, overrides=overrides) as config:
@@ -64,6 +69,17 @@ def dev(
         migrate_database(config)
         typer.echo(_welcome(config, found.name), err=True)
         _run_daemon(config, found)
+
+
+def _prepare_process() -> None:
+    """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
+
+    def leave(*_: object) -> None:
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, leave)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _with_builtins(reference: str | None) -> "RotaApp":
@@ -89,9 +105,11 @@ def _spare_the_collector() -> None:
 def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
     from rota.daemon import Daemon
     from rota.errors import ConfigError
+    from rota.logs import hide_stray_errors
 
     _spare_the_collector()
     daemon = Daemon(config, app, app_reference=config.app, until_idle=until_idle)
+    hide_stray_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):
         try:
             _run_loop(daemon.run())

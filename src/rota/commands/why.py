@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.commands.job_sheet import Sheet, facts, give_up, read_job
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, job_id
 from rota.commands.schedule_sheet import find_schedule, the_schedule
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, printable
@@ -72,7 +72,7 @@ def why(
     async def look(db: "Connection") -> "list[Answer] | tuple[Sheet, FireRecord | None]":
         found = await find_schedule(db, subject)
         if found is None and subject.isdecimal() and asked is None:
-            return await _job(db, int(subject))
+            return await _job(db, job_id(subject))
         if found is None:
             return await _gone(db, subject, asked)
         if asked is None:

@@ -227,6 +227,11 @@ def _way(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> Callab
     raise TypeError(_advice(cls, wanted, caller))
 
 
+def is_of(conn: object, driver: str, names: set[str]) -> bool:
+    """Say whether it is an instance of a class of this driver's that has one of these names."""
+    return any(origin == driver and name in names for origin, name in map(_origin, type(conn).__mro__))
+
+
 def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__.partition(".")[0], cls.__name__
 
@@ -250,9 +255,8 @@ def _advice(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> str
 
 def _refused(error: Exception) -> Refused | None:
     """Return our own error where the database says no; any other one leaves as it is, but without the parameters."""
-    said = server_error(error)
-    if said is not None and said[0].startswith(_REFUSALS):
-        return Refused(said[1], sqlstate=said[0])
+    if (said := server_error(error)) is not None and (refused := refusal(*said)) is not None:
+        return refused
     if hasattr(error, "hide_parameters"):
         error.hide_parameters = True  # SQLAlchemy's errors print them, and the payload is one
     return None
@@ -260,6 +264,11 @@ def _refused(error: Exception) -> Refused | None:
 
 _REFUSALS = ("RT", "22", "23")
 """What the database says no to: rota's own refusals, values out of range, constraints."""
+
+
+def refusal(sqlstate: str, message: str, *, where: str = "") -> Refused | None:
+    """Return our own error if this is what the database says no with; `where` stands before the message."""
+    return Refused(where + message, sqlstate=sqlstate) if sqlstate.startswith(_REFUSALS) else None
 
 
 def server_error(error: BaseException) -> tuple[str, str] | None:

@@ -148,9 +148,9 @@ async def look_for_ends(db: Connection) -> EndsLook:
     return EndsLook(*row)
 
 
-async def find_expired_leases(db: Connection, *, limit: int) -> list[Terms]:
-    """Return the terms of running jobs whose lease has expired, whoever held it."""
-    return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], limit)]
+async def find_expired_leases(db: Connection, *, beyond: int, limit: int) -> list[Terms]:
+    """Return the terms of running jobs whose lease has expired, whoever held it, by job_id from `beyond` on."""
+    return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], beyond, limit)]
 
 
 Verdict = tuple[

@@ -59,6 +59,8 @@ class Terms:
     backoff_cap: timedelta | None
     retry_left: timedelta | None = field(default=None)
     """How long from now the job may still be retried; None: no such limit."""
+    retry_until: datetime | None = None
+    """The same as an instant."""
     schedule_id: int | None = None
 
 

@@ -32,6 +32,9 @@ MAX_LOSSES = 3
 
 NOW = timedelta(0)
 
+BASE, CAP = timedelta(seconds=5), timedelta(hours=1)
+"""The backoff of jobs that were claimed without one."""
+
 
 def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settlement:
     """Say what becomes of the job. Delays count from the database's now() when the settlement is written."""
@@ -69,6 +72,8 @@ def _again(terms: Terms, after: timedelta | None, at: datetime | None, random: C
     delay = after if after is not None else NOW if at is not None else _backoff(terms, terms.attempt, random)
     if terms.retry_left is not None and delay > terms.retry_left:
         return Bury("expired")
+    if terms.retry_until is not None and at is not None and at > terms.retry_until:
+        return Bury("expired")
     return Retry(delay, at)
 
 
@@ -87,5 +92,4 @@ def _after_loss(terms: Terms, random: Callable[[], float]) -> Settlement:
 
 
 def _backoff(terms: Terms, failures: int, random: Callable[[], float]) -> timedelta:
-    base, cap = terms.backoff_base, terms.backoff_cap
-    return backoff(failures, base=base or timedelta(seconds=5), cap=cap or timedelta(hours=1), random=random)
+    return backoff(failures, base=terms.backoff_base or BASE, cap=terms.backoff_cap or CAP, random=random)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 import asyncpg
 
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Connection, Pool, connection, cut
+from rota.domain.forecast import given_up
 from rota.domain.outcome import (
     Cancelled,
     Committed,
@@ -24,11 +27,10 @@ from rota.domain.outcome import (
     Undecodable,
 )
 from rota.domain.settlement import Abandon, Bury, Cancel, Release, Retry, Settlement, Succeed
-from rota.lifecycle.retry_planner import decide
+from rota.lifecycle.retry_planner import BASE, CAP, decide
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
-    from datetime import timedelta
 
     from rota.attempt import Attempt
     from rota.db.queries import Verdict
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1000
 """Most settlements in one statement: enough to spend little on each, few enough to hold no lock for long."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOCKED_PAUSE = 0.1
 """Seconds until a job whose row somebody holds locked is tried again."""
@@ -310,7 +314,11 @@ def report(
 ) -> None:
     """Tell what was written for an attempt that did not succeed."""
     what, kind, _ = say(outcome)
-    delay = settlement.delay if written != "cancel" and isinstance(settlement, Retry | Release) else None
+    due = left = None
+    if written != "cancel" and isinstance(settlement, Retry | Release):
+        due = _due_in(settlement)
+        if due is not None and isinstance(settlement, Retry):
+            left = gives_up_in(terms, due)
     telemetry.job_settled(
         job_id=terms.job_id,
         handler=terms.handler,
@@ -323,5 +331,31 @@ def report(
         releases=terms.releases or None,
         kind=kind,
         reason=settlement.reason if isinstance(settlement, Bury) and written == "bury" else None,
-        due_in_s=None if delay is None else round(delay.total_seconds(), 3),
+        due_in_s=None if due is None else round(due.total_seconds(), 3),
+        gives_up_in_s=None if left is None else round(left.total_seconds()),
+        do=f"rota dead show {terms.job_id}, and redrive or discard it" if written == "bury" else None,
     )
+
+
+def gives_up_in(terms: Terms, due: timedelta) -> timedelta:
+    """Say how long from now it takes at most, besides what attempts take, until a job that goes on failing is given up.
+
+    `due`: until its next attempt.
+    """
+    waits = _later_waits(
+        terms.attempt + 1, terms.max_attempts or 1, terms.backoff_base or BASE, terms.backoff_cap or CAP
+    )
+    return due + waits if terms.retry_left is None else max(due, min(due + waits, terms.retry_left))
+
+
+@lru_cache(1024)
+def _later_waits(attempt: int, max_attempts: int, base: timedelta, cap: timedelta) -> timedelta:
+    # Kept, because there may be a thousand of them, for each of a thousand jobs that fail together.
+    return given_up(attempt=attempt, at=EPOCH, max_attempts=max_attempts, base=base, cap=cap).latest - EPOCH
+
+
+def _due_in(settlement: Retry | Release) -> timedelta | None:
+    """Say when the next attempt is due, for a reader: where an instant was asked for, by this machine's clock."""
+    if settlement.at is not None:
+        return max(timedelta(0), settlement.at - datetime.now(UTC))
+    return settlement.delay

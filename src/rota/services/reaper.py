@@ -58,9 +58,9 @@ class Reaper:
         async with connection(self._pool) as db:
             look = await queries.look_for_ends(db)
             if self._clock_is_steady(look.now):
-                full = look.lost
-                while full:
-                    full = await self._reap(db)
+                beyond = 0 if look.lost else None
+                while beyond is not None:
+                    beyond = await self._reap(db, beyond)
             if look.late:
                 expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
                 self._telemetry.jobs_ended("expired", len(expired))
@@ -69,9 +69,10 @@ class Reaper:
             if look.asked:
                 self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
 
-    async def _reap(self, db: Connection) -> bool:
-        """Settle one batch as lost; return whether there may be more."""
-        expired = {terms.fence_token: terms for terms in await queries.find_expired_leases(db, limit=BATCH)}
+    async def _reap(self, db: Connection, beyond: int) -> int | None:
+        """Settle one batch as lost; return beyond which job there may be more."""
+        found = await queries.find_expired_leases(db, beyond=beyond, limit=BATCH)
+        expired = {terms.fence_token: terms for terms in found}
         outcome = HolderLost()
         decided = {token: decide(terms, outcome, self._random) for token, terms in expired.items()}
         verdicts = [
@@ -80,14 +81,14 @@ class Reaper:
             if (verdict := as_verdict(terms, outcome, decided[token])) is not None
         ]
         if not verdicts:
-            return False
+            return None
         written = await self._write(db, verdicts)
         for token, settlement in written.items():
             terms = expired[token]
             report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
             self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
             self._ended(terms.schedule_id, settlement)
-        return len(written) == BATCH
+        return found[-1].job_id if len(found) == BATCH else None
 
     def _ended(self, schedule_id: int | None, settlement: str) -> None:
         if schedule_id is not None and settlement in ENDS:

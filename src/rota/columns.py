@@ -1,0 +1,60 @@
+"""The public columns of rota.jobs, as Python writes them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from rota import payload as json_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Columns(TypedDict, total=False):
+    """What `enqueue` takes by name: the public columns of rota.jobs, and on_conflict. None: the default."""
+
+    queue: str | None
+    run_at: datetime | None
+    priority: int | None
+    unique_key: str | None
+    on_conflict: Literal["keep", "replace", "error"] | None
+    max_attempts: int | None
+    backoff_base: timedelta | None
+    backoff_cap: timedelta | None
+    retry_for: timedelta | None
+    timeout: timedelta | None
+    lease: timedelta | None
+    delivery: Literal["at_least_once", "at_most_once"] | None
+    start_by: datetime | None
+    idempotency_key: str | None
+    meta: Mapping[str, Any] | None
+
+
+COLUMNS = frozenset(Columns.__annotations__)
+
+
+def option(name: str, value: Any) -> Any:
+    """Return a column's value as JSON has it. Raises TypeError or ValueError for a wrong one, or a column that there isn't."""
+    if name not in COLUMNS:
+        close = get_close_matches(name, COLUMNS, 1)
+        raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+    match value:
+        case datetime():
+            if value.tzinfo is None:
+                raise ValueError(
+                    f"{name} must have a zone, or nobody knows which instant it means: datetime.now(UTC), not now()"
+                )
+            return value.isoformat()
+        case timedelta():
+            return f"{value // timedelta(microseconds=1)} microseconds"
+        case _ if name == "meta":
+            return json.loads(json_text.encode(value, what="meta"))
+        case bool():
+            raise TypeError(f"{name} can't be a bool")
+        case str() | int():
+            return value
+        case _:
+            raise TypeError(f"{name} can't be a {type(value).__name__}")

@@ -1,0 +1,136 @@
+"""The orders to stop: how they come, as signals, and who carries them out if the main loop doesn't."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from rota.clock import boottime
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+TURNS_WITHIN = 5.0
+"""Seconds within which the main loop must turn when there is an order to carry out whose time is over."""
+
+
+class Stops:
+    """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
+
+    def __init__(self) -> None:
+        self.claiming = asyncio.Event()
+        self.running = asyncio.Event()
+        self._cut: asyncio.Timeout | None = None
+
+    def order(self) -> None:
+        """Take the next order."""
+        if self._cut is not None:
+            self._cut.reschedule(asyncio.get_running_loop().time())
+        (self.running if self.claiming.is_set() else self.claiming).set()
+
+    @asynccontextmanager
+    async def cutting(self) -> AsyncIterator[None]:
+        """Leave the block at the first order that comes, because there is nothing to drain yet."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._cut = scope
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._cut = None
+
+    @contextmanager
+    def on_signals(self, *, drain: float, grace: float, hung: Callable[[], None]) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as orders.
+
+        Where the main loop doesn't turn any more when the `drain` of the first order or the `grace` of the second is over, in
+        seconds, `hung` is called, on a thread of its own.
+        """
+        loop = asyncio.get_running_loop()
+
+        def ordered() -> None:
+            self.order()
+            if self.running.is_set():
+                for name in SIGNALS:
+                    loop.remove_signal_handler(name)
+
+        for name in SIGNALS:
+            loop.add_signal_handler(name, ordered)
+        try:
+            with _LastResort(loop, patience=(drain + grace, grace), hung=hung).beside_the_loop():
+                yield
+        finally:
+            for name in SIGNALS:
+                loop.remove_signal_handler(name)
+
+
+class _LastResort:
+    """Sees the same signals, also while a handler keeps the main loop from turning and the orders from being taken."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, patience: tuple[float, float], hung: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._patience = list(patience)
+        self._hung = hung
+        # Its put() may interrupt anything, itself too: no other way to tell a thread can do that.
+        self._orders: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+
+    @contextmanager
+    def beside_the_loop(self) -> Iterator[None]:
+        """Call the loop's own handlers and listen in. Their removal ends this, too."""
+        for name in SIGNALS:
+            if callable(loops := signal.getsignal(name)):
+                signal.signal(name, self._listening_in(loops))
+        thread = threading.Thread(target=self._watch, daemon=True, name="rota stops")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._orders.put(None)
+            thread.join()
+
+    def _listening_in(
+        self, loops: Callable[[int, FrameType | None], object]
+    ) -> Callable[[int, FrameType | None], None]:
+        def signalled(number: int, frame: FrameType | None) -> None:
+            if self._patience:
+                self._orders.put(self._patience.pop(0))
+                loops(number, frame)
+            else:
+                # The loop hasn't come to the second order yet, which leaves the third to the system.
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        return signalled
+
+    def _watch(self) -> None:
+        seconds = self._orders.get()
+        until = float("inf")
+        while seconds is not None:
+            until = min(until, boottime() + seconds)
+            try:
+                seconds = self._orders.get(timeout=max(0.0, until - boottime()))
+            except queue.Empty:
+                if not self._turns():
+                    self._hung()
+                    return
+                until, seconds = float("inf"), TURNS_WITHIN
+
+    def _turns(self) -> bool:
+        turned = threading.Event()
+        with suppress(RuntimeError):  # closed: it has come to its end
+            self._loop.call_soon_threadsafe(turned.set)
+            return turned.wait(TURNS_WITHIN)
+        return True
