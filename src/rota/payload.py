@@ -16,6 +16,8 @@ LIMITS = {"payload": 1 << 20, "checkpoint": 1 << 16, "meta": 1 << 16, "result": 
 
 DEPTH = 100
 
+_UNSEEN = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
+
 
 def encode(value: Any, *, what: str = "payload") -> str:
     """Return `value` as JSON text. Raises InvalidPayload, naming the path, for what PostgreSQL or other languages can't take."""
@@ -51,9 +53,12 @@ def encode_result(value: Any) -> str | None:
 
 
 def plain(text: str, limit: int) -> str:
-    """Return text that PostgreSQL can store: no NUL, no surrogates, and at most `limit` bytes, of which the end counts most."""
-    raw = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
-    if len(raw) > limit:
+    """Return text that PostgreSQL can store: no NUL, no surrogates, and at most `limit` bytes, of which the end counts most.
+
+    Other control characters are escaped, too, by fewer bytes than JSON would need: as JSON it is at most twice as long.
+    """
+    raw = text[-limit:].translate(_UNSEEN).encode("utf-8", "backslashreplace")
+    if len(raw) > limit or len(text) > limit:
         raw = b"... " + raw[-(limit - 4) :]
     return raw.decode("utf-8", "ignore")
 

@@ -38,10 +38,13 @@ class Receiver:
         self.url = ""
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answers: list[web.Response] = []
+        self.raw: list[list[str]] = []
+        """The names of the headers as they were sent, of each request."""
 
     async def take(self, request: web.Request) -> web.Response:
         """Keep it."""
         headers = {name.lower(): value for name, value in request.headers.items()}
+        self.raw.append([name.decode() for name, _ in request.raw_headers])
         self.seen.append((request.method, request.path_qs, headers, await request.read()))
         return self.answers.pop(0) if self.answers else web.Response(text="thanks")
 
@@ -133,6 +136,72 @@ async def test_what_an_answer_means(
                 if kind == "Retry":
                     assert told["due_in_s"] == 3600
     assert len(receiver.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff" * 3000, b"\x00" * 3000, b"\x01\x1b" * 1500, b'"\\' * 1500, "\u00e9".encode() * 1500]
+)
+async def test_b91_whatever_bytes_a_server_answers_they_are_the_result_with_its_status(
+    body: bytes, database: Database, conn: Connection[Record]
+) -> None:
+    """B91: stored escaped. Escaping makes them longer, and a result that is too long would be none."""
+    async with receiving() as receiver:
+        receiver.answers = [web.Response(body=body)]
+        endpoints = {"shop": {"url": receiver.url, "private": True}}
+        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert(conn, "http.shop", "{}")
+            assert await ended(conn, job_id) == "succeeded"
+    result = await _result(conn, job_id)
+    assert result["status"] == 200
+    assert len(result["body"]) >= 500
+
+
+async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The kind of B103 and B105: a receiver that takes the first of two fence tokens would take the one of whoever inserts."""
+    async with receiving() as receiver:
+        endpoint = {"url": receiver.url, "private": True, "headers": {"X-Key": "ours"}}
+        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
+            theirs = {
+                "rota-FENCE-token": "1",
+                "IDEMPOTENCY-KEY": "theirs",
+                "rota-attempt": "9",
+                "rota-scheduled-for": "theirs",
+                "x-key": "theirs",
+                "content-type": "text/plain",
+                "Content-TYPE": "text/html",
+            }
+            job_id = await insert(conn, "http.shop", json.dumps({"headers": theirs, "json": 1}))
+            assert await ended(conn, job_id) == "succeeded"
+    names = [name.lower() for name in receiver.raw[0]]
+    assert len(names) == len(set(names))
+    ((_, _, headers, _),) = receiver.seen
+    assert headers["x-key"] == "ours"
+    assert headers["rota-attempt"] == "1"
+    assert headers["rota-fence-token"] not in {"1", ""}
+    assert headers["idempotency-key"].startswith("rota:")
+
+
+@pytest.mark.parametrize(
+    ("payload", "columns"),
+    [
+        ({"headers": {"X-Own": "a\r\nX-Admin: 1"}}, {}),
+        ({"headers": {"X\nOwn": "1"}}, {}),
+        ({"headers": {"": "1"}}, {}),
+        ({}, {"idempotency_key": "E'a\\nX-Admin: 1'"}),
+    ],
+)
+async def test_b91_what_can_be_no_header_is_a_dead_letter_at_once_and_nothing_is_sent(
+    payload: dict[str, Any], columns: dict[str, Any], database: Database, conn: Connection[Record]
+) -> None:
+    """No attempt will ever send it: twenty of them would only hide it for hours."""
+    async with receiving() as receiver:
+        endpoints = {"shop": {"url": receiver.url, "private": True}}
+        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert(conn, "http.shop", json.dumps(payload), **columns)
+            assert await ended(conn, job_id) == "dead: permanent"
+    assert receiver.seen == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])
@@ -231,6 +300,20 @@ async def test_how_a_command_ends_says_what_becomes_of_its_job(
         assert await ended(conn, job_id) == how
     if text:
         assert text in (await letter(conn, job_id))["error"]
+
+
+@pytest.mark.parametrize("byte", ["\\xff", "\\x00", "\\x01", "\\x1b", "\\n", '"', "\\\\"])
+async def test_b91_whatever_bytes_a_command_writes_the_end_of_them_is_the_result(
+    byte: str, database: Database, conn: Connection[Record]
+) -> None:
+    """B91: stored escaped. Escaping makes them longer, and a result that is too long would be none."""
+    code = f"import sys; sys.stdout.buffer.write(b'{byte}' * 9000)"
+    async with node(database.dsn, rota.App("a"), handlers__command=_python(code)):
+        job_id = await insert(conn, "command.x")
+        assert await ended(conn, job_id) == "succeeded"
+    result = await _result(conn, job_id)
+    assert result["exit_code"] == 0
+    assert len(result["output"]) >= 1000
 
 
 async def test_a_command_that_is_not_there_fails_like_any_other(database: Database, conn: Connection[Record]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import socket
 import time
 from base64 import b64decode, b64encode
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rota.domain.job import instant
 from rota.job import Job  # noqa: TC001  the codec reads the annotations at run time
+from rota.payload import plain
 from rota.signals import Permanent, Retry
 
 if TYPE_CHECKING:
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
     Send = Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 KEPT = 2000
-"""Most bytes of an answer that are kept as the job's result."""
+"""Most bytes of an answer that are kept as the job's result; escaped, they may be twice as many."""
+
+_NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+_NO_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -135,6 +140,9 @@ async def _send(
 ) -> dict[str, Any]:
     connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket, force_close=True)
     headers = {"Content-Type": "application/json"} | headers if body is not None else headers
+    for name, value in headers.items():
+        if not name or _NO_NAME.search(name) or _NO_VALUE.search(value):
+            raise Permanent(f"{name[:60]!r} and its value can be no header of a request")
     try:
         return await _exchange(connector, method, url, body=body, headers=headers, permanent=permanent)
     except aiohttp.InvalidURL:
@@ -159,7 +167,7 @@ async def _exchange(
     ):
         if 200 <= answer.status < 300:
             kept = (await answer.content.read(KEPT)).decode("utf-8", "backslashreplace")
-            return {"status": answer.status, "body": kept}
+            return {"status": answer.status, "body": plain(kept, 2 * KEPT)}
         host = urlsplit(url).hostname
         if answer.status in permanent:
             raise Permanent(f"{host} answered with status {answer.status}")
