@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from processes import SOURCE, TESTS
 from waiting import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Sequence
 
     from processes import DaemonProcess
@@ -47,8 +47,8 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(scene: Scene, former: Path) -> None:
     """Both claim, fire, heartbeat, settle and reap in one database; what one of them leaves behind the other finishes."""
-    before = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(former / "src")])}
-    old, new = scene.daemons.start(**before), scene.daemons.start()
+    before = os.pathsep.join([str(TESTS), str(former / "src")])
+    old, new = scene.daemons.start(PYTHONPATH=before), scene.daemons.start()
     await scene.execute("insert into rota.schedules (name, handler, every) values ('each second', 'noop', '1 second')")
     jobs = [await scene.enqueue("transactional", {"seconds": 0.3}) for _ in range(60)]
     flaky = [await scene.enqueue("flaky", {"fails": 0.5}, backoff_base="100ms") for _ in range(10)]
@@ -64,7 +64,7 @@ async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(s
     for dies, lives in ((old, new), (new, None)):
         job = await _held_by(scene, dies)
         dies.kill()
-        other = lives or scene.daemons.start(**before)
+        other = lives or scene.daemons.start(PYTHONPATH=before)
         *_, last = await scene.begins(job, 2)
         assert last["pid"] == other.pid
         assert await scene.value("select rota.cancel($1)", job) == "requested"
@@ -80,10 +80,11 @@ async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(s
 
 async def _held_by(scene: Scene, daemon: DaemonProcess) -> int:
     """Have a long job claimed by this one of the daemons."""
-    while True:
+    for _ in range(50):
         job = await scene.enqueue("work", {"seconds": 600})
         (execution,) = await scene.begins(job)
         if execution["pid"] == daemon.pid:
             return job
         assert await scene.value("select rota.cancel($1)", job) == "requested"
         await scene.comes_to(job, "cancelled")
+    raise AssertionError("one of two daemons has claimed fifty jobs in a row")
