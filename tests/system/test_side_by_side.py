@@ -13,8 +13,8 @@ from processes import SOURCE, TESTS
 from waiting import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Sequence
+    from pathlib import Path
 
     from processes import DaemonProcess
     from scenes import Scene
