@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rota import health, logs, systemd
 from rota.builtin.configured import configured
@@ -40,16 +40,15 @@ from rota.db.pool import (
     probe,
 )
 from rota.domain.job import NodeId
-from rota.domain.outcome import Interrupted
 from rota.errors import DatabaseUnusable
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
+from rota.lifecycle.drain import Drain
 from rota.lifecycle.executor import Executor
 from rota.lifecycle.heartbeat import Heartbeat, Trust
-from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.running import Running
 from rota.lifecycle.scheduler import Scheduler
-from rota.lifecycle.settle import Settler, as_verdict
+from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
 from rota.loop import Pulse, Service, on_own_thread, run_forever
 from rota.services import declarations
@@ -62,12 +61,11 @@ from rota.stops import Stops
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     import asyncpg
 
     from rota.app import App
-    from rota.attempt import Attempt
     from rota.config import Config
 
 STALLED = timedelta(seconds=60)
@@ -75,6 +73,9 @@ STALLED = timedelta(seconds=60)
 
 WAITING = frozenset({"settle", "listener", "track record"})
 """Services that wait for something to do, so that their age says nothing."""
+
+ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner))
+"""Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
 
 
 class Watchdog:
@@ -245,6 +246,16 @@ class Daemon:
             execute=executor.execute,
             on_idle=self.stops.claiming.set if self._until_idle else None,
         )
+        drain = Drain(
+            pool,
+            running,
+            telemetry,
+            node=self.node,
+            timeout=config.drain.timeout,
+            grace=config.drain.grace,
+            random=random.random,
+            alert=config.dead_letters.handler,
+        )
         gauges = Gauges(pool, telemetry)
         services: list[Service] = [
             settler,
@@ -272,7 +283,10 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 background: list[asyncio.Task[Any]] = [
-                    group.create_task(run_forever(service, telemetry, self._pulse), name=service.name)
+                    group.create_task(
+                        run_forever(service, telemetry, self._pulse, expendable=service.name in ONLOOKERS),
+                        name=service.name,
+                    )
                     for service in services
                 ]
                 beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
@@ -280,7 +294,8 @@ class Daemon:
                 async with asyncio.TaskGroup() as executions:
                     background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
                     await dispatcher.run(executions, self.stops.claiming)
-                    await self._drain(pool, running)
+                    if not await drain.run(self.stops.running):
+                        self._end_at_once()
                 # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
                 for task in background:
                     task.cancel()
@@ -298,41 +313,8 @@ class Daemon:
         with suppress(*TRANSIENT):
             await presence.run_once()
 
-    async def _drain(self, pool: Pool, running: Running) -> None:
-        """Let jobs finish while their leases are still extended; at the deadline, or the second order, interrupt them."""
-        drain = self._config.drain
-        self.telemetry.node_stopping(running=len(running), how="drain")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drain.timeout.total_seconds()):
-                await first_of(running.wait_until_empty(), self.stops.running.wait())
-        if not len(running):
-            return
-        self.telemetry.node_stopping(running=len(running), how="interrupt")
-        running.interrupt_all()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drain.grace.total_seconds()):
-                await running.wait_until_empty()
-        if stuck := [attempt for attempt in running.snapshot() if not attempt.ended_at]:
-            await self._go_without(pool, stuck)
-
-    async def _go_without(self, pool: Pool, left: list[Attempt]) -> None:
-        """Leave handlers behind that will not stop: their jobs may run again when their leases end, for this process ends now."""
-        for attempt in left:
-            if not attempt.stuck:
-                attempt.stuck = True
-                self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
-        stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
-        outcome = Interrupted(began=True, still_running=True)
-        with suppress(*TRANSIENT):
-            async with connection(pool) as db:
-                terms = await queries.load_terms(db, node=self.node, attempts=stuck)
-                verdicts = [as_verdict(each, outcome, decide(each, outcome, random.random)) for each in terms]
-                writable = [verdict for verdict in verdicts if verdict is not None]
-                if writable:
-                    await queries.settle_unfinished(
-                        db, writable, expired_only=False, alert=self._config.dead_letters.handler
-                    )
-                await queries.remove_node(db, node=self.node)
+    def _end_at_once(self) -> NoReturn:
+        """End the process, because handlers are left that will not stop: nobody could wait for them."""
         self.telemetry.node_stopped()
         sys.stderr.flush()
         os._exit(0)
@@ -457,9 +439,9 @@ class Daemon:
             health.ServiceHealth(
                 name=name,
                 age=timedelta(seconds=now - succeeded),
-                allowed=timedelta.max if name in WAITING else STALLED + self._config.poll_interval,
+                allowed=timedelta.max if name in WAITING | ONLOOKERS else STALLED + self._config.poll_interval,
                 failures=self._pulse.failures[name],
-                database_away=self._pulse.failures[name] > 0,
+                database_away=name in self._pulse.away,
             )
             for name, succeeded in list(self._pulse.succeeded.items())
         ]
@@ -515,15 +497,3 @@ async def closing(pool: Pool) -> AsyncIterator[Pool]:
                 await pool.close()
         except LOST:
             pool.terminate()
-
-
-async def first_of(*events: Coroutine[Any, Any, Any]) -> None:
-    """Wait until the first of them is done, and end the others."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(event) for event in events]
-        done = asyncio.Event()
-        for task in tasks:
-            task.add_done_callback(lambda _: done.set())
-        await done.wait()
-        for task in tasks:
-            task.cancel()

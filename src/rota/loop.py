@@ -47,15 +47,20 @@ class Pulse:
     def __init__(self) -> None:
         self.succeeded: dict[str, float] = {}
         self.failures: dict[str, int] = {}
+        self.away: set[str] = set()
+        """Those whose last failure was the database's."""
 
     def ran(self, service: str) -> None:
         """Note a success, or that it begins, or has nothing to do for good reasons."""
         self.failures[service] = 0
+        self.away.discard(service)
         self.succeeded[service] = boottime()
 
-    def failed(self, service: str) -> int:
+    def failed(self, service: str, error: Exception) -> int:
         """Note a failure; return how many that makes in a row."""
         self.failures[service] += 1
+        if isinstance(error, TRANSIENT):
+            self.away.add(service)
         return self.failures[service]
 
     def ended(self, service: str) -> None:
@@ -84,19 +89,19 @@ async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) ->
     return one.result(), two.result()
 
 
-async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
+async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, expendable: bool = False) -> NoReturn:
     """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon.
 
-    A service that is `expendable` survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
+    An expendable service survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
     """
     pulse.ran(service.name)
     while True:
         try:
             await service.run_once()
         except Exception as error:
-            if not isinstance(error, TRANSIENT) and not getattr(service, "expendable", False):
+            if not expendable and not isinstance(error, TRANSIENT):
                 raise
-            failures = pulse.failed(service.name)
+            failures = pulse.failed(service.name, error)
             pause = min(backoff_pause(failures), getattr(service, "longest_pause", LONGEST_PAUSE))
             telemetry.service_failed(service.name, error, failures=failures, again_in=pause)
         else:

@@ -52,12 +52,6 @@ class Scripted:
             raise error
 
 
-class Onlooker(Scripted):
-    """One without which the jobs run as well."""
-
-    expendable = True
-
-
 class Impatient(Scripted):
     """One that must not be kept waiting."""
 
@@ -99,13 +93,13 @@ async def test_only_what_passes_by_itself_is_survived(told: Any) -> None:
 async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> None:
     """It fails, which is told and seen in its age, and the next turn comes."""
     pulse = Pulse()
+    turns: list[BaseException | None] = [TypeError(), OSError(), None, ValueError(), asyncio.CancelledError()]
     with pytest.raises(asyncio.CancelledError):
-        await run_forever(
-            Onlooker([TypeError(), ValueError(), None, KeyError(), asyncio.CancelledError()]), told, pulse
-        )
+        await run_forever(Scripted(turns), told, pulse, expendable=True)
     assert told.ran == 1
     assert len(told.pauses) == 3
     assert pulse.failures["scripted"] == 1
+    assert not pulse.away, "it was no fault of the database's"
 
 
 def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:

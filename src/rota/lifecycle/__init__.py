@@ -20,6 +20,7 @@
     5 retry_planner   outcome -> settlement, purely
     6 settle          settlements -> fenced statements, with whatever gathered meanwhile
     7 scheduler       due schedules -> fires + jobs, once for each schedule and instant
+    8 drain           the end of the node: what runs may end, is interrupted, or is left to its lease
 
 `running` is what they share: the attempts under way, and the slots they take.
 

@@ -153,7 +153,7 @@ class Dispatcher:
                     await self._return_orphans(db)
                 look = await self._claim(db, group, rooms)
         except TRANSIENT as error:
-            failures = self._pulse.failed(self.name)
+            failures = self._pulse.failed(self.name, error)
             self._unsure = True
             pause = backoff_pause(failures)
             self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)

@@ -25,7 +25,6 @@ class Gauges:
     """Service: the database's part, bounded in time and cost."""
 
     name = "gauges"
-    expendable = True
     interval: timedelta | None = SAMPLED_EVERY
 
     def __init__(self, pool: Pool, telemetry: Telemetry) -> None:
@@ -71,7 +70,6 @@ class LocalGauges:
     """Service: what this node knows by itself."""
 
     name = "local gauges"
-    expendable = True
     interval: timedelta | None = timedelta(seconds=1)
 
     def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, gauges: Gauges) -> None:

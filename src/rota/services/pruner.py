@@ -28,7 +28,6 @@ class Pruner:
     """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next, soon."""
 
     name = "pruner"
-    expendable = True
     interval: timedelta | None = PRUNED_EVERY
 
     def __init__(self, pool: Pool, telemetry: Telemetry, retention: Retention) -> None:
