@@ -1,5 +1,6 @@
 -- List the queues that have scheduled jobs, one index probe each.
---   $1 limit  int8
+--   $1 after  text  those whose names come after this one
+--   $2 limit  int8
 --   -> queue text?
 -- index: claim_due_jobs_idx (0002)
 with recursive found as (
@@ -7,6 +8,7 @@ with recursive found as (
         select job.queue
         from rota.jobs as job
         where job.state = 'scheduled'
+          and job.queue > $1
         order by job.queue
         limit 1
     )
@@ -25,4 +27,4 @@ with recursive found as (
 select found.queue
 from found
 where found.queue is not null
-limit $1
+limit $2

@@ -231,7 +231,7 @@ class _Drain:
     async def _claim(self, *, at_once: bool) -> list[Any]:
         if at_once:
             await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
-        queues = await queries.list_queues(self._conn, limit=MOST_QUEUES)
+        queues = await queries.list_queues(self._conn, after="", limit=MOST_QUEUES)
         lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
         for suspects in (False, True):
             if not lanes:

@@ -316,3 +316,21 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
         for job_id in (first, second):
             await ended(conn, job_id)
     assert story == ["written by 2", "refused to 1"]
+
+
+@pytest.mark.parametrize("others", ["'nobody has it', now()", "'record', now() + interval '1 year'"])
+async def test_b45_no_number_of_other_queues_hides_a_due_job(
+    others: str, database: Database, conn: Connection[Record]
+) -> None:
+    """A queue for each tenant, most of them waiting for something: those that come late in the alphabet are served, too."""
+    order: list[int] = []
+    await conn.execute(
+        f"insert into rota.jobs (queue, handler, run_at) select 'a' || n, {others} from generate_series(1, 900) as n"
+    )
+    late = await insert(conn, "record", queue="'z'")
+    async with node(database.dsn, recording_app(order), queues="default:5,*:5"):
+        assert await ended(conn, late) == "succeeded"
+        later = [await insert(conn, "record", queue=f"'{queue}'") for queue in ("z", "zz", "a", "m")]
+        for job_id in later:
+            assert await ended(conn, job_id) == "succeeded"
+    assert sorted(order) == [late, *later]

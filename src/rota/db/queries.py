@@ -361,9 +361,9 @@ async def remove_node(db: Connection, *, node: NodeId) -> None:
     await db.execute(SQL["remove_node"], node)
 
 
-async def list_queues(db: Connection, *, limit: int) -> list[str]:
-    """Return up to `limit` names of queues that have scheduled jobs."""
-    return [row[0] for row in await db.fetch(SQL["list_queues"], limit)]
+async def list_queues(db: Connection, *, after: str, limit: int) -> list[str]:
+    """Return the names of queues that have scheduled jobs: in order, the first `limit` of those after that name."""
+    return [row[0] for row in await db.fetch(SQL["list_queues"], after, limit)]
 
 
 async def make_jobs_due(db: Connection, *, handlers: Sequence[str]) -> None:

@@ -47,7 +47,7 @@ SUSPECTS = 10.0
 """Seconds between two looks for jobs that were lost twice in a row."""
 
 MOST_QUEUES = 200
-"""Most queues that may share the slots of `*`."""
+"""Most queues that share the slots of `*` in one sweep; where there are more, they take turns."""
 
 
 @dataclass(slots=True)
@@ -58,6 +58,9 @@ class Look:
     next_in: timedelta | None = None
     """How long until the earliest future job of the lanes looked at."""
     swept: bool = False
+    """Whether all lanes have been looked at, by this look and those before it."""
+    nothing: bool = False
+    """Whether there was nothing to claim in any of them."""
     suspects: bool = False
     """Whether suspects were looked for, too."""
 
@@ -108,6 +111,8 @@ class Dispatcher:
         self._own_queues = [queue for queue in queues if queue != "*"]
         self._shares = "*" in queues
         self._other_queues: list[str] = []
+        self._last_queue = ""
+        self._claimed_in_round = 0
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._execute = execute
@@ -162,7 +167,7 @@ class Dispatcher:
         self.reached = boottime()
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
-        if self._on_idle is not None and quiet and not look.claimed and look.swept and look.suspects:
+        if self._on_idle is not None and quiet and look.nothing and look.suspects:
             self._on_idle()
         if look.claimed >= STREAM:
             self._listener.want(False)
@@ -188,11 +193,13 @@ class Dispatcher:
             return look
         self._forget_quiet_lanes(began)
         if self._shares and "*" in rooms:
-            found = await queries.list_queues(db, limit=MOST_QUEUES)
-            self._other_queues = [queue for queue in found if queue not in self._own_queues]
+            await self._list_other_queues(db)
         claimed, look.next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
         look.claimed += claimed
-        look.swept = True
+        if not self._last_queue:
+            look.swept = True
+            look.nothing = not self._claimed_in_round
+            self._claimed_in_round = 0
         if self._running.suspect is None and began >= self._suspects_at:
             look.suspects = True
             await self._claim_suspect(db, group)
@@ -203,6 +210,12 @@ class Dispatcher:
         self._swept = began + took
         self._sweep_at = self._swept + min(took * DUTY, self._poll)
         return look
+
+    async def _list_other_queues(self, db: Connection) -> None:
+        """List the next queues. Were it the first ones each time, no job in the others would ever be seen."""
+        found = await queries.list_queues(db, after=self._last_queue, limit=MOST_QUEUES)
+        self._last_queue = found[-1] if len(found) == MOST_QUEUES else ""
+        self._other_queues = [queue for queue in found if queue not in self._own_queues]
 
     def _forget_quiet_lanes(self, now: float) -> None:
         for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
@@ -235,6 +248,7 @@ class Dispatcher:
             total=1 if suspects else min(LARGEST, sum(rooms.values())),
             lease=self._lease,
         )
+        self._claimed_in_round += len(claims)
         lease = self._lease.total_seconds()
         for claim in claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
