@@ -95,7 +95,7 @@ class Planner:
     """One node's scheduler, told to look at all schedules, and what it said."""
 
     pool: asyncpg.Pool[Record]
-    shards: Sequence[int] = EVERY_SHARD
+    shards: Sequence[int] | None = EVERY_SHARD
     events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     _scheduler: Scheduler | None = None
 

@@ -199,7 +199,7 @@ class Daemon:
             Wake(),
             telemetry,
             node=self.node,
-            shards=lambda: presence.shards,
+            shards=lambda: presence.shards if presence.state == "running" else None,
             poll_interval=config.poll_interval,
         )
 

@@ -425,8 +425,17 @@ async def test_a_node_looks_at_its_own_shards_and_takes_over_what_nobody_serves(
 async def test_a_node_on_its_way_out_decides_nothing(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:
     """It gives its shards up at once."""
     await make_due(conn, await make_schedule(conn), ago=HOUR)
-    await Planner(pool, shards=()).turn()
+    await Planner(pool, shards=None).turn()
     assert await fires(conn) == []
+
+
+async def test_a_node_to_which_no_shard_fell_takes_over_what_nobody_serves(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """Among hundreds of nodes, most of which have just died, the one that is left need not have any."""
+    await make_due(conn, await make_schedule(conn), ago=3 * SECOND)
+    await Planner(pool, shards=()).turn()
+    assert await dispositions(conn) == ["enqueued"]
 
 
 async def test_news_of_nodes_has_everything_looked_at(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:

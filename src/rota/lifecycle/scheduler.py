@@ -66,7 +66,7 @@ class Scheduler:
         telemetry: Telemetry,
         *,
         node: NodeId,
-        shards: Callable[[], Sequence[int]],
+        shards: Callable[[], Sequence[int] | None],
         poll_interval: timedelta,
     ) -> None:
         self._pool = pool
@@ -109,9 +109,10 @@ class Scheduler:
 
         While one full batch is being written, the next one is looked up, until a batch isn't full or a sweep is due.
         """
-        shards = tuple(self._shards())
-        if not shards:  # on its way out
+        given = self._shards()
+        if given is None:  # on its way out
             return self._poll.total_seconds()
+        shards = tuple(given)
         if shards != self._served:
             self._served = shards
             self._telemetry.shards_taken(len(shards))
