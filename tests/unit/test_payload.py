@@ -131,11 +131,12 @@ def test_objects_of_a_handlers_own_making_are_no_result(value: Any) -> None:
 
 @given(st.text(), st.integers(10, 300))
 def test_plain_text_can_be_stored(text: str, limit: int) -> None:
-    """No NUL, no surrogate, at most so many bytes, and its end is kept."""
+    """No NUL, no surrogate, at most so many bytes, twice as many as JSON, and its end is kept."""
     made = plain(text, limit)
     assert "\x00" not in made
     assert len(made.encode()) <= limit
-    if text.isascii() and "\x00" not in text:
+    assert len(json.dumps(made, ensure_ascii=False).encode()) <= 2 * limit + 2
+    if text.isascii() and text.isprintable():
         assert made.endswith(text[-(limit - 4) :])
 
 
