@@ -265,6 +265,7 @@ COMMENT ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result json
 
 CREATE FUNCTION rota.cron_value(field integer, word text) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
     lows constant integer[] := '{0,0,0,1,1,0}';
@@ -426,20 +427,23 @@ CREATE FUNCTION rota.fill_in_job() RETURNS trigger
     AS $$
 begin
     if new.queue is null then
-        new.queue := coalesce((select handlers.queue from rota.handlers where handlers.handler = new.handler), 'default');
+        new.queue := coalesce(
+            (select handlers.queue from rota.handlers where handlers.handler operator(pg_catalog.=) new.handler), 'default'
+        );
     end if;
-    new.run_at := coalesce(new.run_at, now());
+    new.run_at := coalesce(new.run_at, pg_catalog.now());
     new.scheduled_for := coalesce(new.scheduled_for, new.run_at);
     new.priority := coalesce(new.priority, 5);
     new.payload := coalesce(new.payload, '{}');
     if new.created_by is null then  -- a redriven job brings its own; clients have no privilege on this column
-        new.created_by := coalesce(nullif(current_setting('role', true), 'none'), session_user::text);
+        new.created_by := rota.caller();
     end if;
     return new;
 end $$;
 
 CREATE FUNCTION rota.fill_in_schedule() RETURNS trigger
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     at timestamptz := clock_timestamp();
@@ -533,6 +537,8 @@ COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s
 
 CREATE FUNCTION rota.is_cron(expression text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET standard_conforming_strings TO 'on'
     AS $_$
 declare
     lows constant integer[] := '{0,0,0,1,1,0}';
@@ -649,10 +655,10 @@ CREATE FUNCTION rota.is_duration(value interval) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
 begin
-    return value > interval '0'
-       and value <= interval '366 days'
-       and extract(year from value) = 0
-       and extract(month from value) = 0;
+    return value operator(pg_catalog.>) interval '0'
+       and value operator(pg_catalog.<=) interval '366 days'
+       and extract(year from value) operator(pg_catalog.=) 0
+       and extract(month from value) operator(pg_catalog.=) 0;
 end $$;
 
 CREATE FUNCTION rota.is_name(value text) RETURNS boolean
@@ -1287,6 +1293,7 @@ CREATE FUNCTION rota.rotate_ledger(keep interval DEFAULT '7 days'::interval, ahe
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '200ms'
+    SET standard_conforming_strings TO 'on'
     AS $_$
 declare
     today date := (now() at time zone 'UTC')::date;

@@ -167,6 +167,63 @@ async def test_the_row_trigger_reads_the_handlers_queue_for_a_client(
     await denied(app, "select app from rota.handlers")
 
 
+HOSTILE = """
+create schema mine;
+grant usage on schema mine to public;
+create function mine.current_setting(text, boolean) returns text language sql as $$ select 'somebody else' $$;
+create function mine.now() returns timestamptz language sql as $$ select timestamptz '2001-01-01 00:00+00' $$;
+create function mine.clock_timestamp() returns timestamptz language sql as $$ select timestamptz '2001-01-01 00:00+00' $$;
+create function mine.yes(interval, interval) returns boolean language sql immutable as $$ select true $$;
+create function mine.yes(numeric, integer) returns boolean language sql immutable as $$ select true $$;
+create operator mine.> (leftarg = interval, rightarg = interval, function = mine.yes);
+create operator mine.<= (leftarg = interval, rightarg = interval, function = mine.yes);
+create operator mine.= (leftarg = numeric, rightarg = integer, function = mine.yes);
+"""
+
+
+async def test_what_a_client_puts_first_in_its_search_path_decides_nothing(
+    app: Connection[Record], root: Connection[Record]
+) -> None:
+    """CHECKs and row triggers run with the session's own settings: its operators and functions must not answer for ours."""
+    await root.execute(HOSTILE)
+    try:
+        await app.execute("set search_path = mine, pg_catalog")
+        for duration in ("178000000 years", "-1 second", "1 month", "400 days"):
+            with pytest.raises(asyncpg.CheckViolationError):
+                await app.execute(f"insert into rota.jobs (handler, timeout) values ('h', '{duration}')")
+        with pytest.raises(asyncpg.CheckViolationError):
+            await app.execute("insert into rota.schedules (name, handler, every) values ('s', 'h', '-5 hours')")
+        await app.execute("insert into rota.jobs (handler) values ('h')")
+        await app.execute("insert into rota.schedules (name, handler, cron) values ('s', 'h', '*/5 9 * * mon-fri')")
+        login = await app.fetchval("select session_user")
+        job = await root.fetchrow("select created_by, run_at > now() - interval '1 min' as is_now from rota.jobs")
+        assert job is not None
+        assert tuple(job) == (login, True)
+        made = await root.fetchrow(
+            "select created_by, created_at > now() - interval '1 min' as is_now from rota.schedule_definitions"
+        )
+        assert made is not None
+        assert tuple(made) == (login, True)
+    finally:
+        await root.execute("drop schema mine cascade; delete from rota.schedules")
+
+
+async def test_strings_with_backslashes_of_old_change_no_pattern(
+    app: Connection[Record], root: Connection[Record]
+) -> None:
+    """standard_conforming_strings is any session's to turn off, and some drivers of old do."""
+    for conn in (app, root):
+        await conn.execute("set standard_conforming_strings = off")
+    await app.execute("insert into rota.schedules (name, handler, cron) values ('s', 'h', '*/5 9 * * mon-fri')")
+    await root.execute("delete from rota.schedules")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await app.execute("insert into rota.schedules (name, handler, cron) values ('s', 'h', '*/5 9 * * mon-fry')")
+    await root.execute(
+        "create table rota.job_runs_20200101 partition of rota.job_runs for values from ('2020-01-01') to ('2020-01-02')"
+    )
+    assert await root.fetchval("select dropped from rota.rotate_ledger(interval '7 days')") == 1
+
+
 async def test_no_daemons_column_can_be_written_or_read_by_a_client(
     app: Connection[Record], root: Connection[Record]
 ) -> None:

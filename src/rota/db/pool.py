@@ -194,6 +194,8 @@ def session_settings(route: Route, name: str) -> dict[str, str]:
     settings = {"application_name": name}
     if not route.pooled:
         settings |= {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "4"}
+        # A database-wide one would cut the listening connection whenever it is quiet.
+        settings["idle_session_timeout"] = "0"
         if route.synchronous_commit == "off":
             # Without it, a crash of the server takes back settlements that were already acknowledged.
             settings["synchronous_commit"] = "on"
