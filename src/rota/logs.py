@@ -7,6 +7,7 @@ formatters that print all attributes; a root logger that the app has configured 
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
@@ -92,6 +93,12 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
     if root.level == logging.WARNING:  # as Python leaves it
         root.setLevel(_LEVELS[level])
     return handler
+
+
+def show_prints_at_once() -> None:
+    """Have what is printed to a file or a pipe appear line by line, and not when 8 KiB have gathered or never."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def hide_stray_errors(tell: Callable[[BaseException | None], None]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -11,6 +13,7 @@ import pytest
 
 from rota.db import migrate as module
 from rota.db import sql
+from rota.embedded import find_bindir
 from rota.errors import DatabaseUnusable
 from shell import Shell, started
 from waiting import eventually
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from servers import Database
+    from servers import Database, Server
 
 APP = """
 import rota
@@ -162,3 +165,74 @@ async def test_a_lock_that_nobody_lets_go_of_is_given_up(database: Database, mon
         with pytest.raises(asyncpg.UndefinedColumnError):
             await report.execute("select later from rota.jobs")
         assert await report.fetchval("select max(version) from rota.migrations") == len(sql.MIGRATIONS)
+
+
+CONCURRENTLY = """-- no transaction
+-- A comment with a semicolon;
+drop index concurrently if exists rota.later_idx;
+
+create unique index concurrently later_idx
+    on rota.jobs (handler);
+"""
+
+
+@pytest.fixture
+def index_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that can't run in a transaction, with one after it that can."""
+    more = {"9998_index": CONCURRENTLY, "9999_later": "alter table rota.jobs add column later integer;"}
+    monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, **more})
+    monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 2)
+    monkeypatch.setattr(module, "TURN", 0.01)
+
+
+INDEX = "select indisvalid from pg_index where indexrelid = to_regclass('rota.later_idx')"
+
+
+@pytest.mark.usefixtures("index_later")
+async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A failed build leaves an invalid index, which slows every write down and serves nobody; the next run clears it away."""
+    before = await conn.fetchval("select count(*) from rota.migrations")
+    await conn.execute("insert into rota.jobs (handler) values ('twice'), ('twice')")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await module.migrate(database.dsn)
+    assert await conn.fetchval(INDEX) is False
+    assert await conn.fetchval("select count(*) from rota.migrations") == before
+
+    await conn.execute("delete from rota.jobs")
+    done = await module.migrate(database.dsn)
+
+    assert list(done.applied) == ["9998_index", "9999_later"]
+    assert await conn.fetchval(INDEX) is True
+    assert await conn.fetchval("select schema_version from rota.meta") == module.VERSION
+    assert await module.missing(database.dsn) == []
+
+
+@pytest.mark.usefixtures("index_later")
+async def test_migrators_that_meet_at_an_index_do_not_wait_for_each_other(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A build waits for all snapshots; whoever waited for the migrators' lock in a statement would hold one."""
+    async with asyncio.TaskGroup() as group:
+        runs = [group.create_task(module.migrate(database.dsn)) for _ in range(3)]
+    assert sorted(len(run.result().applied) for run in runs) == [0, 0, 2]
+    assert await conn.fetchval(INDEX) is True
+
+
+@pytest.mark.usefixtures("index_later")
+async def test_the_printed_sql_leaves_the_transaction_for_it(server: Server) -> None:
+    """Run statement by statement, as psql does; the row that says it was applied comes after it."""
+    name = f"rota_printed_{os.getpid()}"
+    root = await asyncpg.connect(server.dsn)
+    try:
+        await root.execute(f"create database {name}")
+        psql = [str(find_bindir() / "psql"), "-v", "ON_ERROR_STOP=1", "-qXf", "-", server.dsn_for(name)]
+        done = await asyncio.to_thread(
+            subprocess.run, psql, input=module.script(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert await module.missing(server.dsn_for(name)) == []
+    finally:
+        await root.execute(f"drop database if exists {name} with (force)")
+        await root.close()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rota
 from rota.app import find_app
 from rota.errors import AppNotFound, ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> None:
@@ -75,7 +74,15 @@ def test_an_app_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.
     assert find_app("found_jobs:shop").name == "shop"
     with pytest.raises(AppNotFound, match="did you mean found_jobs:shop"):
         find_app("found_jobs:shpo")
-    with pytest.raises(AppNotFound, match="no module 'no_jobs'"):
+    with pytest.raises(
+        AppNotFound, match=re.escape(f"no module 'no_jobs': looked in {Path.cwd()} and along PYTHONPATH")
+    ):
         find_app("no_jobs:app")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AppNotFound, match=r"no module 'fuond_jobs'.*found_jobs"):
+        find_app("fuond_jobs:shop")
+    (tmp_path / "empty_jobs.py").write_text("", encoding="ascii")
+    with pytest.raises(AppNotFound, match=r"empty_jobs holds no rota\.App at all"):
+        find_app("empty_jobs:app")
     with pytest.raises(AppNotFound, match="no_such_module_at_all"):
         find_app("broken_jobs:app")

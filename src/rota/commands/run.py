@@ -1,7 +1,6 @@
 """`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
 
 import errno
-import io
 import os
 import shutil
 import signal
@@ -73,13 +72,13 @@ def dev(
 
 def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
+    from rota.logs import show_prints_at_once
 
     def leave(*_: object) -> None:
         raise Stopped
 
     signal.signal(signal.SIGTERM, leave)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+    show_prints_at_once()
 
 
 def _with_builtins(reference: str | None) -> "RotaApp":

@@ -1,9 +1,16 @@
-"""Bring the schema `rota` to this version: forward only, one migrator at a time, each file in its own transaction."""
+"""Bring the schema `rota` to this version: forward only, one migrator at a time, each file in its own transaction.
+
+A file that can't run in one (`create index concurrently`) begins with the line `-- no transaction`. Its statements, none of
+which holds a semicolon at the end of another line than its last, run one by one, and it is recorded after them. Where one fails,
+or the connection goes, the next run begins with the first of them again: so each must be fit to be run twice, and an index must be
+dropped before it is made (`drop index concurrently if exists`), because what is left of a build that failed is an invalid index.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +35,8 @@ BREAKING = "-- Breaks older daemons: "
 OLDEST_COMPATIBLE = max((n for n, text in enumerate(MIGRATIONS.values(), 1) if f"\n{BREAKING}" in text), default=1)
 """The oldest version of the schema's users that may run beside this one: that of the last migration which breaks older ones."""
 
+NO_TRANSACTION = "-- no transaction\n"
+
 LOCK_WAIT = "500ms"
 """How long a migration may wait for a lock at a time: behind one that waits, every claim waits, too."""
 
@@ -36,6 +45,9 @@ PAUSE = 1.0
 
 PATIENCE = 60.0
 """Seconds after which a lock is given up: somebody holds it and won't let go."""
+
+TURN = 0.2
+"""Seconds until a migrator looks again whether another one is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +79,9 @@ def script() -> str:
     parts = ["-- The schema of rota, all migrations in order, for a database that has none of them yet.\n\nbegin;\n"]
     for number, (name, text) in enumerate(MIGRATIONS.items(), 1):
         row = SQL["record_migration"].replace("$1", str(number)).replace("$2", f"'{name}'")
-        parts.append(f"-- {name}\n\n{text}\n{row.replace('$3', repr(checksum(text)))};\n")
+        if apart(text):
+            text = f"commit;\n\n{text}\nbegin;\n"  # noqa: PLW2901
+        parts.append(f"-- {name}\n\n{text}\n{row.replace('$3', repr(checksum(MIGRATIONS[name])))};\n")
     stamp = SQL["stamp_schema"].replace("$1", str(VERSION)).replace("$2", str(OLDEST_COMPATIBLE))
     parts.append(f"{stamp};\n\nselect made from rota.rotate_ledger();\n\ncommit;\n")
     return "\n".join(parts)
@@ -93,7 +107,9 @@ async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied
     notices: list[str] = []
     conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
-        await conn.execute("select pg_advisory_lock($1, 3)", LOCK)
+        # Not by waiting for it: a statement that waits holds a snapshot, for whose end an index built concurrently waits.
+        while not await conn.fetchval("select pg_try_advisory_lock($1, 3)", LOCK):  # noqa: ASYNC110  another process's event
+            await asyncio.sleep(TURN)
         known = await _known(conn)
         _agree(known, await _oldest_compatible(conn, known))
         if role_prefix is not None and len(known) > VERSION:
@@ -130,10 +146,25 @@ async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied
     )
 
 
+def apart(text: str) -> list[str]:
+    """Return the statements of a migration that can't run in a transaction; of all others, none."""
+    if not text.startswith(NO_TRANSACTION):
+        return []
+    pieces = re.split(r";[ \t]*\n", f"{text}\n")
+    return [piece for piece in pieces if re.sub(r"--.*", "", piece).strip()]
+
+
 async def _apply(conn: asyncpg.Connection, number: int, name: str, text: str) -> None:
+    alone = apart(text)
+    if alone:
+        # Nobody waits behind these. They wait for all transactions that are open, which takes as long as those do.
+        await conn.execute("select set_config('lock_timeout', $1, false)", f"{PATIENCE:.0f}s")
+        for statement in alone:
+            await conn.execute(statement)
     async with conn.transaction():
         await conn.execute("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
-        await conn.execute(text)
+        if not alone:
+            await conn.execute(text)
         await conn.execute(SQL["record_migration"], number, name, checksum(text))
         if number == VERSION:
             await conn.execute(SQL["stamp_schema"], VERSION, OLDEST_COMPATIBLE)
@@ -157,7 +188,7 @@ async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
         except asyncpg.LockNotAvailableError:
             await asyncio.sleep(PAUSE)
     raise DatabaseUnusable(
-        f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it was changed. "
+        f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it counts as applied. "
         "pg_stat_activity shows the oldest transactions, by xact_start: end the one that holds it, and run this again"
     )
 

