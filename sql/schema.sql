@@ -1591,11 +1591,14 @@ CREATE TABLE rota.fires (
     disposition text NOT NULL,
     name text NOT NULL,
     note text,
+    replaces boolean,
     CONSTRAINT "disposition must be one of the ten" CHECK ((disposition = ANY (ARRAY['enqueued'::text, 'waiting'::text, 'replaced'::text, 'run_now'::text, 'skipped_misfire'::text, 'skipped_overlap'::text, 'skipped_gap'::text, 'skipped_paused'::text, 'skipped_edit'::text, 'skipped_deleted'::text])))
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.05');
 
 COMMENT ON TABLE rota.fires IS 'What became of each due instant of each schedule. A row with missed_from stands for all instants from that one to scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Outlives the schedule.';
+
+COMMENT ON COLUMN rota.fires.replaces IS 'True: it asked the live job to cancel, and waits for its end.';
 
 CREATE TABLE rota.job_runs (
     job_id bigint NOT NULL,

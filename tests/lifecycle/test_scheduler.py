@@ -218,20 +218,37 @@ async def test_catching_up_costs_the_same_however_long_nobody_was_up(
     assert took_later < took * 3 + 0.2
 
 
-async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner) -> None:
-    """misfire = 'all' catches up without two at once, oldest first."""
-    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3)
+@pytest.mark.parametrize("overlap", ["skip", "queue_one", "replace"])
+async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner, overlap: str) -> None:
+    """misfire = 'all' catches up without two at once, oldest first; none of them replaces the one before it."""
+    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3, overlap=overlap)
     due = await make_due(conn, made, ago=5 * HOUR)
     await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
     ran = []
     for _ in range(4):
-        await planner.turn()
+        for _ in range(2):
+            await planner.turn()
         ran += [row[0] for row in await conn.fetch("select scheduled_for from rota.jobs")]
         await end_live_jobs(conn)
     assert ran[0] < ran[1] < ran[2]
     assert len(ran) == 3
     assert await dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
     assert (await fires(conn))[0][1] > due
+
+
+async def test_one_on_time_replaces_what_is_being_caught_up(conn: Connection[Record], planner: Planner) -> None:
+    """Replace means that the newest matters: the line gives way, as any fire that waits does."""
+    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3, overlap="replace")
+    due = await make_due(conn, made, ago=5 * HOUR)
+    await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
+    await planner.turn()
+    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "waiting", "waiting"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+    await make_due(conn, made)
+    for _ in range(2):
+        await planner.turn()
+    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "replaced", "replaced", "enqueued"]
+    assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'cancelled'") == 1
 
 
 # ── overlap ───────────────────────────────────────────────────────────────────────────────────────────────────────────

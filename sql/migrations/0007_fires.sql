@@ -1,4 +1,4 @@
--- What became of one schedule's instants, without a walk over everybody's.
+-- What became of one schedule's instants, without a walk over everybody's; and which of the fires that wait replace a job.
 
 -- An index by schedule_id would have each fire of a spike touch a page of its own. By day first, the fires of a spike lie together,
 -- and a schedule's history costs one probe for each day that fires are kept. One number made of the UTC day and the schedule_id (of
@@ -7,3 +7,7 @@
 create index list_fires_idx on rota.fires (
     ((((scheduled_for at time zone 'UTC')::date - date '1970-01-01')::int8 << 40) | (schedule_id & 1099511627775))
 );
+
+-- With misfire all and overlap replace, what is caught up waits in turn: of the fires that wait, not each replaces the live job.
+alter table rota.fires add column replaces boolean;
+comment on column rota.fires.replaces is 'True: it asked the live job to cancel, and waits for its end.';
