@@ -2073,6 +2073,10 @@ ALTER TABLE ONLY rota.schedule_definitions
 
 CREATE INDEX claim_due_jobs_idx ON rota.jobs USING btree (queue, handler, ((losses / 2)), priority, run_at) WHERE (state = 'scheduled'::text);
 
+CREATE INDEX count_paused_schedules_idx ON rota.schedule_definitions USING btree (schedule_id) WHERE paused;
+
+CREATE INDEX count_stopped_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (next_fire_at IS NULL);
+
 CREATE INDEX expire_unstarted_jobs_idx ON rota.jobs USING btree (start_by) WHERE ((start_by IS NOT NULL) AND (state = 'scheduled'::text) AND (fence_token IS NULL));
 
 CREATE INDEX find_expired_leases_idx ON rota.jobs USING btree (job_id) WHERE (state = 'running'::text);
@@ -2098,6 +2102,8 @@ CREATE INDEX prune_guards_idx ON rota.guards USING btree (seen_at);
 CREATE INDEX redrive_dead_letters_idx ON rota.dead_letters USING btree (handler, finished_at);
 
 CREATE INDEX revive_invalid_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (invalid_reason IS NOT NULL);
+
+CREATE INDEX sample_watched_schedules_idx ON rota.schedule_definitions USING btree (schedule_id) WHERE (expect_success_within IS NOT NULL);
 
 CREATE INDEX take_due_schedules_idx ON rota.schedule_clocks USING btree (next_fire_at, schedule_id) WHERE (next_fire_at IS NOT NULL);
 
