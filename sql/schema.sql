@@ -1598,11 +1598,14 @@ CREATE TABLE rota.fires (
     disposition text NOT NULL,
     name text NOT NULL,
     note text,
+    replaces boolean,
     CONSTRAINT "disposition must be one of the ten" CHECK ((disposition = ANY (ARRAY['enqueued'::text, 'waiting'::text, 'replaced'::text, 'run_now'::text, 'skipped_misfire'::text, 'skipped_overlap'::text, 'skipped_gap'::text, 'skipped_paused'::text, 'skipped_edit'::text, 'skipped_deleted'::text])))
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.05');
 
 COMMENT ON TABLE rota.fires IS 'What became of each due instant of each schedule. A row with missed_from stands for all instants from that one to scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Outlives the schedule.';
+
+COMMENT ON COLUMN rota.fires.replaces IS 'True: it asked the live job to cancel, and waits for its end.';
 
 CREATE TABLE rota.job_runs (
     job_id bigint NOT NULL,
@@ -2077,6 +2080,10 @@ ALTER TABLE ONLY rota.schedule_definitions
 
 CREATE INDEX claim_due_jobs_idx ON rota.jobs USING btree (queue, handler, ((losses / 2)), priority, run_at) WHERE (state = 'scheduled'::text);
 
+CREATE INDEX count_paused_schedules_idx ON rota.schedule_definitions USING btree (schedule_id) WHERE paused;
+
+CREATE INDEX count_stopped_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (next_fire_at IS NULL);
+
 CREATE INDEX expire_unstarted_jobs_idx ON rota.jobs USING btree (start_by) WHERE ((start_by IS NOT NULL) AND (state = 'scheduled'::text) AND (fence_token IS NULL));
 
 CREATE INDEX find_expired_leases_idx ON rota.jobs USING btree (job_id) WHERE (state = 'running'::text);
@@ -2102,6 +2109,8 @@ CREATE INDEX prune_guards_idx ON rota.guards USING btree (seen_at);
 CREATE INDEX redrive_dead_letters_idx ON rota.dead_letters USING btree (handler, finished_at);
 
 CREATE INDEX revive_invalid_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (invalid_reason IS NOT NULL);
+
+CREATE INDEX sample_watched_schedules_idx ON rota.schedule_definitions USING btree (schedule_id) WHERE (expect_success_within IS NOT NULL);
 
 CREATE INDEX take_due_schedules_idx ON rota.schedule_clocks USING btree (next_fire_at, schedule_id) WHERE (next_fire_at IS NOT NULL);
 

@@ -13,7 +13,7 @@
 --   $12 missed_count   int4[]         0: null
 --   $13 notes          text[]
 --   -> decided int8, disposition text?, scheduled_for timestamptz?, fires int8?, lateness interval?
---   run     enqueue it, or do what the schedule's overlap says: it is recorded skipped_overlap or waiting
+--   run     enqueue it, or do what the schedule's overlap says: it is recorded skipped_overlap or waiting, or it replaces
 --   follow  wait, if the first of its schedule is enqueued by this statement; else it is skipped_overlap (queue_one)
 --   queue   enqueue it if nothing runs or waits, else it waits in any case
 --   line    it waits
@@ -127,7 +127,8 @@ enqueued as (
 ),
 ruled as materialized (
     select
-        fire.schedule_id, fire.scheduled_for, fire.name, fire.missed_from, fire.missed_count, fire.note, fire.overlap,
+        fire.schedule_id, fire.scheduled_for, fire.name, fire.missed_from, fire.missed_count, fire.note,
+        fire.plan = 'run' and fire.overlap = 'replace' as replaces,
         case when fire.job_id in (select enqueued.job_id from enqueued) then fire.job_id end as job_id,
         case
             when fire.plan not in ('run', 'follow', 'queue', 'line') then fire.plan
@@ -148,14 +149,16 @@ replaced as (
         decided_at = clock_timestamp()
     where older.disposition = 'waiting'
       and older.schedule_id = any (array(
-          select ruled.schedule_id from ruled where ruled.disposition = 'waiting' and ruled.overlap = 'replace'
+          select ruled.schedule_id from ruled where ruled.disposition = 'waiting' and ruled.replaces
       ))
     returning older.scheduled_for, older.schedule_id
 ),
 recorded as (
-    insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, note)
+    insert into rota.fires (
+        scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, note, replaces
+    )
     select ruled.scheduled_for, ruled.schedule_id, ruled.name, ruled.disposition, ruled.job_id, ruled.missed_from,
-        ruled.missed_count, ruled.note
+        ruled.missed_count, ruled.note, case when ruled.disposition = 'waiting' and ruled.replaces then true end
     from ruled
     on conflict do nothing
 )

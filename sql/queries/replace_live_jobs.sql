@@ -1,31 +1,21 @@
 -- Ask the live jobs to cancel whose schedules have a fire waiting that is to replace them.
 --   $1 limit  int8
 --   -> asked int8?, told int8?
--- index: promote_waiting_fires_idx, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
+-- index: promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
 -- Ordered only once they are found: for the order's sake a plan made early walks all live jobs by their primary key.
 with waiting as materialized (
     select distinct fire.schedule_id
     from rota.fires as fire
     where fire.disposition = 'waiting'
+      and fire.replaces
     order by fire.schedule_id
     limit $1
-),
-replacing as materialized (
-    select waiting.schedule_id
-    from waiting
-    cross join lateral (
-        select schedule_definitions.overlap
-        from rota.schedule_definitions
-        where schedule_definitions.schedule_id = waiting.schedule_id
-        offset 0
-    ) as definition
-    where definition.overlap = 'replace'
 ),
 live as materialized (
     select job.job_id
     from rota.jobs as job
     where job.exclusive
-      and job.schedule_id = any (array(select replacing.schedule_id from replacing))
+      and job.schedule_id = any (array(select waiting.schedule_id from waiting))
       and (job.job_id in (select request.job_id from rota.cancel_requests as request)) is not true
 ),
 asked as (

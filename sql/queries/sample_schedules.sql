@@ -1,13 +1,10 @@
--- Sample the schedules for the gauges: how many are in which state, and when those last succeeded that are watched.
---   $1 most  int8  most watched schedules that are named
---   -> state text?, schedules int8?, watched text?, succeeded_at float8?
+-- Sample for the gauges when those schedules last succeeded that are watched.
+--   $1 most  int8  most that are named
+--   -> watched text?, succeeded_at float8?
+-- index: sample_watched_schedules_idx (0007), schedule_clocks_pkey (0005)
 -- Named are watched schedules that code has declared; of all others the one that has been without success for longest, as null.
-with counted as (
-    select schedule.state, count(*) as schedules
-    from rota.schedules as schedule
-    group by schedule.state
-),
-watched as (
+select watched.name as watched, min(watched.succeeded_at) as succeeded_at
+from (
     select
         case
             when schedule.declared_by is not null
@@ -18,10 +15,5 @@ watched as (
     from rota.schedules as schedule
     where schedule.expect_success_within is not null
       and not schedule.paused
-)
-select counted.state, counted.schedules, null as watched, null::float8 as succeeded_at
-from counted
-union all
-select null, null, watched.name, min(watched.succeeded_at)
-from watched
+) as watched
 group by watched.name

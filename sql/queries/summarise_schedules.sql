@@ -1,10 +1,62 @@
 -- Count schedules by state; silent ones, which have not succeeded in time, once more under that name.
 --   -> state text?, schedules int8?
-select schedule.state, count(*) as schedules
-from rota.schedules as schedule
-group by schedule.state
+-- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0007), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
+-- The states are those of rota.schedules, taken from the indexes of what is not in order: through the view a million schedules take
+-- four seconds.
+with odd as (
+    select case when clock.invalid_reason is not null then 'invalid' else 'paused' end as state
+    from rota.schedule_definitions as definition
+    cross join lateral (
+        select clocks.invalid_reason
+        from rota.schedule_clocks as clocks
+        where clocks.schedule_id = definition.schedule_id
+        offset 0
+    ) as clock
+    where definition.paused
+    union all
+    select case when clock.invalid_reason is not null then 'invalid' else 'ended' end
+    from rota.schedule_clocks as clock
+    cross join lateral (
+        select definitions.paused
+        from rota.schedule_definitions as definitions
+        where definitions.schedule_id = clock.schedule_id
+        offset 0
+    ) as definition
+    where clock.next_fire_at is null
+      and not definition.paused
+    union all
+    select case when clock.invalid_reason is not null then 'invalid' else 'overdue' end
+    from rota.schedule_clocks as clock
+    cross join lateral (
+        select definitions.paused, definitions.edited_at
+        from rota.schedule_definitions as definitions
+        where definitions.schedule_id = clock.schedule_id
+        offset 0
+    ) as definition
+    where clock.next_fire_at < now() - interval '30 seconds'
+      and not definition.paused
+      and (clock.next_fire_at > timestamptz '-infinity' or definition.edited_at < now() - interval '30 seconds')
+),
+counted as (
+    select odd.state, count(*) as schedules
+    from odd
+    group by odd.state
+)
+select counted.state, counted.schedules
+from counted
+union all
+select
+    'ok',
+    (select count(*) from rota.schedule_clocks) - coalesce((select sum(counted.schedules) from counted), 0)::int8
 union all
 select 'silent', count(*)
-from rota.schedules as schedule
-where not schedule.paused
-  and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within
+from rota.schedule_definitions as definition
+cross join lateral (
+    select clocks.last_success_at
+    from rota.schedule_clocks as clocks
+    where clocks.schedule_id = definition.schedule_id
+    offset 0
+) as clock
+where definition.expect_success_within is not null
+  and not definition.paused
+  and coalesce(clock.last_success_at, definition.created_at) < now() - definition.expect_success_within

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -14,11 +14,12 @@ import pytest
 from rota.db import queries
 from rota.domain.shards import EVERY_SHARD
 from rota.services.track_record import TrackRecord
-from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule
+from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule, utc
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from datetime import datetime
 
     from asyncpg import Connection, Record
 
@@ -218,20 +219,37 @@ async def test_catching_up_costs_the_same_however_long_nobody_was_up(
     assert took_later < took * 3 + 0.2
 
 
-async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner) -> None:
-    """misfire = 'all' catches up without two at once, oldest first."""
-    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3)
+@pytest.mark.parametrize("overlap", ["skip", "queue_one", "replace"])
+async def test_all_of_them_run_in_turn(conn: Connection[Record], planner: Planner, overlap: str) -> None:
+    """misfire = 'all' catches up without two at once, oldest first; none of them replaces the one before it."""
+    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3, overlap=overlap)
     due = await make_due(conn, made, ago=5 * HOUR)
     await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
     ran = []
     for _ in range(4):
-        await planner.turn()
+        for _ in range(2):
+            await planner.turn()
         ran += [row[0] for row in await conn.fetch("select scheduled_for from rota.jobs")]
         await end_live_jobs(conn)
     assert ran[0] < ran[1] < ran[2]
     assert len(ran) == 3
     assert await dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
     assert (await fires(conn))[0][1] > due
+
+
+async def test_one_on_time_replaces_what_is_being_caught_up(conn: Connection[Record], planner: Planner) -> None:
+    """Replace means that the newest matters: the line gives way, as any fire that waits does."""
+    made = await make_schedule(conn, cron=None, every=HOUR, misfire="all", catch_up_limit=3, overlap="replace")
+    due = await make_due(conn, made, ago=5 * HOUR)
+    await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
+    await planner.turn()
+    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "waiting", "waiting"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+    await make_due(conn, made)
+    for _ in range(2):
+        await planner.turn()
+    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "replaced", "replaced", "enqueued"]
+    assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'cancelled'") == 1
 
 
 # ── overlap ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +352,7 @@ async def test_the_index_decides_where_a_read_could_not_see(
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 
 
-# ── pause, resume, invalid ────────────────────────────────────────────────────────────────────────────────────────────
+# ── pause, resume, end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_paused_schedule_resumes_itself_and_accounts_for_the_pause(
@@ -360,6 +378,95 @@ async def test_a_paused_schedule_resumes_itself_and_accounts_for_the_pause(
     assert row["disposition"] == "skipped_paused"
     assert row["missed_count"] in {11, 12}
     assert (await clock(conn, made))["next_fire_at"] > await conn.fetchval("select now()")
+
+
+async def test_what_fell_into_a_pause_does_not_run_after_it(conn: Connection[Record], planner: Planner) -> None:
+    """Resumed by hand: the pause is one row, also where all that was missed is to run, and what comes next lies ahead."""
+    made = await make_schedule(conn, cron=None, every=timedelta(minutes=10), misfire="all", on_time_within=3 * HOUR)
+    await conn.execute("select rota.pause_schedule('s')")
+    await conn.execute(
+        """
+        update rota.schedule_definitions set created_at = now() - interval '3 h', paused_at = now() - interval '2 h',
+            edited_at = now() - interval '2 h'
+        """
+    )
+    await conn.execute("select rota.resume_schedule('s')")
+    await planner.turn()
+    assert await dispositions(conn) == ["skipped_paused"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 0
+    assert (await clock(conn, made))["next_fire_at"] > await conn.fetchval("select now()")
+
+
+async def test_at_its_end_a_schedule_fires_no_more(conn: Connection[Record], planner: Planner) -> None:
+    """The last instant lies before end_at, and nothing is left to be due."""
+    due = await conn.fetchval("select date_trunc('second', now()) - interval '2 s'")
+    made = await make_schedule(conn, cron=None, every=SECOND, start_at=due - HOUR, end_at=due + SECOND)
+    await conn.execute("update rota.schedule_clocks set next_fire_at = $1", due)
+    await planner.turn()
+    await planner.turn()
+    assert await fires(conn) == [("enqueued", due)]
+    assert (await clock(conn, made))["next_fire_at"] is None
+    assert await conn.fetchval("select state from rota.schedules") == "ended"
+
+
+async def test_a_run_by_hand_is_no_overlap(conn: Connection[Record], planner: Planner) -> None:
+    """It is never exclusive: the next instant runs beside it."""
+    made = await make_schedule(conn, overlap="skip")
+    await conn.execute("select rota.run_schedule_now('s')")
+    await conn.execute("update rota.fires set scheduled_for = scheduled_for - interval '1 h'")
+    await make_due(conn, made)
+    await planner.turn()
+    assert await dispositions(conn) == ["run_now", "enqueued"]
+    assert await conn.fetchval("select count(*) from rota.jobs") == 2
+
+
+# ── daylight saving ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("columns", "became"),
+    [
+        ({}, [("enqueued", utc(2026, 3, 29, 1)), ("enqueued", utc(2026, 3, 30, 0, 30))]),
+        ({"dst_gap": "skip"}, [("skipped_gap", utc(2026, 3, 29, 1)), ("enqueued", utc(2026, 3, 30, 0, 30))]),
+    ],
+)
+async def test_what_the_clock_jumps_over_fires_at_the_jump_or_is_told_of(
+    conn: Connection[Record], planner: Planner, columns: dict[str, Any], became: list[tuple[str, datetime]]
+) -> None:
+    """Half past two on the night of 29 March 2026 in Vienna."""
+    await make_schedule(
+        conn, cron="30 2 * * *", timezone="Europe/Vienna", misfire="all", overlap="allow",
+        end_at=utc(2026, 3, 30, 12), **columns,
+    )  # fmt: skip
+    await conn.execute(
+        "update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-03-28 12:00+00'"
+    )
+    await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
+    await planner.turn()
+    assert await fires(conn) == became
+
+
+@pytest.mark.parametrize(
+    ("fold", "instants"), [("first", [utc(2025, 10, 26, 0, 30)]), ("both", [utc(2025, 10, 26, n, 30) for n in (0, 1)])]
+)
+async def test_what_the_clock_shows_twice_fires_once_or_twice(
+    conn: Connection[Record], planner: Planner, fold: str, instants: list[datetime]
+) -> None:
+    """Half past two on the night of 26 October 2025 in Vienna: two instants, two fires, two keys."""
+    await make_schedule(
+        conn, cron="30 2 * * *", timezone="Europe/Vienna", misfire="all", overlap="allow",
+        end_at=utc(2025, 10, 26, 12), dst_fold=fold,
+    )  # fmt: skip
+    await conn.execute(
+        "update rota.schedule_definitions set created_at = '2025-01-01', edited_at = '2025-10-25 12:00+00'"
+    )
+    await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
+    await planner.turn()
+    assert await fires(conn) == [("enqueued", each) for each in instants]
+    assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == len(instants)
+
+
+# ── invalid ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_zone_nobody_knows_stops_that_schedule_only(conn: Connection[Record], planner: Planner) -> None:

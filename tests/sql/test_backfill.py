@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from rota.db import operations, queries
+from rota.db import operations, queries, reports
 from schedule_rows import clock, make_due, make_schedule
 
 if TYPE_CHECKING:
@@ -165,3 +165,6 @@ async def test_states_are_told_apart(conn: Connection[Record]) -> None:
         "ok": "ok", "new": "ok", "paused": "paused", "invalid": "invalid", "ended": "ended", "overdue": "overdue",
         "forgotten": "overdue",
     }  # fmt: skip
+    counted = {state: sum(each == state for each in found.values()) for state in found.values()}
+    assert await reports.summarise_schedules(conn) == counted
+    assert (await queries.sample_schedules(conn))[0] == counted

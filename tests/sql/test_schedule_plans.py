@@ -106,6 +106,8 @@ STATEMENTS = {
     "promote": Statement("promote_waiting_fires", lambda _: [LIMIT], 1),
     "replace": Statement("replace_live_jobs", lambda _: [LIMIT], 1),
     "prune": Statement("prune_fires", lambda _: [timedelta(days=10), LIMIT], LIMIT),
+    "count": Statement("summarise_schedules", lambda _: [], SCHEDULES, pages_a_row=5),
+    "watched": Statement("sample_schedules", lambda _: [100], 1),
     "list fires": Statement("list_fires", lambda _: [SCHEDULES - 1, 10], DAYS, ways=READ),
     "list all fires": Statement("list_fires", lambda _: [SCHEDULES - 1, 10_000], DAYS, ways=READ),
     "list no fires": Statement("list_fires", lambda _: [SCHEDULES, 10], DAYS, ways=READ),

@@ -88,5 +88,5 @@ def test_neighbours_are_the_nearest_on_either_side() -> None:
 
 def test_a_stretch_has_its_start_and_not_its_end() -> None:
     """So that two stretches which meet share no instant."""
-    rule = Rule(every=timedelta(hours=1), anchor=utc(2026, 1, 1))
+    rule = Rule(every=timedelta(hours=1), anchor=utc(2026, 1, 1), start_at=utc(2026, 1, 1))
     assert list(between(rule, utc(2026, 1, 1), utc(2026, 1, 1, 2))) == [utc(2026, 1, 1), utc(2026, 1, 1, 1)]

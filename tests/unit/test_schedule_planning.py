@@ -125,6 +125,17 @@ def test_every_counts_from_its_anchor_and_a_restart_does_not_shift_it() -> None:
     assert planned.next_fire_at == NOON + 9 * timedelta(minutes=7)
 
 
+def test_every_fires_at_start_at_and_not_at_its_creation() -> None:
+    """Also for who asks about times before that: a preview, a backfill."""
+    made = every(HOUR)
+    assert made.first_after(NOON - 5 * HOUR) == NOON + HOUR
+    assert made.last_until(NOON + HOUR, 5) == (NOON + HOUR,)
+    assert made.last_until(NOON, 5) == ()
+    since = every(HOUR, start_at=NOON)
+    assert since.first_after(NOON - 5 * HOUR) == NOON
+    assert since.last_until(NOON + HOUR, 5) == (NOON, NOON + HOUR)
+
+
 def test_a_fire_lies_between_start_and_end() -> None:
     """start_at ≤ fire < end_at."""
     bounded = rule("0 * * * *", start_at=NOON, end_at=NOON + HOUR)

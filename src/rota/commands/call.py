@@ -1,11 +1,10 @@
 """`rota call`: one attempt of a handler here and now, of which nothing is stored."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.commands.enqueue import checked_json
+from rota.commands.enqueue import given_json
 from rota.commands.options import App, AsJson, ConfigFile, Dsn
 from rota.commands.session import configure, explaining
 from rota.commands.show import print_json, printable
@@ -39,7 +38,7 @@ def call(
     config = configure(config_file, dsn, {"app": app})
     if config.app is None:
         raise ConfigError("no app: pass --app module:app, or set ROTA_APP, or app in rota.toml")
-    text = "{}" if payload is None else checked_json(sys.stdin.read() if payload == "-" else payload)
+    text = given_json(payload) or "{}"
     url = _database(config)
     found = find_app(config.app)
     with explaining(url or ""):

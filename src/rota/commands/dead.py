@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.commands.enqueue import checked_json
+from rota.commands.enqueue import given_json
 from rota.commands.job_sheet import read_job, show_job
 from rota.commands.options import (
     AsJson,
@@ -159,7 +159,7 @@ def redrive(
         raise typer.BadParameter("goes with exactly one ID", param_hint="--payload")
     if over is not None and ids:
         raise typer.BadParameter("goes with filters, not with IDs", param_hint="--spread")
-    text = None if payload is None else checked_json(payload)
+    text = given_json(payload)
 
     async def work(db: "Connection") -> dict[str, Any]:
         from rota.db import operations, queries

@@ -44,7 +44,7 @@ def enqueue(
     if at is not None and delay is not None:
         raise typer.BadParameter("say either --at or --in", param_hint="--at")
     run_at, later = instant(at, "--at"), duration(delay, "--in")
-    text = None if payload is None else checked_json(sys.stdin.read() if payload == "-" else payload)
+    text = given_json(payload)
 
     async def insert(db: "Connection") -> tuple[int, bool, str | None]:
         from rota.db import queries
@@ -64,6 +64,11 @@ def enqueue(
         typer.echo("nothing was inserted: this live job has the key", err=True)
     if warning:
         typer.echo(f"warning: {printable(warning)}", err=True)
+
+
+def given_json(text: str | None) -> str | None:
+    """Return what an option was given, if it is JSON; - reads it from the input."""
+    return None if text is None else checked_json(sys.stdin.read() if text == "-" else text)
 
 
 def checked_json(text: str) -> str:

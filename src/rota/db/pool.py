@@ -41,14 +41,12 @@ PATIENCE = 10.0
 """Seconds after which a statement without an answer is taken for a cut link."""
 
 
-PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
-"""Our own statements go by an index each, and in its order; no form of a statement can say so.
+PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off"}
+"""Our own statements go by an index each, and no form of a statement can say so.
 
 Without it, the server keeps a plan that it made when the table was nearly empty, a sequential scan, and holds on to it when a burst
 has filled the table: a claim then takes 500 ms instead of 2, until the next ANALYZE. Generic plans are also the cheaper ones: at
-batches of 20, planning costs as much as claiming. No bitmaps: they give up the index's order, so that a look for the thousand
-schedules that have been due for longest read and sorted the hundred thousand that were due with them. No jit: where a scan has no
-alternative, its forbidding cost would set it off.
+batches of 20, planning costs as much as claiming. No jit: where a scan has no alternative, its forbidding cost would set it off.
 Behind a pooler nothing is kept, and every execution is planned for the table as it is.
 """
 

@@ -444,8 +444,8 @@ async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step])
 
 async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | None, float]]:
     """Return state -> how many, and name -> last success of watched schedules; as None the oldest of those that aren't named."""
-    rows = await db.fetch(SQL["sample_schedules"], WATCHED)
-    return {row[0]: row[1] for row in rows if row[0]}, {row[2]: row[3] for row in rows if not row[0]}
+    states = {row[0]: row[1] for row in await db.fetch(SQL["summarise_schedules"]) if row[0] != "silent"}
+    return states, {row[0]: row[1] for row in await db.fetch(SQL["sample_schedules"], WATCHED)}
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:

@@ -99,12 +99,18 @@ class Rule:
         assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
         if moment >= _END:
             return None
-        return self.anchor + max(0, (moment - self.anchor) // self.every + 1) * self.every
+        return self.anchor + max(self._first_beat, (moment - self.anchor) // self.every + 1) * self.every
 
     def _beats_before(self, before: datetime, count: int) -> tuple[datetime, ...]:
         assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
         newest = -((self.anchor - before) // self.every) - 1
-        return tuple(self.anchor + number * self.every for number in range(max(0, newest - count + 1), newest + 1))
+        oldest = max(self._first_beat, newest - count + 1)
+        return tuple(self.anchor + number * self.every for number in range(oldest, newest + 1))
+
+    @property
+    def _first_beat(self) -> int:
+        """At start_at it fires; at its creation, from which it counts otherwise, it doesn't."""
+        return 0 if self.start_at is not None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

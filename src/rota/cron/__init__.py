@@ -1,0 +1,97 @@
+"""From a cron expression to instants: the one path that the scheduler, the previews and the tests share.
+
+An expression is checked (`expression`), its wall clock is searched by croniter (`instants.WallClock`), and the wall clock is
+mapped to instants by us again (`instants.fires`), because croniter fires twice in every fold and once too often after some
+gaps. `zones` knows the clocks, `words` says it in plain English.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, get_args
+
+from rota.cron.expression import parse
+from rota.cron.instants import A_SECOND, BEGIN, END, fires, fires_back, instant, since_epoch
+from rota.cron.words import in_words
+from rota.cron.zones import tzdata_version, zone
+from rota.errors import InvalidCron
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+__all__ = ["Cron", "Fold", "Gap", "InvalidCron", "next_fire", "tzdata_version", "zone"]
+
+Gap = Literal["after", "skip"]
+Fold = Literal["first", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """When a schedule fires: a cron expression, read on the clock of one timezone.
+
+    `gap` and `fold` are for entries at fixed times (neither minute nor hour starts with `*`). A time that the clock
+    jumps over fires at the jump ("after"), once, or not at all ("skip"). A time that the clock shows twice fires the
+    first time ("first") or each time ("both"). Other entries follow real time: they fire whenever the clock matches.
+
+    Whatever is refused raises InvalidCron, whose message names the reason. Equal values are equal Crons; parsed
+    expressions and zones are shared and remembered, so that making one again costs next to nothing.
+    """
+
+    expr: str
+    _: KW_ONLY
+    timezone: str = "UTC"
+    gap: Gap = "after"
+    fold: Fold = "first"
+
+    def __post_init__(self) -> None:
+        parse(self.expr)
+        zone(self.timezone)
+        for name, value, known in (("gap", self.gap, get_args(Gap)), ("fold", self.fold, get_args(Fold))):
+            if value not in known:
+                raise InvalidCron(f"{name} is {' or '.join(map(repr, known))}, not {str(value)[:40]!r}")
+
+    def next(self, after: datetime, count: int = 1) -> list[datetime]:
+        """Return the first `count` fires strictly after `after`, in UTC, in order; fewer when there are no more.
+
+        Fires lie within the years 1970 to 2199. `after` must carry its timezone, else ValueError.
+        """
+        second = since_epoch(after) // A_SECOND
+        if count == 1:
+            fire = _first_after(self.expr, self.timezone, self.gap, self.fold, second)
+            return [] if fire is None else [fire]
+        return [instant(at) for at in islice(fires(self, max(second + 1, BEGIN)), _at_least_none(count))]
+
+    def previous(self, before: datetime, count: int = 1) -> list[datetime]:
+        """Return the last `count` fires strictly before `before`, in UTC, the latest first; the mirror of `next`."""
+        second = -(-since_epoch(before) // A_SECOND)
+        return [instant(at) for at in islice(fires_back(self, min(second, END)), _at_least_none(count))]
+
+    def explain(self) -> str:
+        """Say in plain words when this fires, such as `At 09:00 on Monday to Friday, Europe/Vienna time.`"""
+        return f"{in_words(parse(self.expr))}, {self.timezone}{'' if self.timezone == 'UTC' else ' time'}."
+
+
+def next_fire(
+    expr: str, after: datetime, *, timezone: str = "UTC", gap: Gap = "after", fold: Fold = "first"
+) -> datetime | None:
+    """Return the first fire strictly after `after`, or None when there are no more.
+
+    Answers are remembered, so that thousands of schedules which share an expression and an instant cost one search.
+    """
+    return _first_after(expr, timezone, gap, fold, since_epoch(after) // A_SECOND)
+
+
+def _at_least_none(count: int) -> int:
+    if count < 0:
+        raise ValueError(f"count is 0 or more, not {count}")
+    return count
+
+
+@lru_cache(maxsize=16_384)
+def _first_after(expr: str, timezone: str, gap: Gap, fold: Fold, second: int) -> datetime | None:
+    # The key is a whole second, not the datetime asked from: two passes of a fold are equal datetimes in one zone.
+    at = next(fires(Cron(expr, timezone=timezone, gap=gap, fold=fold), max(second + 1, BEGIN)), None)
+    return None if at is None else instant(at)

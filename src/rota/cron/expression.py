@@ -1,0 +1,293 @@
+"""Read a cron expression, and refuse by name what is not meant or can never fire."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from croniter import croniter
+
+from rota.errors import InvalidCron
+
+_LONGEST = 1000
+_NICKNAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+# Not calendar.month_name: that speaks the language of the process's locale.
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What one field of an expression may say."""
+
+    name: str
+    low: int
+    high: int
+    words: tuple[str, ...] = ()  # the long names of the values, from the lowest on
+
+    @property
+    def size(self) -> int:
+        return 7 if self is _WEEKDAY else self.high - self.low + 1
+
+
+_SECOND = _Kind(name="second", low=0, high=59)
+_MINUTE = _Kind(name="minute", low=0, high=59)
+_HOUR = _Kind(name="hour", low=0, high=23)
+MONTHDAY = _Kind(name="day of month", low=1, high=31)
+_MONTH = _Kind(name="month", low=1, high=12, words=MONTHS)
+_WEEKDAY = _Kind(name="weekday", low=0, high=7, words=WEEKDAYS)
+_KINDS = (_SECOND, _MINUTE, _HOUR, MONTHDAY, _MONTH, _WEEKDAY)
+
+_ITEM = re.compile(r"(?:\*|(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?)(?:/(\d+))?")
+_NTH = re.compile(r"(\d+|[a-z]{3})#(\d+)")
+_LAST = re.compile(r"l(\d+|[a-z]{3})|(\d+|[a-z]{3})l")
+LAST_OF_MONTH = 0  # stands for the last day among days, for the last week among the weeks of a month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field, read: `values` are the plain ones, `nth` the (weekday, week of the month) pairs of a weekday field."""
+
+    kind: _Kind
+    text: str
+    values: frozenset[int]
+    nth: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def starred(self) -> bool:
+        return self.text.startswith("*")
+
+    @property
+    def full(self) -> bool:
+        return len(self.values - {LAST_OF_MONTH} if self.kind is MONTHDAY else self.values) == self.kind.size
+
+    @property
+    def step(self) -> int:
+        """Return n where the whole field says `*/n`, 1 for `*`, else 0."""
+        return int(self.text[2:] or 1) if re.fullmatch(r"\*(/\d+)?", self.text) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """An expression that can fire. A wall second matches it when one of the rules does."""
+
+    second: Field
+    minute: Field
+    hour: Field
+    monthday: Field
+    month: Field
+    weekday: Field
+    rules: tuple[croniter, ...]
+
+    @property
+    def fixed(self) -> bool:
+        return not (self.minute.starred or self.hour.starred)
+
+    @property
+    def either_day(self) -> bool:
+        return _either_day(self.monthday, self.weekday)
+
+
+@lru_cache(maxsize=2048)
+def parse(expr: str) -> Pattern:
+    """Read and check an expression, or raise InvalidCron."""
+    texts = _split(expr)
+    fields = tuple(_read_field(kind, text) for kind, text in zip(_KINDS, texts, strict=True))
+    second, minute, hour, monthday, month, weekday = fields
+    days = [(m, w) for m, w in _day_rules(monthday, weekday) if _occurs(m, month, w)]
+    if not days:
+        raise InvalidCron(_why_never(monthday, month, weekday))
+    rules = tuple(
+        # day_or=False because Vixie's rule has been applied: within a rule both days must match.
+        croniter(
+            " ".join(map(_canonical, (second, minute, hour, m, month, w))),
+            0,
+            day_or=False,
+            second_at_beginning=True,
+            implement_cron_bug=True,
+        )
+        for m, w in days
+    )
+    return Pattern(
+        second=second, minute=minute, hour=hour, monthday=monthday, month=month, weekday=weekday, rules=rules
+    )
+
+
+def _split(expr: str) -> list[str]:
+    if not isinstance(expr, str):
+        raise TypeError(f"a cron expression is a str, not {type(expr).__name__}")
+    if len(expr) > _LONGEST:
+        raise InvalidCron(f"the expression has {len(expr)} characters; at most {_LONGEST} are read")
+    text = expr.strip(" \t\r\n")
+    strange = next((c for c in text if not (" " <= c <= "~" or c == "\t")), None)
+    if strange is not None:
+        raise InvalidCron(f"the character {strange!a} has no place in an expression")
+    text = text.lower()
+    if text.startswith("@"):
+        if text not in _NICKNAMES:
+            hint = "; for a fixed interval use `every` instead of cron" if text.startswith("@every") else ""
+            raise InvalidCron(f"`{text}` is not supported; the nicknames are {', '.join(_NICKNAMES)}{hint}")
+        text = _NICKNAMES[text]
+    if "=" in text:
+        raise InvalidCron("`=` has no place in an expression; the timezone is a setting of its own beside it")
+    texts = text.split()
+    if len(texts) == 5:
+        return ["0", *texts]
+    if len(texts) == 6:
+        return texts
+    hint = "; a year field is not supported" if len(texts) == 7 else ""
+    raise InvalidCron(
+        f"{len(texts) or 'no'} field{'' if len(texts) == 1 else 's'} where 5 or 6 are needed: "
+        f"minute hour day month weekday, with seconds in front if you like{hint}"
+    )
+
+
+def _read_field(kind: _Kind, text: str) -> Field:
+    values: set[int] = set()
+    nth: set[tuple[int, int]] = set()
+    for item in text.split(","):
+        if match := _ITEM.fullmatch(item):
+            values.update(_read_range(kind, item, *match.groups()))
+        elif kind is MONTHDAY and item == "l":
+            values.add(LAST_OF_MONTH)
+        elif kind is _WEEKDAY and (match := _LAST.fullmatch(item)):
+            nth.add((_read_value(kind, match[1] or match[2]) % 7, LAST_OF_MONTH))
+        elif kind is _WEEKDAY and (match := _NTH.fullmatch(item)):
+            week = int(match[2])
+            if not 1 <= week <= 5:
+                raise InvalidCron(
+                    f"`{item.upper()}`: the week of a month is 1-5, or write `{match[1].upper()}L` for the last"
+                )
+            nth.add((_read_value(kind, match[1]) % 7, week))
+        else:
+            raise InvalidCron(_why_unreadable(kind, text, item))
+    plain = {value % 7 for value in values} if kind is _WEEKDAY else values
+    return Field(kind=kind, text=text, values=frozenset(plain), nth=frozenset(p for p in nth if p[0] not in plain))
+
+
+def _read_range(kind: _Kind, item: str, first: str | None, last: str | None, step: str | None) -> range:
+    low = kind.low if first is None else _read_value(kind, first)
+    alone = first is not None and last is None and step is None
+    high = low if alone else kind.high if last is None else _read_value(kind, last)
+    if low > high:
+        raise InvalidCron(f"{kind.name}: `{item.upper()}` runs backwards{_the_right_way(kind, low, high, step)}")
+    if step is not None and not 1 <= int(step) <= kind.size:
+        raise InvalidCron(f"{kind.name}: the step of `{item}` is outside 1-{kind.size}")
+    return range(low, high + 1, int(step or 1))
+
+
+def _the_right_way(kind: _Kind, low: int, high: int, step: str | None) -> str:
+    if step is not None:
+        return ""
+    bottom = 1 if kind is _WEEKDAY else kind.low
+    parts = [(low, kind.high), (bottom, high)] if high >= bottom else [(low, kind.high)]
+    return f"; write `{','.join(f'{a}' if a == b else f'{a}-{b}' for a, b in parts)}`"
+
+
+def _read_value(kind: _Kind, text: str) -> int:
+    if text.isdigit():
+        if not kind.low <= int(text) <= kind.high:
+            hint = "; a year field is not supported" if kind is _WEEKDAY and len(text) == 4 else ""
+            raise InvalidCron(f"{kind.name} {text} is outside {kind.low}-{kind.high}{hint}")
+        return int(text)
+    for value, word in enumerate(kind.words, kind.low):
+        if text == word[:3].lower():
+            return value
+    raise InvalidCron(f"`{text.upper()}` is no {kind.name}")
+
+
+_UNREADABLE: tuple[tuple[str, _Kind | None, str], ...] = (
+    ("", None, "there is an empty list item"),
+    (r".*\?.*", None, "`?` is not supported; write `*`"),
+    (r"\d+w|w\d+|lw|wl", None, "`W`, the nearest working day, is not supported"),
+    (r"[hr](\W.*)?", None, "`H` and `R` are not supported; write the value (a schedule's `jitter` spreads the load)"),
+    (r"l", _WEEKDAY, "`L` alone is no weekday; the last Friday is `5L` or `L5`, the last day `L` in the day field"),
+    (r".*[#l].*", _WEEKDAY, "the third Friday is `5#3`, the last one `5L` or `L5`; nothing else takes `#` or `L`"),
+    (r".*l.*", MONTHDAY, "`L` is the last day of the month and takes no offset, range or step"),
+    (r"\w+-", None, "the range has no end"),
+    (r"[+-]\d.*", None, "a value is a plain number"),
+    (r".*", None, "this is not a value, a range (`1-5`) or a step (`*/5`, `10-50/5`)"),
+)
+
+
+def _why_unreadable(kind: _Kind, text: str, item: str) -> str:
+    shown = f"`{item or text}`".upper()
+    long = {word.lower() for word in kind.words}.intersection(re.findall(r"\w+", item))
+    if long:
+        return f"{kind.name} {shown}: names have three letters; write `{min(long)[:3].upper()}`"
+    return next(
+        f"{kind.name} {shown}: {reason}"
+        for shape, only, reason in _UNREADABLE
+        if only in (None, kind) and re.fullmatch(shape, item)
+    )
+
+
+# ── days ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_LENGTHS = {2: (28, 29)} | dict.fromkeys((4, 6, 9, 11), (30,)) | dict.fromkeys((1, 3, 5, 7, 8, 10, 12), (31,))
+
+
+def _either_day(monthday: Field, weekday: Field) -> bool:
+    """Vixie's rule: both day fields must match as soon as one of them starts with `*`; else one is enough."""
+    return not (monthday.starred or weekday.starred)
+
+
+def _day_rules(monthday: Field, weekday: Field) -> list[tuple[Field, Field]]:
+    """Return pairs of day fields, each to be met in both, which together mean what the two fields mean.
+
+    croniter ANDs numbered weekdays (`5#3`) with whatever stands beside them and refuses a mixture such as `1,5#3`, so
+    plain and numbered weekdays are rules of their own.
+    """
+    any_monthday = Field(kind=MONTHDAY, text="*", values=frozenset(range(1, 32)))
+    any_weekday = Field(kind=_WEEKDAY, text="*", values=frozenset(range(7)))
+    plain = Field(kind=_WEEKDAY, text=weekday.text, values=weekday.values)
+    numbered = Field(kind=_WEEKDAY, text=weekday.text, values=frozenset(), nth=weekday.nth)
+    weekdays = [part for part in (plain, numbered) if part.values or part.nth]
+    if not _either_day(monthday, weekday):
+        return [(monthday, part) for part in weekdays]
+    return [(monthday, any_weekday), *((any_monthday, part) for part in weekdays)]
+
+
+def _occurs(monthday: Field, month: Field, weekday: Field) -> bool:
+    """Tell whether such a day ever comes: in the long run a month of each length begins on each weekday."""
+    weeks = {week for _, week in weekday.nth}
+    return any(
+        weekday.values or (day + 6) // 7 in weeks or (LAST_OF_MONTH in weeks and day > length - 7)
+        for each in month.values
+        for length in _LENGTHS[each]
+        for day in (value or length for value in monthday.values)
+        if day <= length
+    )
+
+
+def _why_never(monthday: Field, month: Field, weekday: Field) -> str:
+    first = min(monthday.values)
+    if all(first > max(_LENGTHS[each]) for each in month.values):
+        missing = listed([f"{MONTHS[each - 1]} {first}" for each in sorted(month.values)], last="or")
+        return f"there is no {missing}, so this would never fire"
+    days = f"`{monthday.text.upper()}` as day of month and `{weekday.text.upper()}` as weekday"
+    return f"no day is both {days}, so this would never fire; both are needed as soon as one starts with `*`"
+
+
+def _canonical(field: Field) -> str:
+    """Write a field for croniter in the plainest way, where an equal range or a step can't mean something else."""
+    if field.full:
+        return "*"
+    plain = [str(value) if value or field.kind is not MONTHDAY else "L" for value in sorted(field.values)]
+    return ",".join(plain + [f"{day}#{week}" if week else f"L{day}" for day, week in sorted(field.nth)])
+
+
+def listed(words: list[str], last: str = "and") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
