@@ -436,7 +436,10 @@ begin
     new.priority := coalesce(new.priority, 5);
     new.payload := coalesce(new.payload, '{}');
     if new.created_by is null then  -- a redriven job brings its own; clients have no privilege on this column
-        new.created_by := rota.caller();
+        new.created_by := pg_catalog.current_setting('role', true);
+        if new.created_by is null or new.created_by operator(pg_catalog.=) 'none' then
+            new.created_by := session_user;
+        end if;
     end if;
     return new;
 end $$;

@@ -175,9 +175,11 @@ create function mine.now() returns timestamptz language sql as $$ select timesta
 create function mine.clock_timestamp() returns timestamptz language sql as $$ select timestamptz '2001-01-01 00:00+00' $$;
 create function mine.yes(interval, interval) returns boolean language sql immutable as $$ select true $$;
 create function mine.yes(numeric, integer) returns boolean language sql immutable as $$ select true $$;
+create function mine.yes(text, text) returns boolean language sql immutable as $$ select true $$;
 create operator mine.> (leftarg = interval, rightarg = interval, function = mine.yes);
 create operator mine.<= (leftarg = interval, rightarg = interval, function = mine.yes);
 create operator mine.= (leftarg = numeric, rightarg = integer, function = mine.yes);
+create operator mine.= (leftarg = text, rightarg = text, function = mine.yes);
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.domain.backoff import backoff
@@ -26,6 +26,7 @@ def test_it_doubles_up_to_the_cap(failures: int, longest: int) -> None:
     assert backoff(failures, base=BASE, cap=CAP, random=lambda: 0.5) == timedelta(seconds=longest * 0.75)
 
 
+@example(failures=9, base=timedelta(microseconds=1), cap=timedelta(microseconds=3), random=0.75)
 @given(st.integers(1, 10**9), durations, durations, st.floats(0, 1, exclude_max=True))
 def test_it_lies_between_half_the_delay_and_the_delay(
     failures: int, base: timedelta, cap: timedelta, random: float

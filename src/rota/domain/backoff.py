@@ -20,4 +20,4 @@ def backoff(failures: int, *, base: timedelta, cap: timedelta, random: Callable[
             break
         delay *= 2
     delay = min(delay, cap)
-    return delay / 2 + delay / 2 * random()
+    return delay * (0.5 + random() / 2)  # once rounded: two halves may be more than the whole
