@@ -139,6 +139,8 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
             return RotaError(f"{said}. {hint or ''}".strip())
         case asyncpg.DataError():
             return RotaError(f"refused: {said}")
+        case asyncpg.QueryCanceledError() | asyncpg.ObjectNotInPrerequisiteStateError() | asyncpg.PostgresSystemError():
+            return DatabaseUnusable(f"{where} can't do that now: {said}")
         case _ if isinstance(error, LOST):
             return DatabaseUnusable(
                 f"no database answers at {where} ({said}): is the server running, and is the URL right? "

@@ -28,11 +28,19 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,  # class 08
     asyncpg.TransactionRollbackError,  # class 40
     asyncpg.InsufficientResourcesError,  # class 53
+    asyncpg.ObjectNotInPrerequisiteStateError,  # class 55: a lock_timeout that was set for all; a database that is closed
     asyncpg.OperatorInterventionError,  # class 57
+    asyncpg.PostgresSystemError,  # class 58
     asyncpg.ReadOnlySQLTransactionError,  # the primary of a moment ago, after a fail-over
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidAuthorizationSpecificationError,  # class 28: a password is being changed, or who is to check it is away
+    asyncpg.InvalidCatalogNameError,  # it is being renamed, or restored
     OSError,  # refused, reset, no such host, no such socket, timed out
 )
-"""What passes by itself: the database is away, restarting, full, or was told to cancel us. Nothing else is survived."""
+"""What passes by itself: the database is away, restarting, full, closed, locked, or was told to cancel us.
+
+At the start, `probe` tells apart what takes a person. Later, jobs run that a daemon which fell would cut off.
+"""
 
 LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
 """What a lost connection may raise where the connection can't be asked any more."""
@@ -58,6 +66,14 @@ class Route:
     pooled: bool
     version: int
     synchronous_commit: str
+
+
+def about_a_row(error: asyncpg.PostgresError) -> bool:
+    """Tell whether the server may have refused a statement for one of its rows, so that it may take the others.
+
+    No row passes by itself, nor does one lack a right or a column.
+    """
+    return not isinstance(error, (*TRANSIENT, asyncpg.SyntaxOrAccessError))
 
 
 def cut(conn: Connection) -> bool:
