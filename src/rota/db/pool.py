@@ -113,6 +113,12 @@ async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Co
             await pool.release(conn, timeout=patience)
 
 
+def is_pooled(conn: asyncpg.Connection, *, pid: int) -> bool:
+    """Tell whether a pooler stands between us and the server, whose process answers to `pid`."""
+    # PgBouncer makes up the process id that it tells its clients.
+    return pid != conn.get_server_pid()
+
+
 async def probe(dsn: str | None) -> Route:
     """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
     try:
@@ -134,9 +140,9 @@ async def probe(dsn: str | None) -> Route:
                 "this server is read-only (a standby, or default_transaction_read_only is on): "
                 "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
             )
-        # PgBouncer makes up the process id that it tells its clients.
-        pooled = row["pid"] != conn.get_server_pid()
-        return Route(pooled=pooled, version=row["version"], synchronous_commit=row["synchronous_commit"])
+        return Route(
+            pooled=is_pooled(conn, pid=row["pid"]), version=row["version"], synchronous_commit=row["synchronous_commit"]
+        )
     finally:
         await conn.close()
 
