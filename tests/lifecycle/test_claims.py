@@ -115,6 +115,16 @@ async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Databa
         assert (await live_row(conn, foreign))["attempt"] == 0
 
 
+async def test_handlers_whose_rows_were_deleted_are_written_down_again(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Somebody cleans up by hand: without its row no job of a handler can be claimed, and nothing would tell of it."""
+    order: list[int] = []
+    async with node(database.dsn, recording_app(order)):
+        await conn.execute("delete from rota.handlers")
+        assert await ended(conn, await insert(conn, "record"), within=12) == "succeeded"
+
+
 async def test_a_notification_during_the_claim_is_not_lost(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
