@@ -42,6 +42,13 @@ TRANSIENT: tuple[type[Exception], ...] = (
 At the start, `probe` tells apart what takes a person. Later, jobs run that a daemon which fell would cut off.
 """
 
+NO_ROWS_FAULT = (
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.FeatureNotSupportedError,
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.InvalidTransactionStateError,
+)
+
 LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
 """What a lost connection may raise where the connection can't be asked any more."""
 
@@ -71,9 +78,9 @@ class Route:
 def about_a_row(error: asyncpg.PostgresError) -> bool:
     """Tell whether the server may have refused a statement for one of its rows, so that it may take the others.
 
-    No row passes by itself, nor does one lack a right or a column.
+    What passes by itself is no row's fault, nor are a right or a column that is missing and a session gone astray.
     """
-    return not isinstance(error, (*TRANSIENT, asyncpg.SyntaxOrAccessError))
+    return not isinstance(error, (*TRANSIENT, *NO_ROWS_FAULT))
 
 
 def cut(conn: Connection) -> bool:
