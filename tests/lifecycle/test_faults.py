@@ -254,3 +254,27 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
             assert one.fell is None
     finally:
         await conn.execute("drop role rota_test_refused")
+
+
+async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Under a stricter one every statement that meets another node's at a row would fail instead of looking again."""
+    app = rota.App("isolated")
+
+    @app.handler("plain")
+    async def plain(_job: rota.Job[Any]) -> None:
+        return
+
+    await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
+    nodes = [node(database.dsn, app, queues="default:20") for _ in range(3)]
+    async with nodes[0] as one, nodes[1] as two, nodes[2] as three:
+        for _ in range(10):
+            await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
+
+        async def none_left() -> bool:
+            return not await conn.fetchval("select count(*) from rota.jobs")
+
+        await eventually(none_left, within=40, what="the end of all jobs")
+        for each in (one, two, three):
+            assert not each.seen("service.failed", kind="SerializationError")

@@ -66,6 +66,10 @@ Behind a pooler nothing is kept, and every execution is planned for the table as
 """
 
 
+ISOLATION = {"default_transaction_isolation": "read committed"}
+"""Our statements look again at a row that somebody was faster at. Under a stricter one, set for everybody, they would fail."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The way to the database: whether a pooler stands in between, and what the server is."""
@@ -213,7 +217,7 @@ async def connect(dsn: str | None, *, route: Route, name: str, patience: float =
 
 def our_settings(route: Route, name: str) -> dict[str, str]:
     """Return the settings of a session in which only our own statements run."""
-    return session_settings(route, name) | ({} if route.pooled else PLANS)
+    return session_settings(route, name) | ({} if route.pooled else PLANS | ISOLATION)
 
 
 def session_settings(route: Route, name: str) -> dict[str, str]:
