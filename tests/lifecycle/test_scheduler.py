@@ -338,6 +338,24 @@ async def test_a_waiting_fire_whose_job_is_refused_waits_and_holds_up_no_other_s
     assert await conn.fetchval("select count(*) from rota.jobs where exclusive") == 1
 
 
+async def test_a_job_to_which_a_foreign_key_clings_is_not_replaced_and_fells_nobody(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """It can't be cancelled while the user's row points to it; the fire that is to replace it waits."""
+    schedule = await make_schedule(conn, overlap="replace")
+    await make_due(conn, schedule, ago=20 * SECOND)
+    await planner.turn()
+    await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
+    await conn.execute("insert into public.orders select job_id from rota.jobs")
+    await make_due(conn, schedule, ago=10 * SECOND)
+    await planner.turn()
+    assert await dispositions(conn) == ["enqueued", "waiting"]
+    await conn.execute("drop table public.orders")
+    assert await queries.answer_cancel_requests(conn, limit=10), "which the reapers do"
+    await planner.turn()
+    assert await dispositions(conn) == ["enqueued", "enqueued"]
+
+
 async def test_several_planners_promote_a_waiting_fire_once(
     conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
 ) -> None:

@@ -198,10 +198,15 @@ class Scheduler:
     async def _replace(self, db: Connection) -> None:
         # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
         with suppress(TimeoutError):
-            asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
-            self._telemetry.jobs_replaced(asked)
-            if asked:
-                await queries.answer_cancel_requests(db, limit=BATCH)
+            try:
+                asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
+                self._telemetry.jobs_replaced(asked)
+                if asked:
+                    await queries.answer_cancel_requests(db, limit=BATCH)
+            except asyncpg.PostgresError as error:
+                if not about_a_row(error):
+                    raise
+                self._telemetry.row_refused("replace", error)
 
     async def _decide(self, look: DueLook) -> list[datetime]:
         """Decide about what a look has found due, write it, and return the instants that come next."""
