@@ -11,7 +11,9 @@
 --   $10 tzdata       text
 --   $11 state        text
 --   $12 shards       int4[]  whose schedules it looks at
---   -> living uuid[]?, told int8?   the daemons that are alive and not draining; this one included, unless it is
+--   -> living uuid[]?, known int8?, told int8?
+--   living  the daemons that are alive and not draining; this one included, unless it is
+--   known   how many of its handlers have rows: without one, no job of it can be claimed
 with entered as (
     insert into rota.nodes as node (
         node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards
@@ -40,4 +42,5 @@ select
         from entered
         where entered.state = 'running'
     ) as living,
+    (select count(*) from rota.handlers as handler where handler.handler = any ($7)) as known,
     (select count(*) from told) as told

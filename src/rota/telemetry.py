@@ -352,6 +352,17 @@ class Telemetry:
         """Tell that one job's settlement was refused by the database for a reason of its own."""
         self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
 
+    def row_refused(self, doing: str, error: Exception, **where: object) -> None:
+        """Tell that the database refuses what we do with a row: a trigger, a foreign key or a constraint of the user's."""
+        self._event(
+            logging.ERROR,
+            "row.refused",
+            doing=doing,
+            **where,
+            kind=type(error).__name__,
+            do="look at triggers, foreign keys and constraints that were added to rota's tables",
+        )
+
     # Schedules.
 
     def fires_recorded(

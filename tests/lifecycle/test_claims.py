@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
+import rota.lifecycle.dispatcher as dispatcher_module
 from nodes import ended, insert, ledger, live_row, node, running_row
 from rota.db import queries
 from rota.lifecycle import dispatcher
@@ -113,6 +114,16 @@ async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Databa
         await ended(conn, await insert(conn, "record"))
         await one.turns("dispatcher")
         assert (await live_row(conn, foreign))["attempt"] == 0
+
+
+async def test_handlers_whose_rows_were_deleted_are_written_down_again(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Somebody cleans up by hand: without its row no job of a handler can be claimed, and nothing would tell of it."""
+    order: list[int] = []
+    async with node(database.dsn, recording_app(order)):
+        await conn.execute("delete from rota.handlers")
+        assert await ended(conn, await insert(conn, "record"), within=12) == "succeeded"
 
 
 async def test_a_notification_during_the_claim_is_not_lost(
@@ -364,3 +375,43 @@ async def test_b45_no_number_of_other_queues_hides_a_due_job(
         for job_id in later:
             assert await ended(conn, job_id) == "succeeded"
     assert sorted(order) == [late, *later]
+
+
+async def test_a_row_whose_claim_is_refused_holds_up_only_what_lies_behind_it(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trigger of the user's that raises for one row would fell every daemon in turn."""
+    monkeypatch.setattr(dispatcher_module, "REFUSED", 0.5)
+    order: list[int] = []
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.jobs for each row when (old.payload ? 'refused') execute function refuse();
+        """
+    )
+    before = [await insert(conn, "record", run_at=f"now() - interval '{n} minutes'") for n in range(9, 4, -1)]
+    refused = await insert(conn, "record", '{"refused": true}', run_at="now() - interval '4 minutes'")
+    behind = await insert(conn, "record", run_at="now() - interval '3 minutes'")
+    beside = [await insert(conn, "record", priority=p, queue=f"'{q}'") for p in (0, 4, 6) for q in ("default", "b")]
+    async with node(database.dsn, recording_app(order), queues="default:20,*:5") as one:
+        for job_id in (*before, *beside):
+            assert await ended(conn, job_id) == "succeeded"
+        later = await insert(conn, "record", priority=3)
+        assert await ended(conn, later) == "succeeded"
+        told = await one.told("row.refused", times=2, doing="claim")
+        assert (told["queue"], told["handler"], told["priority"]) == ("default", "record", 5)
+        assert (await live_row(conn, refused))["attempt"] == 0
+        await conn.execute("drop trigger refuse on rota.jobs")
+        for job_id in (refused, behind):
+            assert await ended(conn, job_id) == "succeeded"
+        assert one.fell is None
+    assert sorted(order) == sorted([*before, refused, behind, *beside, later])
+
+
+async def test_what_no_row_is_to_blame_for_is_not_survived(database: Database, conn: Connection[Record]) -> None:
+    """Rights that are missing, a column that is gone: a daemon that claims nothing must be seen to fall."""
+    async with node(database.dsn, recording_app([]), falls=True) as one:
+        await conn.execute("alter table rota.jobs rename column meta to matter")
+        await insert(conn, "record")
+        await one.ended()
+    assert one.fell is not None

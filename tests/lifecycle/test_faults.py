@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -183,3 +184,97 @@ async def test_a_daemon_stops_in_good_time_though_the_database_is_away(
         one.stop()
         await one.ended(within=15)
         assert one.fell is None
+
+
+async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """With a lock_timeout set for everybody, a VACUUM FULL or a migration of the user's would fell the whole fleet at once."""
+    app = rota.App("locked")
+    go = asyncio.Event()
+
+    @app.handler("wait")
+    async def wait(_job: rota.Job[Any]) -> None:
+        await go.wait()
+
+    await conn.execute(f"alter database {database.name} set lock_timeout = '50ms'")
+    await conn.execute(
+        "select rota.put_schedule(name => 'steady', every => '1 s', handler => 'nobody', overlap => 'allow')"
+    )
+    async with node(database.dsn, app) as one:
+        job_id = await insert(conn, "wait")
+        await running_row(conn, job_id)
+        async with conn.transaction():
+            await conn.execute("lock table rota.jobs in access exclusive mode")
+            for service in ("dispatcher", "scheduler", "heartbeat", "reaper"):
+                await one.told("service.failed", service=service, kind="LockNotAvailableError")
+        fires = await conn.fetchval("select count(*) from rota.fires")
+        go.set()
+        assert await ended(conn, job_id) == "succeeded"
+        assert await history(conn, job_id) == []
+        assert await conn.fetchval("select invalid_reason from rota.schedules") is None
+
+        async def fired() -> bool:
+            return bool(await conn.fetchval("select count(*) from rota.fires") > fires)
+
+        await eventually(fired, what="the next fire")
+        assert one.fell is None
+
+
+async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A password that is being changed, a pg_hba.conf mended a minute later: what runs goes on, and so does the daemon."""
+    app = rota.App("refused")
+    go = asyncio.Event()
+    calls: list[int] = []
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        await go.wait()
+
+    parts = urlsplit(database.dsn)
+    login = parts._replace(netloc=f"rota_test_refused:secret@{parts.netloc.rpartition('@')[2]}")
+    await conn.execute("create role rota_test_refused login superuser password 'secret'")
+    try:
+        async with node(urlunsplit(login), app, lease__duration="10s") as one:
+            job_id = await insert(conn, "wait")
+            await running_row(conn, job_id)
+            await conn.execute("alter role rota_test_refused nologin")
+            try:
+                await conn.fetchval(KILL)
+                for service in ("dispatcher", "heartbeat", "reaper"):
+                    await one.told("service.failed", service=service, failures=2)
+            finally:
+                await conn.execute("alter role rota_test_refused login")
+            go.set()
+            assert await ended(conn, job_id) == "succeeded"
+            assert calls == [1]
+            assert one.fell is None
+    finally:
+        await conn.execute("drop role rota_test_refused")
+
+
+async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Under a stricter one every statement that meets another node's at a row would fail instead of looking again."""
+    app = rota.App("isolated")
+
+    @app.handler("plain")
+    async def plain(_job: rota.Job[Any]) -> None:
+        return
+
+    await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
+    nodes = [node(database.dsn, app, queues="default:20") for _ in range(3)]
+    async with nodes[0] as one, nodes[1] as two, nodes[2] as three:
+        for _ in range(10):
+            await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
+
+        async def none_left() -> bool:
+            return not await conn.fetchval("select count(*) from rota.jobs")
+
+        await eventually(none_left, within=40, what="the end of all jobs")
+        for each in (one, two, three):
+            assert not each.seen("service.failed", kind="SerializationError")

@@ -476,3 +476,37 @@ async def test_two_attempts_of_one_job_that_end_together_are_written_once(
         (run,) = await ledger(conn, job_id)
         assert (run["fence_token"], run["result"]) == (tokens[1], str(tokens[1]))
         assert one.metric("rota_settled_total", queue="default", handler="twin", settlement="succeeded") == 1
+
+
+async def test_a_row_whose_heartbeat_is_refused_loses_its_own_lease_only(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A trigger of the user's that raises for one row: its neighbours keep their leases, and the daemon its head."""
+    app = rota.App("refused")
+
+    @app.handler("wait")
+    async def wait(_job: rota.Job[Any]) -> None:
+        await asyncio.Event().wait()
+
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.jobs for each row
+        when (old.payload ? 'refused' and old.state = 'running' and new.state = 'running') execute function refuse();
+        """
+    )
+    async with node(database.dsn, app) as one:
+        refused = await insert(conn, "wait", '{"refused": true}')
+        neighbours = [await insert(conn, "wait") for _ in range(4)]
+        for job_id in (refused, *neighbours):
+            await running_row(conn, job_id)
+        await one.told("row.refused", doing="heartbeat", job_id=refused)
+        await one.told("lease.lost", job_id=refused)
+        await passes(conn, 4, job_id=neighbours[0])
+        for job_id in neighbours:
+            assert (await live_row(conn, job_id))["attempt"] == 1
+            assert not one.seen("lease.lost", job_id=job_id)
+        assert one.fell is None
+        one.stop()
+        one.stop()
+        await one.ended()

@@ -238,6 +238,27 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
     assert await conn.fetchval("select count(*) from rota.jobs") == 7
 
 
+async def test_a_job_to_which_a_foreign_key_clings_fells_no_daemon(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It can't leave the table, by expiry or cancellation; what else is lost or runs goes on as if it weren't there."""
+    calls: list[int] = []
+    await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
+    late = await insert(conn, "nobody", start_by="now() - interval '1 second'")
+    asked = await insert(conn, "nobody")
+    await conn.execute("insert into public.orders values ($1), ($2)", late, asked)
+    await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", asked)
+    lost = await held(conn, "work")
+    async with node(database.dsn, plain_app(calls)) as one:
+        assert await ended(conn, lost) == "succeeded"
+        await one.told("row.refused", doing="expire", times=2)
+        await one.told("row.refused", doing="cancel", times=2)
+        await conn.execute("delete from public.orders")
+        assert await ended(conn, late) == "expired"
+        assert await ended(conn, asked) == "cancelled"
+        assert one.fell is None
+
+
 async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,6 +322,40 @@ async def test_a_waiting_fire_is_enqueued_when_its_turn_comes(conn: Connection[R
     assert (job["scheduled_for"], job["exclusive"]) == ((await fires(conn))[1][1], True)
 
 
+async def test_a_waiting_fire_whose_job_is_refused_waits_and_holds_up_no_other_schedule(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """A constraint of the user's that came after the fire: it fells nobody, and is told of."""
+    await fire_twice_over_a_live_job(conn, planner, "queue_one")
+    await end_live_jobs(conn)
+    await conn.execute('alter table rota.jobs add constraint "no exclusive jobs" check (not exclusive)')
+    other = await make_schedule(conn, "other", overlap="allow")
+    await make_due(conn, other)
+    await planner.turn()
+    assert await dispositions(conn, other) == ["enqueued"]
+    await conn.execute('alter table rota.jobs drop constraint "no exclusive jobs"')
+    await planner.turn()
+    assert await conn.fetchval("select count(*) from rota.jobs where exclusive") == 1
+
+
+async def test_a_job_to_which_a_foreign_key_clings_is_not_replaced_and_fells_nobody(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """It can't be cancelled while the user's row points to it; the fire that is to replace it waits."""
+    schedule = await make_schedule(conn, overlap="replace")
+    await make_due(conn, schedule, ago=20 * SECOND)
+    await planner.turn()
+    await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
+    await conn.execute("insert into public.orders select job_id from rota.jobs")
+    await make_due(conn, schedule, ago=10 * SECOND)
+    await planner.turn()
+    assert await dispositions(conn) == ["enqueued", "waiting"]
+    await conn.execute("drop table public.orders")
+    assert await queries.answer_cancel_requests(conn, limit=10), "which the reapers do"
+    await planner.turn()
+    assert await dispositions(conn) == ["enqueued", "enqueued"]
+
+
 async def test_several_planners_promote_a_waiting_fire_once(
     conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
 ) -> None:

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from poolers import find_pgbouncer, pgbouncer
+from shell import Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -99,6 +100,23 @@ async def test_b85_with_a_direct_url_inserts_and_cancellations_are_told_at_once(
     assert await scene.value("select rota.cancel($1)", job) == "requested"
 
     await scene.comes_to(job, "cancelled", within=3)
+
+
+async def test_b85_a_migration_asks_for_the_direct_url_and_leaves_no_lock_behind(
+    scene: Scene, pooled: str, tmp_path: Path
+) -> None:
+    """Its session lock would stay in a server connection of the pooler's, and keep every later migrator waiting for ever."""
+    rota = Shell(tmp_path, {})
+    for _ in range(2):
+        refused = await rota("migrate", "--dsn", pooled)
+        assert refused.code == 3
+        assert "connection pooler" in refused.err
+        assert "ROTA_DIRECT_URL" in refused.err
+    for _ in range(6):
+        looked = await rota("migrate", "--check", "--dsn", pooled)
+        assert (looked.code, looked.err) == (0, "")
+    assert (await rota("migrate", "--dsn", pooled, ROTA_DIRECT_URL=scene.dsn)).code == 0
+    assert await scene.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
 
 
 async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(scene: Scene, pooled: str) -> None:

@@ -217,6 +217,20 @@ def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
     assert "S3CRET-canary" not in str(refusal)
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (asyncpg.ClientConfigurationError("`sslmode` must be one of …"), "the database URL can't be used: `sslmode`"),
+        (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), "can't do that now: canceling"),
+        (asyncpg.LockNotAvailableError("canceling statement due to lock timeout"), "can't do that now: canceling"),
+        (asyncpg.CannotConnectNowError("the database system is starting up"), "no database answers"),
+    ],
+)
+def test_nobody_is_sent_to_look_for_a_server_that_has_answered(error: Exception, says: str) -> None:
+    """A wrong option in the URL, a statement that took too long, a lock: each by its name."""
+    assert says in str(explained(error, DSN))
+
+
 def test_a_fault_of_ours_is_not_explained_away() -> None:
     """An error that the database has no part in must reach the person who can mend it."""
     assert explained(ValueError("a bug"), DSN) is None

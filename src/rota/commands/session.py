@@ -139,6 +139,10 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
             return RotaError(f"{said}. {hint or ''}".strip())
         case asyncpg.DataError():
             return RotaError(f"refused: {said}")
+        case asyncpg.ClientConfigurationError():
+            return DatabaseUnusable(f"the database URL can't be used: {said}")
+        case asyncpg.QueryCanceledError() | asyncpg.ObjectNotInPrerequisiteStateError() | asyncpg.PostgresSystemError():
+            return DatabaseUnusable(f"{where} can't do that now: {said}")
         case _ if isinstance(error, LOST):
             return DatabaseUnusable(
                 f"no database answers at {where} ({said}): is the server running, and is the URL right? "
@@ -146,7 +150,5 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
             )
         case asyncpg.PostgresError():
             return DatabaseUnusable(f"{where} can't do that: {said}")
-        case asyncpg.ClientConfigurationError():
-            return DatabaseUnusable(f"the database URL can't be used: {said}")
         case _:
             return None

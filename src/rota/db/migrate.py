@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from rota.db.pool import is_pooled
 from rota.db.sql import MIGRATIONS, ROLES, SQL
 from rota.errors import DatabaseUnusable, SchemaMismatch
 
@@ -103,10 +104,16 @@ async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied
     Raises SchemaMismatch when an applied file has changed since, or when the schema is newer and not for this rota any more;
     DatabaseUnusable when this user may not, or when somebody doesn't let go of a lock.
     """
-    conn = await asyncpg.connect(dsn)
+    conn = await asyncpg.connect(dsn, statement_cache_size=0)
     notices: list[str] = []
     conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
+        if is_pooled(conn, pid=await conn.fetchval("select pg_backend_pid()")):
+            # The lock would stay behind in a server connection of the pooler's, and keep every later migrator waiting.
+            raise DatabaseUnusable(
+                "the database URL leads through a connection pooler, where a migration can't keep others from running beside it: "
+                "set ROTA_DIRECT_URL (or database.direct_url) to a URL straight to the server"
+            )
         # Not by waiting for it: a statement that waits holds a snapshot, for whose end an index built concurrently waits.
         while not await conn.fetchval("select pg_try_advisory_lock($1, 3)", LOCK):  # noqa: ASYNC110  another process's event
             await asyncio.sleep(TURN)
@@ -195,7 +202,7 @@ async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
 
 async def missing(dsn: str | None) -> list[str]:
     """Return the migrations that the database hasn't seen, without changing anything. Raises what `migrate` would."""
-    conn = await asyncpg.connect(dsn)
+    conn = await asyncpg.connect(dsn, statement_cache_size=0)  # a pooler is good enough for looking
     try:
         known = await _known(conn)
         _agree(known, await _oldest_compatible(conn, known))

@@ -28,11 +28,26 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,  # class 08
     asyncpg.TransactionRollbackError,  # class 40
     asyncpg.InsufficientResourcesError,  # class 53
+    asyncpg.ObjectNotInPrerequisiteStateError,  # class 55: a lock_timeout that was set for all; a database that is closed
     asyncpg.OperatorInterventionError,  # class 57
+    asyncpg.PostgresSystemError,  # class 58
     asyncpg.ReadOnlySQLTransactionError,  # the primary of a moment ago, after a fail-over
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidAuthorizationSpecificationError,  # class 28: a password is being changed, or who is to check it is away
+    asyncpg.InvalidCatalogNameError,  # it is being renamed, or restored
     OSError,  # refused, reset, no such host, no such socket, timed out
 )
-"""What passes by itself: the database is away, restarting, full, or was told to cancel us. Nothing else is survived."""
+"""What passes by itself: the database is away, restarting, full, closed, locked, or was told to cancel us.
+
+At the start, `probe` tells apart what takes a person. Later, jobs run that a daemon which fell would cut off.
+"""
+
+NO_ROWS_FAULT = (
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.FeatureNotSupportedError,
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.InvalidTransactionStateError,
+)
 
 LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
 """What a lost connection may raise where the connection can't be asked any more."""
@@ -51,6 +66,10 @@ Behind a pooler nothing is kept, and every execution is planned for the table as
 """
 
 
+ISOLATION = {"default_transaction_isolation": "read committed"}
+"""Our statements look again at a row that somebody was faster at. Under a stricter one, set for everybody, they would fail."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The way to the database: whether a pooler stands in between, and what the server is."""
@@ -58,6 +77,14 @@ class Route:
     pooled: bool
     version: int
     synchronous_commit: str
+
+
+def about_a_row(error: asyncpg.PostgresError) -> bool:
+    """Tell whether the server may have refused a statement for one of its rows, so that it may take the others.
+
+    What passes by itself is no row's fault, nor are a right or a column that is missing and a session gone astray.
+    """
+    return not isinstance(error, (*TRANSIENT, *NO_ROWS_FAULT))
 
 
 def cut(conn: Connection) -> bool:
@@ -97,6 +124,12 @@ async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Co
             await pool.release(conn, timeout=patience)
 
 
+def is_pooled(conn: asyncpg.Connection, *, pid: int) -> bool:
+    """Tell whether a pooler stands between us and the server, whose process answers to `pid`."""
+    # PgBouncer makes up the process id that it tells its clients.
+    return pid != conn.get_server_pid()
+
+
 async def probe(dsn: str | None) -> Route:
     """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
     try:
@@ -118,9 +151,9 @@ async def probe(dsn: str | None) -> Route:
                 "this server is read-only (a standby, or default_transaction_read_only is on): "
                 "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
             )
-        # PgBouncer makes up the process id that it tells its clients.
-        pooled = row["pid"] != conn.get_server_pid()
-        return Route(pooled=pooled, version=row["version"], synchronous_commit=row["synchronous_commit"])
+        return Route(
+            pooled=is_pooled(conn, pid=row["pid"]), version=row["version"], synchronous_commit=row["synchronous_commit"]
+        )
     finally:
         await conn.close()
 
@@ -184,7 +217,7 @@ async def connect(dsn: str | None, *, route: Route, name: str, patience: float =
 
 def our_settings(route: Route, name: str) -> dict[str, str]:
     """Return the settings of a session in which only our own statements run."""
-    return session_settings(route, name) | ({} if route.pooled else PLANS)
+    return session_settings(route, name) | ({} if route.pooled else PLANS | ISOLATION)
 
 
 def session_settings(route: Route, name: str) -> dict[str, str]:

@@ -415,9 +415,9 @@ async def register_node(
     tzdata: str | None,
     state: str,
     shards: Sequence[int],
-) -> frozenset[NodeId]:
-    """Write this node's row, and return which nodes are alive and not on their way out."""
-    living: list[NodeId] = await db.fetchval(
+) -> tuple[frozenset[NodeId], int]:
+    """Write this node's row, and return which nodes are alive and not on their way out, and how many of its handlers are known."""
+    row = await db.fetchrow(
         SQL["register_node"],
         node,
         host,
@@ -432,7 +432,8 @@ async def register_node(
         state,
         shards,
     )
-    return frozenset(NodeId(UUID(bytes=each.bytes)) for each in living)
+    assert row is not None  # noqa: S101  a list of subqueries
+    return frozenset(NodeId(UUID(bytes=each.bytes)) for each in row[0]), row[1]
 
 
 async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[Stored]:

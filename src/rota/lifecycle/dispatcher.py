@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
+import asyncpg
+
 from rota.attempt import Attempt
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Pool, connection
+from rota.db.pool import TRANSIENT, Pool, about_a_row, connection
 from rota.db.queries import Claimed
 from rota.loop import DUTY, backoff_pause
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from rota.db.pool import Connection
     from rota.db.queries import Lane
-    from rota.domain.job import NodeId
+    from rota.domain.job import Claim, NodeId
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
     from rota.loop import Pulse
@@ -52,6 +54,12 @@ LISTED = 20.0
 
 MOST_QUEUES = 200
 """Most queues that share the slots of `*` in one sweep; where there are more, they take turns."""
+
+REFUSED = 10.0
+"""Seconds for which a lane is left alone in which the database refuses the claim of a row."""
+
+MOST_REFUSED = 100
+"""Most lanes left alone at a time: where there are more, it is no matter of rows."""
 
 
 @dataclass(slots=True)
@@ -125,6 +133,8 @@ class Dispatcher:
         self._on_idle = on_idle
         self._floors: dict[tuple[str, str, int], datetime] = {}
         self._used: dict[tuple[str, str, int], float] = {}
+        self._refused: dict[tuple[str, str, int], float] = {}
+        """Lane -> until when it is left alone."""
         self._swept = 0.0
         self._sweep_at = 0.0
         self._stopping = asyncio.Event()
@@ -202,7 +212,7 @@ class Dispatcher:
         look.claimed += await self._sweep(db, group, rooms, look)
         if not self._last_queue:
             look.swept = True
-            look.nothing = not self._claimed_in_round
+            look.nothing = not self._claimed_in_round and not self._refused
             self._claimed_in_round = 0
         if self._running.suspect is None and began >= self._suspects_at:
             look.suspects = True
@@ -259,21 +269,31 @@ class Dispatcher:
         lanes: list[Lane],
         *,
         suspects: bool = False,
+        at_most: int = LARGEST,
         known: list[str] | None = None,
     ) -> Claimed:
-        if not lanes or self._stopping.is_set():
-            return Claimed([], next_in=None, others=False)
         asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
-        found = await queries.claim_due_jobs(
-            db,
-            node=self._node,
-            rooms=rooms,
-            lanes=lanes,
-            suspects=suspects,
-            total=1 if suspects else min(LARGEST, sum(rooms.values())),
-            lease=self._lease,
-            known=known,
-        )
+        if self._refused:
+            self._refused = {lane: until for lane, until in self._refused.items() if until > asked}
+            lanes = [lane for lane in lanes if lane[1:4] not in self._refused]
+        if not lanes or not rooms or self._stopping.is_set():
+            return Claimed([], next_in=None, others=False)
+        total = 1 if suspects else min(at_most, sum(rooms.values()))
+        try:
+            found = await queries.claim_due_jobs(
+                db,
+                node=self._node,
+                rooms=rooms,
+                lanes=lanes,
+                suspects=suspects,
+                total=total,
+                lease=self._lease,
+                known=known,
+            )
+        except asyncpg.PostgresError as error:
+            if not about_a_row(error) or len(self._refused) >= MOST_REFUSED:
+                raise
+            return await self._claim_in_halves(db, group, rooms, lanes, error, suspects=suspects, total=total)
         self._claimed_in_round += len(found.claims)
         lease = self._lease.total_seconds()
         for claim in found.claims:
@@ -289,6 +309,37 @@ class Dispatcher:
         if found.claims:
             self._telemetry.jobs_claimed(found.claims)
         return found
+
+    async def _claim_in_halves(
+        self,
+        db: Connection,
+        group: asyncio.TaskGroup,
+        rooms: dict[str, int],
+        lanes: list[Lane],
+        error: asyncpg.PostgresError,
+        *,
+        suspects: bool,
+        total: int,
+    ) -> Claimed:
+        """Claim around the row that was refused, or else it would stop every daemon. What lies behind it in its lane waits."""
+        if len(lanes) == total == 1:
+            _, queue, handler, priority, _ = lanes[0]
+            self._refused[queue, handler, priority] = boottime() + REFUSED
+            self._telemetry.row_refused("claim", error, queue=queue, handler=handler, priority=priority)
+            return Claimed([], next_in=None, others=False)
+        middle = len(lanes) // 2
+        halves, at_most = ([lanes[:middle], lanes[middle:]], total) if middle else ([lanes, lanes], total // 2)
+        claims: list[Claim] = []
+        soonest: timedelta | None = None
+        for half in halves:
+            if suspects and claims:
+                break
+            free = self._running.rooms()
+            left = {room: min(1, free[room]) if suspects else free[room] for room in rooms if room in free}
+            found = await self._claim_lanes(db, group, left, half, suspects=suspects, at_most=at_most)
+            claims += found.claims
+            soonest = min((each for each in (soonest, found.next_in) if each is not None), default=None)
+        return Claimed(claims, next_in=soonest, others=False)
 
     def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
         lanes = []

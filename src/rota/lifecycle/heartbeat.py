@@ -14,7 +14,7 @@ import asyncpg
 from rota.attempt import margin
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import PATIENCE, TRANSIENT, ConnectionLost, cut
+from rota.db.pool import PATIENCE, TRANSIENT, ConnectionLost, about_a_row, cut
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost
 
@@ -112,9 +112,7 @@ class Heartbeat:
                     conn, node=self._node, held=[(0, FenceToken(0))], grace=timedelta(0), patience=PATIENCE
                 )
             held = [(a.claim.job_id, a.claim.fence_token) for a in chosen]
-            return await queries.extend_leases(
-                conn, node=self._node, held=held, grace=timedelta(seconds=self._grace), patience=patience
-            )
+            return await self._extend_on(conn, held, patience)
         except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             if conn is not None and cut(conn):
                 self._conn = None
@@ -125,6 +123,25 @@ class Heartbeat:
                 self._conn.terminate()
                 self._conn = None
             raise
+
+    async def _extend_on(
+        self, conn: asyncpg.Connection, held: list[tuple[int, FenceToken]], patience: float
+    ) -> dict[FenceToken, tuple[bool, bool]]:
+        """Extend them together, and around a row that is refused: it alone is not extended, and ends with its lease."""
+        try:
+            return await queries.extend_leases(
+                conn, node=self._node, held=held, grace=timedelta(seconds=self._grace), patience=patience
+            )
+        except asyncpg.PostgresError as error:
+            if not about_a_row(error):
+                raise
+            if len(held) == 1:
+                ((job_id, token),) = held
+                self._telemetry.row_refused("heartbeat", error, job_id=job_id)
+                return {token: (False, False)}
+        middle = len(held) // 2
+        first = await self._extend_on(conn, held[:middle], patience)
+        return first | await self._extend_on(conn, held[middle:], patience)
 
     def _renewed(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], asked: float) -> None:
         """On the main loop: move what we may trust, interrupt what was lost or is to be cancelled."""

@@ -15,7 +15,7 @@ import asyncpg
 
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Connection, Pool, connection
+from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
 from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
@@ -183,7 +183,14 @@ class Scheduler:
     async def _promote(self) -> None:
         """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
         async with connection(self._pool) as db:
-            promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
+            try:
+                promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
+            except asyncpg.PostgresError as error:
+                if not about_a_row(error):
+                    raise
+                # All that wait go on waiting, but nothing else does.
+                self._telemetry.row_refused("promote", error)
+                return
             self._telemetry.fires_promoted(promoted)
             if left:
                 await self._replace(db)
@@ -191,10 +198,15 @@ class Scheduler:
     async def _replace(self, db: Connection) -> None:
         # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
         with suppress(TimeoutError):
-            asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
-            self._telemetry.jobs_replaced(asked)
-            if asked:
-                await queries.answer_cancel_requests(db, limit=BATCH)
+            try:
+                asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
+                self._telemetry.jobs_replaced(asked)
+                if asked:
+                    await queries.answer_cancel_requests(db, limit=BATCH)
+            except asyncpg.PostgresError as error:
+                if not about_a_row(error):
+                    raise
+                self._telemetry.row_refused("replace", error)
 
     async def _decide(self, look: DueLook) -> list[datetime]:
         """Decide about what a look has found due, write it, and return the instants that come next."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import Pool, connection
+from rota.db.pool import Connection, Pool, connection
 from rota.domain.job import NodeId
 from rota.domain.shards import shards_of
 
@@ -71,16 +71,13 @@ class Presence:
         """Write the node's row, and the handlers' rows now and then."""
         async with connection(self._pool) as db:
             if boottime() - self._registered >= HANDLERS_AGAIN:
-                await queries.register_handlers(
-                    db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
-                )
-                self._registered = boottime()
-            shown, living = None, frozenset[NodeId]()
+                await self._register_handlers(db)
+            shown, living, known = None, frozenset[NodeId](), 0
             while shown != self.shards:  # again only when nodes have come or gone
                 if self.state != "running":
                     self.shards = ()
                 shown = self.shards
-                living = await queries.register_node(
+                living, known = await queries.register_node(
                     db,
                     node=self._node.node_id,
                     host=self._node.host,
@@ -96,8 +93,16 @@ class Presence:
                     shards=shown,
                 )
                 self.shards = shards_of(self._node.node_id, living)
+            if known < len(self._node.names):
+                await self._register_handlers(db)  # somebody has deleted rows without which nothing is claimed
         self.alive = max(1, len(living))
         self.reached = boottime()
+
+    async def _register_handlers(self, db: Connection) -> None:
+        await queries.register_handlers(
+            db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
+        )
+        self._registered = boottime()
 
     async def leave(self) -> None:
         """Take the node from the list of the living."""

@@ -8,13 +8,13 @@ import asyncpg
 
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Connection, Pool, connection
+from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.settle import ENDS, as_verdict, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from datetime import datetime, timedelta
 
     from rota.db.queries import Verdict
@@ -62,12 +62,23 @@ class Reaper:
                 while beyond is not None:
                     beyond = await self._reap(db, beyond)
             if look.late:
-                expired = await queries.expire_unstarted_jobs(db, limit=BATCH)
+                expired = await self._unless_refused("expire", queries.expire_unstarted_jobs(db, limit=BATCH))
                 self._telemetry.jobs_ended("expired", len(expired))
                 for job in expired:
                     self._ended(job["schedule_id"], "bury")
             if look.asked:
-                self._telemetry.jobs_ended("cancelled", len(await queries.answer_cancel_requests(db, limit=BATCH)))
+                cancelled = await self._unless_refused("cancel", queries.answer_cancel_requests(db, limit=BATCH))
+                self._telemetry.jobs_ended("cancelled", len(cancelled))
+
+    async def _unless_refused(self, doing: str, ending: Awaitable[list[asyncpg.Record]]) -> list[asyncpg.Record]:
+        """End those jobs; where one of them can't be ended, all wait, but no daemon falls for it."""
+        try:
+            return await ending
+        except asyncpg.PostgresError as error:
+            if not about_a_row(error):
+                raise
+            self._telemetry.row_refused(doing, error)
+            return []
 
     async def _reap(self, db: Connection, beyond: int) -> int | None:
         """Settle one batch as lost; return beyond which job there may be more."""
