@@ -334,3 +334,27 @@ async def test_b45_no_number_of_other_queues_hides_a_due_job(
         for job_id in later:
             assert await ended(conn, job_id) == "succeeded"
     assert sorted(order) == [late, *later]
+
+
+async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopping when idle would leave their jobs behind: nobody had looked at them."""
+    order: list[int] = []
+    await conn.execute(
+        "insert into rota.jobs (queue, handler, run_at) "
+        "select 'a' || n, 'record', now() + interval '1 year' from generate_series(1, 300) as n"
+    )
+    job_id = await insert(conn, "record", queue="'a'")
+    real = queries.claim_due_jobs
+    failures = [ConnectionError()]
+
+    async def failing(*args: Any, **kwargs: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(queries, "claim_due_jobs", failing)
+    async with node(database.dsn, recording_app(order), until_idle=True, queues="*:5") as one:
+        await one.ended()
+    assert order == [job_id]

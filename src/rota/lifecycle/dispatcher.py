@@ -60,7 +60,7 @@ class Look:
     swept: bool = False
     """Whether all lanes have been looked at, by this look and those before it."""
     nothing: bool = False
-    """Whether there was nothing to claim in any of them."""
+    """Whether there was nothing to claim in any of them, and nothing ran meanwhile that might have inserted something."""
     suspects: bool = False
     """Whether suspects were looked for, too."""
 
@@ -112,7 +112,7 @@ class Dispatcher:
         self._shares = "*" in queues
         self._other_queues: list[str] = []
         self._last_queue = ""
-        self._claimed_in_round = 0
+        self._under_way = 0  # since the look at all lanes began, which may take several turns
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._execute = execute
@@ -151,7 +151,6 @@ class Dispatcher:
             self._listener.want(False)
             self._pulse.ran(self.name)
             return self._poll
-        quiet = not len(self._running)  # before looking: what the last job to end inserted is then seen
         try:
             async with connection(self._pool) as db:
                 if self._unsure:
@@ -167,7 +166,7 @@ class Dispatcher:
         self.reached = boottime()
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
-        if self._on_idle is not None and quiet and look.nothing and look.suspects:
+        if self._on_idle is not None and look.nothing and look.suspects:
             self._on_idle()
         if look.claimed >= STREAM:
             self._listener.want(False)
@@ -181,6 +180,7 @@ class Dispatcher:
 
     async def _claim(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]) -> Look:
         wanted = min(LARGEST, sum(rooms.values()))
+        under_way = len(self._running)  # before looking: what the last job to end inserted is then seen
         look = Look()
         lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
         lanes = [lane for lane in lanes if lane[0] in rooms]
@@ -192,30 +192,34 @@ class Dispatcher:
         if look.claimed >= wanted or began < self._sweep_at or not rooms:
             return look
         self._forget_quiet_lanes(began)
-        if self._shares and "*" in rooms:
-            await self._list_other_queues(db)
+        self._under_way += under_way
+        last_queue = await self._list_other_queues(db) if self._shares and "*" in rooms else self._last_queue
         claimed, look.next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
         look.claimed += claimed
-        if not self._last_queue:
-            look.swept = True
-            look.nothing = not self._claimed_in_round
-            self._claimed_in_round = 0
+        self._last_queue = last_queue  # now, and not before these queues have been looked at
         if self._running.suspect is None and began >= self._suspects_at:
             look.suspects = True
             await self._claim_suspect(db, group)
             if self._running.suspect is None:
                 self._suspects_at = began + (SUSPECTS if self._on_idle is None else 0)
+        if not self._last_queue:
+            look.swept = True
+            look.nothing = not self._under_way
+            self._under_way = 0
         took = boottime() - began
         # Were there no end to it, a process that was held still for ten seconds would claim next to nothing for a hundred.
         self._swept = began + took
         self._sweep_at = self._swept + min(took * DUTY, self._poll)
         return look
 
-    async def _list_other_queues(self, db: Connection) -> None:
-        """List the next queues. Were it the first ones each time, no job in the others would ever be seen."""
+    async def _list_other_queues(self, db: Connection) -> str:
+        """List the next queues, and return the last of them, or "" where there are no more.
+
+        Were it the first ones each time, no job in the others would ever be seen.
+        """
         found = await queries.list_queues(db, after=self._last_queue, limit=MOST_QUEUES)
-        self._last_queue = found[-1] if len(found) == MOST_QUEUES else ""
         self._other_queues = [queue for queue in found if queue not in self._own_queues]
+        return found[-1] if len(found) == MOST_QUEUES else ""
 
     def _forget_quiet_lanes(self, now: float) -> None:
         for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
@@ -248,7 +252,7 @@ class Dispatcher:
             total=1 if suspects else min(LARGEST, sum(rooms.values())),
             lease=self._lease,
         )
-        self._claimed_in_round += len(claims)
+        self._under_way += len(claims)
         lease = self._lease.total_seconds()
         for claim in claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
