@@ -43,7 +43,7 @@ async def claim(
 ) -> list[Claim]:
     """Claim as a dispatcher does; by default the jobs of handler h in the queue default."""
     rooms = dict(rooms) if rooms is not None else {"default": slots}
-    claims, _ = await queries.claim_due_jobs(
+    claims, *_ = await queries.claim_due_jobs(
         conn,
         node=NodeId(node),
         rooms=rooms,

@@ -10,9 +10,10 @@
 --   $9 total            int8
 --   $10 suspects        int4           0: all jobs but suspects; 1: suspects alone (lost twice in a row)
 --   $11 lease           interval       how long a claim holds without a heartbeat, where the job names no lease of its own
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?
--- At least one row comes back, for next_in: how long until the earliest future run_at of the lanes. Its job_id is null when
--- nothing was claimed.
+--   $12 known           text[]         the queues that the caller knows of, where it asks whether there are others; else null
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
+-- At least one row comes back, for next_in, how long it is until the earliest future run_at of the lanes, and for others, whether
+-- queues outside of $12 have scheduled jobs. Its job_id is null when nothing was claimed.
 --   scheduled_for  null: as run_at
 --   created_at     null: not later than run_at
 --   lease          null: as $11
@@ -121,6 +122,20 @@ select
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule,
-    (select min(lane.run_at) from lane where lane.run_at > now()) - clock_timestamp() as next_in
+    (select min(lane.run_at) from lane where lane.run_at > now()) - clock_timestamp() as next_in,
+    -- One probe for each: what comes next after a queue that is known is known, too, or there is another.
+    $12::text[] is not null and exists (
+        select
+        from unnest(array_prepend('', $12::text[])) as known (queue)
+        cross join lateral (
+            select job.queue
+            from rota.jobs as job
+            where job.state = 'scheduled'
+              and job.queue > known.queue
+            order by job.queue
+            limit 1
+        ) as following
+        where following.queue <> all ($12::text[])
+    ) as others
 from (select) as always
 left join claimed on true

@@ -236,11 +236,11 @@ class _Drain:
         for suspects in (False, True):
             if not lanes:
                 break
-            claims, _ = await queries.claim_due_jobs(
+            found = await queries.claim_due_jobs(
                 self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
             )
-            if claims:
-                return claims
+            if found.claims:
+                return found.claims
         return []
 
     async def _take(self, attempt: Attempt) -> None:

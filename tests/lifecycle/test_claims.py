@@ -12,6 +12,7 @@ import pytest
 import rota
 from nodes import ended, insert, ledger, live_row, node, running_row
 from rota.db import queries
+from rota.lifecycle import dispatcher
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -136,6 +137,35 @@ async def test_a_notification_during_the_claim_is_not_lost(
         inserted.append(await insert(conn, "record"))
         await eventually(lambda: len(order) == 3, within=5, what="the job inserted during the claim")
     assert order == inserted
+
+
+async def test_a_queue_that_nobody_knew_is_found_by_the_poll_which_lists_no_queues_while_there_are_no_others(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle daemon that shares slots among all queues sends one statement a poll, and misses none all the same."""
+    order: list[int] = []
+    listed: list[list[str]] = []
+    real = queries.list_queues
+
+    async def counted(*args: Any, **kwargs: Any) -> list[str]:
+        listed.append(await real(*args, **kwargs))
+        return listed[-1]
+
+    monkeypatch.setattr(queries, "list_queues", counted)
+    monkeypatch.setattr(dispatcher, "LISTED", 3600.0)
+    async with node(database.dsn, recording_app(order), queues="default:5,*:5") as one:
+        future = await insert(conn, "foreign", queue="'m'", run_at="now() + interval '1 hour'")
+        await eventually(lambda: listed[-1:] == [["m"]], what="the first list")
+        await one.turns("dispatcher", 3)
+        before = len(listed)
+        await one.turns("dispatcher", 3)
+        assert len(listed) == before
+        await conn.execute("alter table rota.jobs disable trigger wake")  # nobody is told: the poll has to see it
+        for queue in ("'a'", "'n'", "'default'"):
+            assert await ended(conn, await insert(conn, "record", queue=queue), within=5) == "succeeded"
+        assert len(listed) == before + 2
+    assert len(order) == 3
+    assert (await live_row(conn, future))["attempt"] == 0
 
 
 async def test_future_jobs_start_at_their_instant_and_not_at_the_next_poll(

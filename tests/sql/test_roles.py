@@ -708,7 +708,7 @@ async def test_jobs_run_for_logins_that_have_no_more_than_their_role(
     job_id = await app.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
     await queries.register_handlers(node, app="a", release=None, handlers=[("h", None, None, None, None, None, None)])
     await queries.raise_fence_tokens(node)
-    claims, _ = await queries.claim_due_jobs(
+    claims, *_ = await queries.claim_due_jobs(
         node,
         node=NodeId(NODE),
         rooms={"*": 1},

@@ -70,7 +70,7 @@ def _start(dsn: str, slots: int, port: int, said: IO[bytes]) -> subprocess.Popen
     environment = ours | {
         "DATABASE_URL": dsn,
         "ROTA_CONFIG": os.devnull,  # nobody's rota.toml, whatever folder this is
-        "ROTA_QUEUES": f"{QUEUE}:{slots}",
+        "ROTA_QUEUES": f"{QUEUE}:{slots},*:10",  # the share for all other queues as in the defaults
         "ROTA_HTTP_PORT": str(port),
         "ROTA_LOG_LEVEL": "warning",
     }

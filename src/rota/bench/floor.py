@@ -53,7 +53,7 @@ async def _claim_and_settle(db: asyncpg.Connection, tell: Callable[[int], None])
     start = ANY_TIME
     while True:
         # The run_at claimed last bounds the search, as in the daemon; what that hides, a look without it finds.
-        claims, _ = await queries.claim_due_jobs(
+        claims, *_ = await queries.claim_due_jobs(
             db,
             node=node,
             rooms={QUEUE: BATCH},

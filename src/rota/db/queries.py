@@ -50,6 +50,16 @@ Lane = tuple[str, str, str, int, "datetime"]
 """Room (whose slots), queue, handler, priority, and the run_at from which on to look."""
 
 
+class Claimed(NamedTuple):
+    """What a claim found."""
+
+    claims: list[Claim]
+    next_in: timedelta | None
+    """How long it is until the next due instant of the lanes."""
+    others: bool
+    """Whether there are scheduled jobs in queues that were not known."""
+
+
 async def claim_due_jobs(
     db: Connection,
     *,
@@ -59,8 +69,9 @@ async def claim_due_jobs(
     suspects: bool,
     total: int,
     lease: timedelta,
-) -> tuple[list[Claim], timedelta | None]:
-    """Return the claims, at most `rooms[room]` for each room, and how long it is until the lanes' next due instant."""
+    known: Sequence[str] | None = None,
+) -> Claimed:
+    """Claim at most `rooms[room]` jobs for each room. `known`: the queues beside which there may be others; None: don't look."""
     lane_rooms, queues, handlers, priorities, floors = zip(*lanes, strict=True)
     rows = await db.fetch(
         SQL["claim_due_jobs"],
@@ -75,9 +86,9 @@ async def claim_due_jobs(
         total,
         int(suspects),
         lease,
+        known,
     )
-    next_in: timedelta | None = rows[0][18]
-    return [Claim(*row[:18]) for row in rows if row[0] is not None], next_in
+    return Claimed([Claim(*row[:18]) for row in rows if row[0] is not None], next_in=rows[0][18], others=rows[0][19])
 
 
 async def find_orphaned_claims(

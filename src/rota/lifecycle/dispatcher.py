@@ -17,6 +17,7 @@ from rota.attempt import Attempt
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, connection
+from rota.db.queries import Claimed
 from rota.loop import DUTY, backoff_pause
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ QUIET = 60.0
 
 SUSPECTS = 10.0
 """Seconds between two looks for jobs that were lost twice in a row."""
+
+LISTED = 20.0
+"""Seconds after which the queues that share the slots of `*` are listed anew, though there seem to be no others."""
 
 MOST_QUEUES = 200
 """Most queues that share the slots of `*` in one sweep; where there are more, they take turns."""
@@ -112,7 +116,10 @@ class Dispatcher:
         self._shares = "*" in queues
         self._other_queues: list[str] = []
         self._last_queue = ""
-        self._under_way = 0  # since the look at all lanes began, which may take several turns
+        self._list_at = 0.0
+        """From when on the queues that share `*` are listed anew; 0: at each sweep."""
+        self._under_way = 0
+        """Attempts that ran or were claimed since the look at all lanes began, which may take several turns."""
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._execute = execute
@@ -186,17 +193,20 @@ class Dispatcher:
         lanes = [lane for lane in lanes if lane[0] in rooms]
         # Without the sweep once a poll, a lane that fills every free slot would hide more urgent ones for as long as it lasts.
         if lanes and boottime() < self._swept + self._poll:
-            look.claimed, look.next_in = await self._claim_lanes(db, group, rooms, lanes)
+            found = await self._claim_lanes(db, group, rooms, lanes)
+            look.claimed, look.next_in = len(found.claims), found.next_in
         began = boottime()
         rooms = self._running.rooms()
         if look.claimed >= wanted or began < self._sweep_at or not rooms:
             return look
         self._forget_quiet_lanes(began)
         self._under_way += under_way
-        last_queue = await self._list_other_queues(db) if self._shares and "*" in rooms else self._last_queue
-        claimed, look.next_in = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
-        look.claimed += claimed
-        self._last_queue = last_queue  # now, and not before these queues have been looked at
+        after = self._last_queue
+        try:
+            look.claimed += await self._sweep(db, group, rooms, look)
+        except TRANSIENT:
+            self._last_queue = after  # those that come next have not been looked at
+            raise
         if self._running.suspect is None and began >= self._suspects_at:
             look.suspects = True
             await self._claim_suspect(db, group)
@@ -212,14 +222,31 @@ class Dispatcher:
         self._sweep_at = self._swept + min(took * DUTY, self._poll)
         return look
 
-    async def _list_other_queues(self, db: Connection) -> str:
-        """List the next queues, and return the last of them, or "" where there are no more.
+    async def _sweep(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int], look: Look) -> int:
+        """Claim from all lanes; return how many."""
+        lanes = self._all_lanes(rooms)
+        shares = self._shares and "*" in rooms
+        if shares and (boottime() >= self._list_at or not lanes):
+            await self._list_other_queues(db)
+            lanes = self._all_lanes(rooms)
+        # Asked along with the claim: an idle daemon sends one statement at each poll, and not another one for its queues.
+        known = sorted({*self._own_queues, *self._other_queues}) if shares and self._list_at else None
+        found = await self._claim_lanes(db, group, rooms, lanes, known=known)
+        claimed, look.next_in = len(found.claims), found.next_in
+        if found.others and (rooms := self._running.rooms()):
+            await self._list_other_queues(db)
+            found = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
+            claimed, look.next_in = claimed + len(found.claims), found.next_in
+        return claimed
 
-        Were it the first ones each time, no job in the others would ever be seen.
-        """
-        found = await queries.list_queues(db, after=self._last_queue, limit=MOST_QUEUES)
+    async def _list_other_queues(self, db: Connection) -> None:
+        """List the next queues. Were it the first ones each time, no job in the others would ever be seen."""
+        after = self._last_queue
+        found = await queries.list_queues(db, after=after, limit=MOST_QUEUES)
+        self._last_queue = found[-1] if len(found) == MOST_QUEUES else ""
         self._other_queues = [queue for queue in found if queue not in self._own_queues]
-        return found[-1] if len(found) == MOST_QUEUES else ""
+        # All of them are known: no need to list them again until there are others, but to forget those that have run dry.
+        self._list_at = 0.0 if after or self._last_queue else boottime() + LISTED
 
     def _forget_quiet_lanes(self, now: float) -> None:
         for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
@@ -239,11 +266,12 @@ class Dispatcher:
         lanes: list[Lane],
         *,
         suspects: bool = False,
-    ) -> tuple[int, timedelta | None]:
+        known: list[str] | None = None,
+    ) -> Claimed:
         if not lanes or self._stopping.is_set():
-            return 0, None
+            return Claimed([], next_in=None, others=False)
         asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
-        claims, next_in = await queries.claim_due_jobs(
+        found = await queries.claim_due_jobs(
             db,
             node=self._node,
             rooms=rooms,
@@ -251,10 +279,11 @@ class Dispatcher:
             suspects=suspects,
             total=1 if suspects else min(LARGEST, sum(rooms.values())),
             lease=self._lease,
+            known=known,
         )
-        self._under_way += len(claims)
+        self._under_way += len(found.claims)
         lease = self._lease.total_seconds()
-        for claim in claims:
+        for claim in found.claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
@@ -264,9 +293,9 @@ class Dispatcher:
                 if self._floors.get(lane, ANY_TIME) < claim.run_at:
                     self._floors[lane] = claim.run_at
                 self._used[lane] = asked
-        if claims:
-            self._telemetry.jobs_claimed(claims)
-        return len(claims), next_in
+        if found.claims:
+            self._telemetry.jobs_claimed(found.claims)
+        return found
 
     def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
         lanes = []

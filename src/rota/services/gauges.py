@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rota.loop import Pulse
     from rota.telemetry import Telemetry
 
-SAMPLED_EVERY = timedelta(seconds=10)
+SAMPLED_EVERY = timedelta(seconds=15)
 
 TOLD_EVERY = 3600.0
 """Seconds between two warnings about the same jobs that nobody claims."""
