@@ -68,7 +68,7 @@ app.command()(why.why)
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
-    """Measure on this machine, in a database of its own: `rota bench --help` lists what."""
+    """Measure rota on this machine, in a database of its own."""
     from rota.bench import bench_app
 
     bench_app(context.args, prog_name="rota bench")

@@ -207,7 +207,7 @@ class Telemetry:
                 logging.WARNING,
                 "loop.blocked",
                 seconds=round(lag, 3),
-                do="use a plain def handler: it runs in a thread",
+                do="use a plain def handler: it runs in a thread (unless the whole process was held still)",
             )
 
     def stray_error(self, context: Mapping[str, Any]) -> None:

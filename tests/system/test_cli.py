@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from factories import (
@@ -24,7 +25,7 @@ from factories import (
     make_running_job,
     state_of,
 )
-from rota.embedded import find_bindir
+from rota.embedded import EmbeddedPostgres, find_bindir
 from rota.errors import NoPostgres
 from servers import memory
 from shell import Shell, started
@@ -613,6 +614,23 @@ async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None
         }
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(play: Shell) -> None:
+    """After a change of checkouts, the folder to remove is all that somebody who tries rota needs to know."""
+    folder = play.environ["ROTA_DATA_DIR"]
+    with started(play, "dev") as (process, said):
+        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
+        with EmbeddedPostgres(data=Path(folder)) as server:
+            conn = await asyncpg.connect(server.dsn)
+            await conn.execute("update rota.migrations set checksum = 'another' where version = 2")
+            await conn.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    again = await play("dev")
+    assert again.code == 3
+    assert "another content" in again.err
+    assert f"remove {folder}" in again.err
 
 
 async def test_dev_starts_anew_when_the_source_changes(play: Shell) -> None:

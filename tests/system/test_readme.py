@@ -119,7 +119,7 @@ def test_from_an_empty_folder_to_a_job_of_ones_own_in_two_minutes(folder: Shell)
     (app,) = blocks("The first five minutes", "python")
     (insert,) = blocks("The first five minutes", "sql")
     # Editable: in the checkout of somebody who works on it, a copy would take the place of what `make` has installed.
-    assert "pip install -e '.[embedded]'" in install.text
+    assert "pip install -e '.[embedded]' -c deploy/constraints.txt" in install.text
 
     name = re.search(r"Write `(\S+)`", README)
     assert name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -87,6 +88,18 @@ def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
     assert show.printable("a\x1b]0;evil\x07\nb") == "a\\x1b]0;evil\\x07\nb"
     assert show.printable(None) == ""
     assert show.printable("Zürich …") == "Zürich …"
+
+
+def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
+    """At 80 columns an operator copies a handler or a kind of error from it: half a name is none."""
+    from rich.console import Console
+
+    laid = show.table(None, "error~", "died", rows=[("InsufficientPrivilegeError", "2026-03-01 12:00:00Z")])
+    screen = Console(width=35, record=True, file=io.StringIO())
+    screen.print(laid)
+    lines = screen.export_text().splitlines()[2:]
+    assert "".join(line.split()[0] for line in lines if line.strip()) == "InsufficientPrivilegeError"
+    assert "2026-03-01 12:00:00Z" in lines[0]
 
 
 def test_instants_and_durations_say_what_is_wrong_with_them() -> None:

@@ -28,7 +28,12 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure rota on a server, in a database of its own.")
+bench_app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Measure rota on a server, in a database of its own.",
+)
 
 Jobs = Annotated[int, typer.Option(min=1, help="How many jobs.")]
 Count = Annotated[int, typer.Option("--daemons", min=1, help="How many daemons.")]

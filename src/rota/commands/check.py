@@ -212,8 +212,8 @@ def lane_findings(lanes: "Sequence[Lane]", nodes: "Sequence[LivingNode]", known:
 def letter_findings(letters: "Sequence[LetterGroup]") -> Iterator[Finding]:
     """Judge what waits for a person."""
     for group in letters:
-        what = f"{plural(group.letters, 'dead letter')} of {group.handler}: {group.reason}"
-        chosen = f"--handler {quote(group.handler)} --reason {group.reason}"
+        what = f"{plural(group.letters, 'dead letter')} of {group.handler} in queue {group.queue}: {group.reason}"
+        chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
         yield Finding(
             check="dead letters",
             finding=f"{what}, {group.error_kind}" if group.error_kind else what,

@@ -328,14 +328,14 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
             group.queue,
             group.reason,
             group.error_kind,
-            f"{age(now - group.oldest)} ago",
-            f"{age(now - group.newest)} ago",
+            age(now - group.oldest),
+            age(now - group.newest),
             group.sample,
         )
         for group in groups
     ]
     console().print(
-        table(None, "dead#", "handler…", "queue…", "reason", "error…", "oldest", "newest", "sample#", rows=rows)
+        table(None, "dead#", "handler~", "queue~", "reason", "error~", "oldest#", "newest#", "sample#", rows=rows)
     )
 
 
@@ -352,4 +352,4 @@ def _print_letters(letters: "list[LetterLine]") -> None:
         )
         for letter in letters
     ]
-    console().print(table(None, "job#", "handler…", "queue…", "reason", "error…", "attempt#", "died", rows=rows))
+    console().print(table(None, "job#", "handler~", "queue~", "reason", "error~", "attempt#", "died", rows=rows))

@@ -49,6 +49,8 @@ def _state(handler: "KnownHandler", now: datetime) -> str:
         return f"paused by {handler.paused_by}: {handler.pause_reason or 'no reason given'}"
     if handler.nodes:
         return f"registered {relative(handler.seen_at, now)}"
+    if handler.seen_at is None:
+        return "no daemon has ever registered it"
     return f"no living daemon has it, seen {relative(handler.seen_at, now)}"
 
 

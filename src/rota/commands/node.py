@@ -1,7 +1,5 @@
 """`rota node`: which daemons are alive."""
 
-import json
-
 import typer
 
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
@@ -14,6 +12,7 @@ app = typer.Typer(name="node", help="Look at the living daemons.", no_args_is_he
 @app.command("list")
 def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
     """List the daemons that were seen within the last 15 seconds, oldest first."""
+    from rota.commands.status import most_first
     from rota.db.reports import list_nodes
 
     with using(config_file, dsn, embedded=embedded) as config:
@@ -29,13 +28,13 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
             str(each.node_id)[:8],
             f"{each.host}:{each.pid}",
             each.app,
-            each.release,
+            each.release or f"rota {each.rota_version}",
             each.state,
             age(each.up),
-            " ".join(f"{queue}:{slots}" for queue, slots in json.loads(each.slots).items()),
+            " ".join(f"{queue}:{slots}" for queue, slots in most_first(each.slots)),
         )
         for each in found
     ]
     # What fits a terminal of 80 columns; the whole id, the versions and the handlers are in --json.
-    columns = ("node", "host:pid", "app…", "release…", "state", "up#", "slots…")
+    columns = ("node", "host:pid", "app…", "release…", "state", "up#", "slots~")
     console().print(table(None, *columns, rows=rows))

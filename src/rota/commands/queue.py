@@ -37,17 +37,12 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
             line.future,
             line.dead,
             line.nodes,
-            "paused"
-            if (stop := paused.get(line.queue) or paused.get("*"))
-            else ""
-            if line.nodes
-            else "nobody serves it",
-            f"{moment(stop.paused_at)} {stop.paused_by}: {stop.reason or 'no reason given'}" if stop else "",
+            "paused" if {line.queue, "*"} & paused.keys() else "" if line.nodes else "nobody serves it",
         )
         for line in lines
     ]
     columns = (
-        "queue…",
+        "queue~",
         "due#",
         "oldest#",
         "running#",
@@ -56,9 +51,15 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
         "dead#",
         "nodes#",
         "",
-        "since, by, why…",
     )
-    console().print(table(None, *columns, rows=rows))
+    out = console()
+    out.print(table(None, *columns, rows=rows))
+    if paused:
+        stops = [
+            (each.name, each.paused_by, moment(each.paused_at), each.reason or "no reason given")
+            for each in paused.values()
+        ]
+        out.print("", table("paused", "queue~", "by~", "since", "why~", rows=stops))
 
 
 @app.command()

@@ -51,7 +51,7 @@ from rota.commands.schedule_columns import (
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.schedule_sync import sync
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, print_json, printable, relative, table
+from rota.commands.show import age, console, distance, moment, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -226,18 +226,18 @@ def list_(
     rows = [
         (
             each.name,
-            each.cron or f"every {age(each.every)}",
-            each.timezone,
+            f"{each.cron} {each.timezone}" if each.cron else f"every {age(each.every)}",
             each.handler,
             each.state,
-            moment(each.next_fire_at),
+            distance(each.next_fire_at, each.now),
             f"{age(each.now - each.last_success_at)} ago" if each.last_success_at else "never",
             each.consecutive_failures or "",
             each.invalid_reason or ("no success in time" if each.silent else ""),
         )
         for each in found
     ]
-    columns = ("name…", "when", "zone", "handler…", "state", "next", "last success#", "failures#", "")
+    # What fits a terminal of 80 columns; the instants are in --json and `rota schedule show`.
+    columns = ("name~", "when~", "handler~", "state", "next#", "success#", "failures#", "~")
     console().print(table(None, *columns, rows=rows))
     if len(found) == limit:
         typer.echo(f"the first {limit:,}; there may be more: --limit", err=True)

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 
 def migrate_database(config: "Config") -> None:
-    """Bring the schema to this version, for commands that own their database."""
+    """Bring the schema to this version, for commands that own their database: the embedded one."""
     from rota.db.migrate import migrate as bring_up_to_date
+    from rota.embedded import default_data_dir
+    from rota.errors import SchemaMismatch
 
     url = config.require_direct_database()
-    finish(url, bring_up_to_date(url))
+    try:
+        finish(url, bring_up_to_date(url))
+    except SchemaMismatch as error:
+        raise SchemaMismatch(f"{error}. Or, if nothing in it matters, remove {default_data_dir()}") from None
 
 
 def migrate(

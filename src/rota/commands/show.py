@@ -65,7 +65,7 @@ def console() -> "Console":
 
 
 def table(title: str | None, *columns: str, rows: Iterable[Sequence[object]]) -> "Table":
-    """Lay out a table. A column whose name ends in `#` holds numbers; one that ends in `…` may be cut where it is narrow."""
+    """Lay out a table. A column whose name ends in `#` holds numbers. Where it is narrow, `…` may be cut, `~` broken into lines."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -74,13 +74,13 @@ def table(title: str | None, *columns: str, rows: Iterable[Sequence[object]]) ->
         title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
     )
     for name in columns:
-        cut = name.endswith("…")
+        gives = name.endswith(("…", "~"))
         laid.add_column(
-            name.rstrip("#…"),
+            name.rstrip("#…~"),
             justify="right" if name.endswith("#") else "left",
-            no_wrap=not cut,  # of what doesn't fit, the others are cut first
-            overflow="ellipsis",
-            min_width=6 if cut else None,
+            no_wrap=not gives,  # of what doesn't fit, the others are cut first
+            overflow="fold" if name.endswith("~") else "ellipsis",
+            min_width=6 if name.endswith("…") else None,
         )
     for row in rows:
         laid.add_row(*(Text(printable(cell), style=COLOURS.get(str(cell), "")) for cell in row))
@@ -120,9 +120,14 @@ def relative(value: datetime | None, now: datetime) -> str:
     """Write an instant with its distance from `now`: `2026-03-01 09:00:00Z (in 3m 5s)`."""
     if value is None:
         return ""
-    ahead = value >= now
-    distance = age(value - now if ahead else now - value)
-    return f"{moment(value)} ({f'in {distance}' if ahead else f'{distance} ago'})"
+    return f"{moment(value)} ({distance(value, now)})"
+
+
+def distance(value: datetime | None, now: datetime) -> str:
+    """Write how far an instant is from `now`: `in 3m 5s`, `3m 5s ago`."""
+    if value is None:
+        return ""
+    return f"in {age(value - now)}" if value >= now else f"{age(now - value)} ago"
 
 
 def plural(count: int, noun: str) -> str:

@@ -233,11 +233,16 @@ def _count(number: int) -> str:
     return f"{number:,}" if number else "·"
 
 
-def _slots(text: str) -> str:
-    """Write the largest two: `rota node list` has them all."""
+def most_first(slots: str) -> list[tuple[str, int]]:
+    """Read a daemon's slots by queue, the most first."""
     import json
 
-    slots = sorted(json.loads(text).items(), key=lambda each: (-each[1], each[0]))
+    return sorted(json.loads(slots).items(), key=lambda each: (-each[1], each[0]))
+
+
+def _slots(text: str) -> str:
+    """Write the largest two: `rota node list` has them all."""
+    slots = most_first(text)
     more = [f"+{len(slots) - 2}"] if len(slots) > 2 else []
     return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 
