@@ -83,7 +83,7 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    dsn: str, app: App, *, falls: bool = False, reference: str | None = None, **settings: Any
+    dsn: str, app: App, *, falls: bool = False, until_idle: bool = False, reference: str | None = None, **settings: Any
 ) -> AsyncIterator[Node]:
     """Run a daemon until the block is left, and stop it then. `falls`: that run() raises is what the test is about.
 
@@ -95,6 +95,7 @@ async def node(
         load(overrides=overrides, environ={}),
         app,
         app_reference=reference,
+        until_idle=until_idle,
         watch=lambda event, fields: held[0].events.append((event, fields)),
     )
     one = Node(daemon)

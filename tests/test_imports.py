@@ -117,7 +117,7 @@ def test_only_the_loop_loops_for_ever() -> None:
     """One place knows how to go on after an error, how long to pause, and how to be stopped. A bounded wait isn't a loop."""
     spared = {
         "loop.py": "the loop",
-        "embedded.py": "waits for the lock of a data folder, with a deadline",
+        "embedded/": "waits for the lock of a data folder, with a deadline",
         "bench/": "measures until it has measured: a command in the foreground",
         "commands/": "what a person looks at until Ctrl-C",
     }
@@ -139,7 +139,7 @@ BROAD = {
     "loop.py": "a service that is expendable: jobs run as well without it",
     "failure.py": "an exception whose own __str__ raises",
     "payload.py": "a result made of objects that raise when they are looked at",
-    "many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",
+    "client/many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",
 }
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from rota.client import Enqueued
-    from rota.columns import Columns
+    from rota.client.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.handlers.codec import Codec
 

@@ -11,6 +11,8 @@ RotaError                     1  anything rota raises on purpose
 ├── Refused                   1  the database said no to a job or to what a job wrote; .sqlstate says why
 ├── InvalidCron               1  a cron expression that is refused (rota.cron)
 └── StaleToken                1  this attempt's claim is no longer the current one
+
+Stopped, which is no error, ends a command with 0.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ class Stops:
 
     def order(self) -> None:
         """Take the next order."""
-        if self._cut is not None:
-            self._cut.reschedule(asyncio.get_running_loop().time())
+        cut, self._cut = self._cut, None  # once: what unwinds already can't be cut again
+        if cut is not None:
+            cut.reschedule(asyncio.get_running_loop().time())
         (self.running if self.claiming.is_set() else self.claiming).set()
 
     @asynccontextmanager
@@ -86,6 +87,8 @@ class _LastResort:
         self._hung = hung
         # Its put() may interrupt anything, itself too: no other way to tell a thread can do that.
         self._orders: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._turned = threading.Event()
+        self._left = False
 
     @contextmanager
     def beside_the_loop(self) -> Iterator[None]:
@@ -98,6 +101,9 @@ class _LastResort:
         try:
             yield
         finally:
+            # Whoever leaves has turned. Without this, a thread that has just asked would wait for what join() keeps from turning.
+            self._left = True
+            self._turned.set()
             self._orders.put(None)
             thread.join()
 
@@ -129,8 +135,10 @@ class _LastResort:
                 until, seconds = float("inf"), TURNS_WITHIN
 
     def _turns(self) -> bool:
-        turned = threading.Event()
+        self._turned.clear()
+        if self._left:
+            return True
         with suppress(RuntimeError):  # closed: it has come to its end
-            self._loop.call_soon_threadsafe(turned.set)
-            return turned.wait(TURNS_WITHIN)
+            self._loop.call_soon_threadsafe(self._turned.set)
+            return self._turned.wait(TURNS_WITHIN)
         return True

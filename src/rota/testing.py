@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rota.app import App
-    from rota.columns import Columns
+    from rota.client.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.declared import HandlerFunction
 

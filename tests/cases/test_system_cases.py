@@ -98,9 +98,10 @@ async def test_b61_clocks_that_differ_change_nothing(scene: Scene) -> None:
     assert {(row["outcome"], row["attempts"]) for row in rows} == {("succeeded", 1)}
     assert {row["pid"] for row in rows} == {ahead.pid, behind.pid}
     assert all(row["started_at"] >= row["scheduled_for"] for row in rows), "nothing early"
-    late = sorted((row["started_at"] - row["scheduled_for"]).total_seconds() for row in rows)
-    assert late[len(late) // 2] < 2, "nothing late"
-    assert late[-1] < 5
+    late = max(row["started_at"] - row["scheduled_for"] for row in rows)
+    assert late < timedelta(minutes=1), (
+        "nothing late: the clock that is nearest would add ten minutes, a busy machine seconds"
+    )
     for daemon in (ahead, behind):
         assert daemon.metric("rota_reaped_total") == 0
         assert daemon.metric("rota_leases_lost_total") == 0

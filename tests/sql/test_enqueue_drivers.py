@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
@@ -314,6 +316,24 @@ async def test_without_a_transaction_many_are_all_or_none(
     async with await psycopg.AsyncConnection.connect(database.dsn) as other:
         seen = await (await other.execute("select count(*) from rota.jobs")).fetchone()
     assert seen == (0 if in_transaction else 6000,)
+
+
+async def test_many_that_are_cancelled_as_they_begin_leave_no_transaction_open(
+    conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the caller writes next would be in it, and be lost with the connection."""
+    real = asyncpg.Connection.execute
+
+    async def cancelled(self: Any, query: str, *args: Any, **kwargs: Any) -> str:
+        said = await real(self, query, *args, **kwargs)
+        if query == "begin":
+            raise asyncio.CancelledError
+        return said
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await rota.enqueue_many(conn, "h", [1, 2, 3])
+    assert not conn.is_in_transaction()
 
 
 def test_a_psycopg_connection_in_autocommit_keeps_all_or_none(database: Database) -> None:

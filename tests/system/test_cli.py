@@ -132,6 +132,16 @@ async def test_run_until_idle_ends_when_all_is_done_and_not_before(rota: Shell, 
     assert await state_of(conn, foreign) == "due"
 
 
+async def test_run_until_idle_runs_all_suspects_one_after_the_other(rota: Shell, conn: Connection[Record]) -> None:
+    """That one of them is under way is no reason to leave the others behind."""
+    await conn.execute(
+        "insert into rota.jobs (handler, payload, losses) "
+        "select 'shop.chain', '{\"left\": 0}', 2 from generate_series(1, 3)"
+    )
+    assert (await rota("run", "--app", "shop:app", "--until-idle")).code == 0
+    assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 3
+
+
 async def test_run_until_idle_ends_without_any_work(rota: Shell) -> None:
     """A script that drains a queue must not hang where there is none."""
     assert (await rota("run", "--app", "shop", "--until-idle")).code == 0

@@ -151,6 +151,27 @@ async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_t
     assert row["run_at"] > await scene.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
 
 
+async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(scene: Scene) -> None:
+    """Its lease settles it; its neighbour is released all the same."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
+    odd, neighbour = [await scene.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
+    for job in (odd, neighbour):
+        await scene.begins(job)
+    await scene.execute(
+        f"""
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.jobs for each row when (new.job_id = {odd} and new.state = 'scheduled')
+        execute function refuse();
+        """
+    )
+
+    assert daemon.stop(within=10) == 0
+
+    daemon.wait_for("settlement.rejected", job_id=odd)
+    rows = [await scene.job(job) for job in (odd, neighbour)]
+    assert [row and row["state"] for row in rows] == ["running", "scheduled"]
+
+
 async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(scene: Scene, tmp_path: Path) -> None:
     """Whoever deploys in quick succession stops daemons that have just begun to start; nothing has been started yet."""
     (tmp_path / "slow_app.py").write_text(

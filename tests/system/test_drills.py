@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +131,8 @@ async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
 
     # Live work goes on beside it.
     live = await drill.client.fetchval("insert into rota.jobs (handler) values ('good') returning job_id")
-    inserted = time.monotonic()
     await drill.until("exists (select from rota.job_runs where job_id = $1)", live)
-    assert time.monotonic() - inserted < 5
+    assert await drill.value("select exists (select from rota.jobs where handler = 'charge' and run_at > now())")
 
     async with drill.place.connect("op") as op:
         mended = """select count(rota.redrive(job_id, payload || '{"currency": "EUR"}', 'currency added'))
@@ -185,9 +183,8 @@ async def test_a_bad_handler_is_stopped_while_its_queue_goes_on(drill: Drill) ->
     (rota.folder / "mended").touch()
     await rota("handler", "resume", "bad", "--note", "release 8")
     await rota("job", "retry-now", "--handler", "bad")
-    resumed = time.monotonic()
+    assert not await drill.value("select exists (select from rota.jobs where handler = 'bad' and run_at > now())")
     await drill.until("(select count(*) from rota.job_runs where handler = 'bad' and outcome = 'succeeded') = 21")
-    assert time.monotonic() - resumed < 5
     assert daemon.stop() == 0
 
 
@@ -211,10 +208,8 @@ async def test_everything_is_stopped_and_started(drill: Drill) -> None:
     assert "the database moves" in shown.out
 
     started = await rota("queue", "resume", "--all", "--note", "it has moved", "--json")
-    resumed = time.monotonic()
     assert started.json["changed"] == 1
     await drill.until("(select count(*) from rota.job_runs where outcome = 'succeeded') = 100")
-    assert time.monotonic() - resumed < 5
     written = await drill.eyes.fetch("select action, target, reason from rota.audit order by audit_id")
     assert [tuple(row) for row in written] == [
         ("pause", "queue *", "the database moves"),

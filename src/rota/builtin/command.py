@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.domain.job import instant
+from rota.handlers.pipes import send
 from rota.job import Job, inside
 from rota.payload import plain
 from rota.signals import Permanent
@@ -102,9 +103,8 @@ async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int
 
 
 async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it need not read
-        stdin.write(payload)
-        await stdin.drain()
+    await send(stdin, payload)  # it need not read
+    with suppress(BrokenPipeError, ConnectionResetError):
         stdin.close()
         await stdin.wait_closed()
 

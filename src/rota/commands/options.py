@@ -25,7 +25,7 @@ LARGEST_JOB_ID = 2**63 - 1
 
 def job_id(text: str) -> int:
     """Read a job's number; a usage error for what can't be one."""
-    if not (text.isdecimal() and text.isascii() and 1 <= int(text[:20]) <= LARGEST_JOB_ID):
+    if not (text.isdecimal() and text.isascii() and len(text) < 20 and 1 <= int(text) <= LARGEST_JOB_ID):
         raise typer.BadParameter(f"{text[:40]!r} is no job id: those are whole numbers from 1 to {LARGEST_JOB_ID}")
     return int(text)
 

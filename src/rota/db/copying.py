@@ -90,9 +90,9 @@ async def _whole(conn: Any, *, inside: bool) -> AsyncIterator[None]:
     # Not the drivers' own transaction(): asyncpg's refuses one that was begun by a statement, and psycopg's commits one
     # that was about to begin by itself.
     begin, keep, undo = SAVEPOINT if inside else TRANSACTION
-    await conn.execute(begin)
     done = False
     try:
+        await conn.execute(begin)  # who is cancelled here can't know whether it has begun
         yield
         done = True
     finally:
@@ -105,9 +105,9 @@ async def _whole(conn: Any, *, inside: bool) -> AsyncIterator[None]:
 @contextmanager
 def _whole_sync(conn: psycopg.Connection[Any], *, inside: bool) -> Iterator[None]:
     begin, keep, undo = SAVEPOINT if inside else TRANSACTION
-    conn.execute(begin)
     done = False
     try:
+        conn.execute(begin)
         yield
         done = True
     finally:

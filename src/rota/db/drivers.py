@@ -1,7 +1,8 @@
 """The statements that run on a connection of the caller's, whichever driver it belongs to.
 
-The only file that knows other drivers than asyncpg. None of them is imported: a connection is told by its class's name, and
-whoever holds one has imported its driver. All run the same files of sql/queries; only the writing of parameters differs.
+Besides this file only `copying` and `blocking` know other drivers than asyncpg. None of them is imported here: a connection is
+told by its class's name, and whoever holds one has imported its driver. All run the same files of sql/queries; only the writing
+of parameters differs.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rota.errors import ConfigError
+from rota.handlers.pipes import send
 from rota.job import Job, inside
 from rota.signals import Cancel, Retry, Snooze
 
@@ -164,9 +165,7 @@ async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Jo
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
     assert child.stdin is not None  # noqa: S101  asked for above
     try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # a child that died at once is told of by its exit code
-            child.stdin.write(json.dumps(order).encode() + b"\n")
-            await child.stdin.drain()
+        await send(child.stdin, json.dumps(order).encode() + b"\n")
         async for line in reader:
             answer = json.loads(line)
             match answer["is"]:
@@ -205,8 +204,7 @@ async def _relay(child: Process, work: Any) -> None:
         await work
     except Exception as error:  # noqa: BLE001  whatever it is, the child's call raises it
         fault = f"{type(error).__name__}: {error}"
-    child.stdin.write(json.dumps({"fault": fault}).encode() + b"\n")
-    await child.stdin.drain()
+    await send(child.stdin, json.dumps({"fault": fault}).encode() + b"\n")
 
 
 def _raised(answer: dict[str, Any]) -> BaseException:

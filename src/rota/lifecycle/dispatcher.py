@@ -72,7 +72,7 @@ class Look:
     swept: bool = False
     """Whether all lanes have been looked at, by this look and those before it."""
     nothing: bool = False
-    """Whether there was nothing to claim in any of them."""
+    """Whether there was nothing to claim in any of them, and nothing ran meanwhile that might have inserted something."""
     suspects: bool = False
     """Whether suspects were looked for, too."""
 
@@ -126,7 +126,8 @@ class Dispatcher:
         self._last_queue = ""
         self._list_at = 0.0
         """From when on the queues that share `*` are listed anew; 0: at each sweep."""
-        self._claimed_in_round = 0
+        self._under_way = 0
+        """Attempts that ran or were claimed since the look at all lanes began, which may take several turns."""
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._execute = execute
@@ -167,7 +168,6 @@ class Dispatcher:
             self._listener.want(False)
             self._pulse.ran(self.name)
             return self._poll
-        quiet = not len(self._running)  # before looking: what the last job to end inserted is then seen
         try:
             async with connection(self._pool) as db:
                 if self._unsure:
@@ -183,7 +183,7 @@ class Dispatcher:
         self.reached = boottime()
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
-        if self._on_idle is not None and quiet and look.nothing and look.suspects:
+        if self._on_idle is not None and look.nothing and look.suspects:
             self._on_idle()
         if look.claimed >= STREAM:
             self._listener.want(False)
@@ -197,6 +197,7 @@ class Dispatcher:
 
     async def _claim(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]) -> Look:
         wanted = min(LARGEST, sum(rooms.values()))
+        under_way = len(self._running)  # before looking: what the last job to end inserted is then seen
         look = Look()
         lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
         lanes = [lane for lane in lanes if lane[0] in rooms]
@@ -209,16 +210,22 @@ class Dispatcher:
         if look.claimed >= wanted or began < self._sweep_at or not rooms:
             return look
         self._forget_quiet_lanes(began)
-        look.claimed += await self._sweep(db, group, rooms, look)
-        if not self._last_queue:
-            look.swept = True
-            look.nothing = not self._claimed_in_round and not self._refused
-            self._claimed_in_round = 0
+        self._under_way += under_way
+        after = self._last_queue
+        try:
+            look.claimed += await self._sweep(db, group, rooms, look)
+        except TRANSIENT:
+            self._last_queue = after  # those that come next have not been looked at
+            raise
         if self._running.suspect is None and began >= self._suspects_at:
             look.suspects = True
             await self._claim_suspect(db, group)
             if self._running.suspect is None:
                 self._suspects_at = began + (SUSPECTS if self._on_idle is None else 0)
+        if not self._last_queue:
+            look.swept = True
+            look.nothing = not self._under_way and not self._refused
+            self._under_way = 0
         took = boottime() - began
         # Were there no end to it, a process that was held still for ten seconds would claim next to nothing for a hundred.
         self._swept = began + took
@@ -294,7 +301,7 @@ class Dispatcher:
             if not about_a_row(error) or len(self._refused) >= MOST_REFUSED:
                 raise
             return await self._claim_in_halves(db, group, rooms, lanes, error, suspects=suspects, total=total)
-        self._claimed_in_round += len(found.claims)
+        self._under_way += len(found.claims)
         lease = self._lease.total_seconds()
         for claim in found.claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()

@@ -10,7 +10,7 @@ from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, connection
 from rota.domain.outcome import Interrupted
 from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import as_verdict
+from rota.lifecycle.settle import as_verdict, write_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -78,7 +78,7 @@ class Drain:
                 verdicts = [as_verdict(each, outcome, decide(each, outcome, self._random)) for each in terms]
                 writable = [verdict for verdict in verdicts if verdict is not None]
                 if writable:
-                    await queries.settle_unfinished(db, writable, expired_only=False, alert=self._alert)
+                    await write_unfinished(db, writable, self._telemetry, expired_only=False, alert=self._alert)
                 await queries.remove_node(db, node=self._node)
 
 

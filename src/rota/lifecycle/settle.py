@@ -309,6 +309,24 @@ def say(outcome: Outcome) -> tuple[str, str | None, str | None]:
             assert_never(outcome)
 
 
+async def write_unfinished(
+    db: Connection, verdicts: Sequence[Verdict], telemetry: Telemetry, *, expired_only: bool, alert: str | None
+) -> dict[FenceToken, str]:
+    """Write them together; where one is refused, each by itself: an odd row is its own fault alone, and its lease settles it."""
+    try:
+        return await queries.settle_unfinished(db, verdicts, expired_only=expired_only, alert=alert)
+    except TRANSIENT:
+        raise
+    except asyncpg.PostgresError as error:
+        if len(verdicts) == 1:
+            telemetry.settlement_rejected(job_id=verdicts[0][0], kind=type(error).__name__)
+            return {}
+    written: dict[FenceToken, str] = {}
+    for verdict in verdicts:
+        written |= await write_unfinished(db, [verdict], telemetry, expired_only=expired_only, alert=alert)
+    return written
+
+
 def report(
     telemetry: Telemetry, terms: Terms, outcome: Outcome, settlement: Settlement, written: str, *, seconds: float | None
 ) -> None:

@@ -8,17 +8,15 @@ import asyncpg
 
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
+from rota.db.pool import Connection, Pool, about_a_row, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import ENDS, as_verdict, report
+from rota.lifecycle.settle import ENDS, as_verdict, report, write_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime, timedelta
 
-    from rota.db.queries import Verdict
-    from rota.domain.job import FenceToken
     from rota.telemetry import Telemetry
 
 BATCH = 500
@@ -93,7 +91,7 @@ class Reaper:
         ]
         if not verdicts:
             return None
-        written = await self._write(db, verdicts)
+        written = await write_unfinished(db, verdicts, self._telemetry, expired_only=True, alert=self._alert)
         for token, settlement in written.items():
             terms = expired[token]
             report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
@@ -104,21 +102,6 @@ class Reaper:
     def _ended(self, schedule_id: int | None, settlement: str) -> None:
         if schedule_id is not None and settlement in ENDS:
             self._on_end(schedule_id, ENDS[settlement])
-
-    async def _write(self, db: Connection, verdicts: list[Verdict]) -> dict[FenceToken, str]:
-        """Write them together; where one is refused, each by itself, so that a single odd row doesn't stop every sweep."""
-        try:
-            return await queries.settle_unfinished(db, verdicts, expired_only=True, alert=self._alert)
-        except TRANSIENT:
-            raise
-        except asyncpg.PostgresError as error:
-            if len(verdicts) == 1:
-                self._telemetry.settlement_rejected(job_id=verdicts[0][0], kind=type(error).__name__)
-                return {}
-        written: dict[FenceToken, str] = {}
-        for verdict in verdicts:
-            written |= await self._write(db, [verdict])
-        return written
 
     def _clock_is_steady(self, now: datetime) -> bool:
         """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL of rota's own: make a data folder, start, attach, stop, recover. Where all of it lies, `server_places` knows.
+"""The server itself: make a data folder, start, attach, stop, recover. Where all of it lies, `places` knows.
 
 Good for `rota demo`, `rota dev` and a single node. The server ends with the process that started it, so several nodes
 need a database of their own. It listens on a Unix socket only, in a folder that nobody but its user may enter; that is
@@ -25,23 +25,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from rota.errors import ConfigError, DatabaseUnusable
-from rota.server_places import (
+from rota.embedded.places import (
     SOCKET_PATH_BYTES,
-    ServerUser,
-    default_data_dir,
     find_bindir,
     make_parents,
     runtime_folder,
     server_user,
     version_of,
 )
+from rota.errors import ConfigError, DatabaseUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
-
-__all__ = ["EmbeddedPostgres", "ServerUser", "default_data_dir", "find_bindir"]
 
 NOT_DURABLE = MappingProxyType({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
 OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})

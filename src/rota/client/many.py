@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rota.columns import option
+from rota.client.columns import option
 from rota.errors import InvalidPayload, Refused
 
 if TYPE_CHECKING:

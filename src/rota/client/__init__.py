@@ -15,16 +15,16 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rota import payload as json_text
-from rota.columns import option
+from rota.client.columns import option
+from rota.client.many import Many
 from rota.db import copying, drivers
-from rota.many import Many
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rota.columns import Columns
+    from rota.client.columns import Columns
+    from rota.client.many import Encode
     from rota.db.drivers import AsyncConn, SyncConn
-    from rota.many import Encode
 
 
 @dataclass(frozen=True, slots=True)
