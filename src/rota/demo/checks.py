@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rota.demo.fleet import Daemon
     from rota.demo.records import Execution, Facts
 
-MARGIN = 1.5
+MARGIN = 4.0
 """Seconds allowed on top of lease and reap interval, for a busy machine."""
 
 
