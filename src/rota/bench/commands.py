@@ -128,7 +128,7 @@ def spike(
     schedules: Schedules = 1_000_000,
     due: Annotated[int, typer.Option(min=1, help="How many of them are due at one instant.")] = 100_000,
     count: Count = 1,
-    slots: Slots = 500,
+    slots: Slots = 1000,
     dsn: Dsn = None,
     embedded: Embedded = False,
     as_json: Json = False,
