@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 
-from processes import SOURCE, TESTS
+from processes import SOURCE, TESTS, stopped
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from processes import DaemonProcess
     from scenes import Scene
 
 ROOT = SOURCE.parent
@@ -62,7 +62,10 @@ async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(s
     assert await scene.value("select count(*) from effects") == len(jobs)
 
     for dies, lives in ((old, new), (new, None)):
-        job = await _held_by(scene, dies)
+        with stopped(lives) if lives else nullcontext():
+            job = await scene.enqueue("work", {"seconds": 600})
+            (execution,) = await scene.begins(job)
+        assert execution["pid"] == dies.pid
         dies.kill()
         other = lives or scene.daemons.start(PYTHONPATH=before)
         *_, last = await scene.begins(job, 2)
@@ -76,15 +79,3 @@ async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(s
     )
     assert gaps == 0
     assert await scene.value("select count(*) from rota.fires where disposition = 'enqueued'") > 0
-
-
-async def _held_by(scene: Scene, daemon: DaemonProcess) -> int:
-    """Have a long job claimed by this one of the daemons."""
-    for _ in range(50):
-        job = await scene.enqueue("work", {"seconds": 600})
-        (execution,) = await scene.begins(job)
-        if execution["pid"] == daemon.pid:
-            return job
-        assert await scene.value("select rota.cancel($1)", job) == "requested"
-        await scene.comes_to(job, "cancelled")
-    raise AssertionError("one of two daemons has claimed fifty jobs in a row")
