@@ -222,9 +222,7 @@ async def test_b65_a_settlement_between_the_heartbeats_look_and_its_answer_is_no
 
     async def settled_meanwhile(*args: Any, **kwargs: Any) -> Any:
         main.call_soon_threadsafe(go.set)
-        async with asyncio.timeout(10):
-            while not one.seen("job.settled", settlement="succeeded"):
-                await args[0].fetchval("select pg_sleep(0.01)")
+        await eventually(lambda: bool(one.seen("job.settled", settlement="succeeded")), what="the settlement")
         main.call_soon_threadsafe(raced.set)
         return await real(*args, **kwargs)
 
