@@ -129,6 +129,7 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running") -> L
         tzdata=None,
         started_at=NOW,
         up=seconds(1),
+        silent=seconds(1),
     )
 
 

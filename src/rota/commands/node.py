@@ -29,7 +29,7 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
             f"{each.host}:{each.pid}",
             each.app,
             each.release or f"rota {each.rota_version}",
-            each.state,
+            each.standing,
             age(each.up),
             " ".join(f"{queue}:{slots}" for queue, slots in most_first(each.slots)),
         )

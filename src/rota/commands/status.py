@@ -150,7 +150,7 @@ def render(found: Status) -> "RenderableType":
             f"{node.host}:{node.pid}",
             node.app,
             node.release or f"rota {node.rota_version}",
-            node.state,
+            node.standing,
             age(node.up),
             len(node.handlers),
             _slots(node.slots),

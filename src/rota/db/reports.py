@@ -177,6 +177,10 @@ class Lane:
     oldest_due: timedelta | None
 
 
+SILENT = timedelta(seconds=7)
+"""How long a node may say nothing until people are told so: it has missed a turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivingNode:
     """A daemon that was seen within the last 15 seconds."""
@@ -194,6 +198,13 @@ class LivingNode:
     tzdata: str | None
     started_at: datetime
     up: timedelta
+    silent: timedelta
+    """Since it was last seen; a daemon that lives says so every 5 seconds."""
+
+    @property
+    def standing(self) -> str:
+        """Its state, as long as it speaks: one that was killed is listed for a while, and does nothing."""
+        return self.state if self.silent < SILENT else f"silent {self.silent // timedelta(seconds=1)}s"
 
     def claims(self, handler: str, queue: str) -> bool:
         """Whether this daemon takes jobs of that handler from that queue."""
