@@ -53,7 +53,8 @@ class Listener:
         self._conn: asyncpg.Connection | None = None
         self._wanted = False
         self._held = False
-        self._pinged = 0.0
+        self._carried = 0.0
+        """When the link last brought an answer, on this node's clock."""
         self._changed = asyncio.Event()
 
     @property
@@ -74,14 +75,14 @@ class Listener:
             if self._wanted != self._held:
                 wanted = self._wanted
                 await conn.execute(SQL["await_inserts" if wanted else "ignore_inserts"], timeout=PONG)
-                self._held = wanted
+                self._held, self._carried = wanted, boottime()
                 if wanted:
                     # What was inserted before the lock was held has not told us.
                     self._on_wake()
                     self._on_schedules()
-            elif boottime() - self._pinged >= PING:
+            elif self._ping_in() <= 0:
                 await conn.execute("select 1", timeout=PONG)
-            self._pinged = boottime()
+                self._carried = boottime()
         except LOST as error:
             self.close(f"{type(error).__name__}")
             if isinstance(error, TRANSIENT):
@@ -89,9 +90,13 @@ class Listener:
             raise ConnectionLost(str(error)) from error
         if self._wanted == self._held:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PING):
+                async with asyncio.timeout(self._ping_in()):
                     await self._changed.wait()
             self._changed.clear()
+
+    def _ping_in(self) -> float:
+        # Counted from the last answer, not from the last turn: a dispatcher that changes its mind in between is no answer.
+        return self._carried + PING - boottime()
 
     def close(self, why: str = "") -> None:
         """Let the connection go at once; is_closed() would stay False over a cut link."""
@@ -110,7 +115,7 @@ class Listener:
         except BaseException:
             conn.terminate()  # a stop in this moment would leave it open, and uvloop waits for it without end
             raise
-        self._conn, self._held = conn, False
+        self._conn, self._held, self._carried = conn, False, boottime()
         self._telemetry.listener_changed(up=True)
         self._on_wake()
         return conn
