@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -178,6 +181,16 @@ def listeners(name: str) -> bool:
 def heartbeats(name: str) -> bool:
     """Fit the connections on which daemons extend leases."""
     return name.endswith("heartbeat")
+
+
+def free_port() -> int:
+    """A port on which nobody listens, and which the kernel gives to nobody who asks for any: tests beside this one do."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(lowest // 2, lowest), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port in a hundred tries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from links import free_port
 from waiting import until
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ def pgbouncer(dsn: str, folder: Path) -> Iterator[str]:
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
     sockets, server_port, database = Path(query["host"][0]), query["port"][0], parts.path.lstrip("/")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # It refuses to run as root, and has to reach the server's socket: it runs as the server's user.
     owner = sockets.stat()
     config = folder / "pgbouncer.ini"

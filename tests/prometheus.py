@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from links import free_port
 from waiting import until
 
 if TYPE_CHECKING:
@@ -51,13 +52,6 @@ def panels() -> dict[str, list[str]]:
 def filled_in(query: str) -> str:
     """The query of a panel as Grafana sends it."""
     return query.replace("$__rate_interval", "1m").replace("$job", ".*")
-
-
-def free_port() -> int:
-    """A port on which nobody listens just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from links import Link
+from links import Link, free_port
 from processes import SOURCE, TESTS
-from prometheus import SHIPPED, filled_in, find_prometheus, free_port, panels, prometheus
+from prometheus import SHIPPED, filled_in, find_prometheus, panels, prometheus
 from scenes import Scene
 from skew import LIBFAKETIME, skewed_by, skewed_server
 from waiting import eventually
