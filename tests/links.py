@@ -38,12 +38,13 @@ class Link:
         self._port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn, name="link")
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
         self._frozen: Callable[[str], bool] = _nobody
         self._slowed: tuple[Callable[[str], bool], float] = (_nobody, 0.0)
         self._refusal: bytes | None = None
         self._moved = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def dsn(self) -> str:
@@ -98,41 +99,56 @@ class Link:
     def _turn(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(task)
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks))
+        self._loop.run_until_complete(asyncio.sleep(0))  # what they closed is closed a turn later
 
     async def _listen(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(self._serve, self._host, self._port)
-            self._port = self._server.sockets[0].getsockname()[1]
+        if self._listening is None:
+            self._listening = socket.create_server((self._host, self._port))
+            self._listening.setblocking(False)
+            self._port = self._listening.getsockname()[1]
+            self._loop.add_reader(self._listening, self._accept, self._listening)
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self._writers):
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for writer in self._writers:
             writer.transport.abort()
+        for serving in self._serving:
+            serving.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
+    def _accept(self, listening: socket.socket) -> None:
+        # By hand: asyncio's servers leave open what they have accepted in the very turn in which they are closed.
+        with suppress(BlockingIOError):
+            connected, _ = listening.accept()
+            serving = self._loop.create_task(self._serve(connected))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            serving.add_done_callback(lambda _: connected.close())
+
+    async def _serve(self, connected: socket.socket) -> None:
+        with ExitStack() as undo, suppress(OSError, EOFError):
+            reader, writer = await asyncio.open_connection(sock=connected)
+            self._hold(writer, undo)
             if self._refusal is not None:
                 await _refuse(reader, writer, self._refusal)
                 return
             onward, backward = await asyncio.open_unix_connection(self._socket)
-            self._writers.add(backward)
+            self._hold(backward, undo)
             name = [""]
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(self._pump(reader, backward, name, answers=False))
                 pumps.create_task(self._pump(onward, writer, name, answers=True))
-            self._writers.discard(backward)
-        except OSError:
-            return
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+
+    def _hold(self, writer: asyncio.StreamWriter, undo: ExitStack) -> None:
+        self._writers.add(writer)
+        undo.callback(writer.close)
+        undo.callback(self._writers.discard, writer)
 
     async def _pump(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, name: list[str], *, answers: bool
