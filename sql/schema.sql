@@ -1386,6 +1386,14 @@ COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text)
 CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) RETURNS bigint[]
     LANGUAGE sql
     AS $$
+    -- Daemons step over a schedule whose clock is locked. Without this, their insert of its next job would wait for the end of
+    -- this transaction, to know whether the job that goes back here is live, and the fires of all other schedules with it.
+    select from rota.schedule_clocks
+    where schedule_id = any (array(
+        select schedule_id from rota.dead_letters where job_id = any (send_back.job_ids) and exclusive))
+    order by schedule_id
+    for update;
+
     with picked as materialized (
         select job_id, scheduled_for, created_at, fence_token, schedule_id, max_attempts, priority, exclusive,
             handler, queue, created_by, coalesce(send_back.payload, dead_letters.payload) as payload, delivery, backoff_base,
@@ -1483,9 +1491,7 @@ CREATE FUNCTION rota.wake_dispatchers() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    if pg_try_advisory_lock(1919906913, 1) then
-        perform pg_advisory_unlock(1919906913, 1);
-    else
+    if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
         perform pg_notify('rota_wake', '');
     end if;
     return null;
@@ -1496,9 +1502,7 @@ CREATE FUNCTION rota.wake_schedulers() RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    if pg_try_advisory_lock(1919906913, 1) then
-        perform pg_advisory_unlock(1919906913, 1);
-    else
+    if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
         perform pg_notify('rota_wake', 'schedules');
     end if;
 end $$;

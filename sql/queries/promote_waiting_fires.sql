@@ -1,8 +1,9 @@
 -- Enqueue the fires whose turn has come: of each schedule the oldest that waits, where no job of the schedule is live.
 --   $1 limit  int8
 --   -> promoted int8?, waiting int8?       how many were enqueued, and of how many schedules fires wait on
--- index: promote_waiting_fires_idx, fires_pkey, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002)
+-- index: promote_waiting_fires_idx, fires_pkey, schedule_clocks_pkey, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002)
 -- What holds a fire back is read from live rows, never from a counter, and the unique index has the last word.
+-- The clock is locked because a redrive locks it: the insert would wait for the end of that transaction, and all others with it.
 with waiting as materialized (
     select distinct on (fire.schedule_id) fire.schedule_id, fire.scheduled_for
     from rota.fires as fire
@@ -27,6 +28,12 @@ held as materialized (
           and fires.disposition is not distinct from 'waiting'
         for update skip locked
     ) as fire
+    cross join lateral (
+        select clocks.schedule_id
+        from rota.schedule_clocks as clocks
+        where clocks.schedule_id = waiting.schedule_id
+        for update skip locked
+    ) as clock
     where (waiting.schedule_id not in (select live.schedule_id from live)) is true
 ),
 enqueued as (

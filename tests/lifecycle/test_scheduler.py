@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from factories import make_dead_letter
 from rota.db import queries
 from rota.domain.shards import EVERY_SHARD
 from rota.services.track_record import TrackRecord
@@ -172,6 +173,30 @@ async def test_a_job_locked_by_somebody_holds_up_nobody(
         await asyncio.wait_for(planner.turn(), 5)
     assert await dispositions(conn, made) == ["enqueued", "skipped_overlap"]
     assert await dispositions(conn, other) == ["enqueued"]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["a fire that is due", "a fire that waits"])
+async def test_a_redrive_in_an_open_transaction_holds_up_its_own_schedule_alone(
+    database: Database, conn: Connection[Record], planner: Planner, *, waits: bool
+) -> None:
+    """Whether its job is live nobody can tell before that transaction ends: no reason for all the others to wait for it."""
+    made = await make_schedule(conn, overlap="queue_one")
+    other = await make_schedule(conn, "other")
+    if waits:
+        for ago in (30, 20):
+            await make_due(conn, made, ago=ago * SECOND)
+            await planner.turn()
+        await end_live_jobs(conn)
+    else:
+        await make_due(conn, made)
+    before = await fires(conn, made)
+    letter = await make_dead_letter(conn, schedule_id=made)
+    await make_due(conn, other)
+    async with held(database, f"select rota.redrive({letter})"):
+        await asyncio.wait_for(planner.turn(), 5)
+        assert (await fires(conn, made), await dispositions(conn, other)) == (before, ["enqueued"])
+    await planner.turn()
+    assert await dispositions(conn, made) == ["enqueued"] * (2 if waits else 1)
 
 
 # ── missed ────────────────────────────────────────────────────────────────────────────────────────────────────────────

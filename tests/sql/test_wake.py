@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from factories import make_job, make_running_job
@@ -144,6 +145,24 @@ async def test_what_becomes_due_sooner_notifies_and_what_only_runs_does_not(conn
     assert await ear.so_far() == 0
     await settle(conn, verdict(failed))
     assert await ear.so_far() == 1
+
+
+@pytest.mark.parametrize("into", ["jobs", "schedule_definitions"])
+async def test_an_insert_that_is_cancelled_leaves_no_lock_behind(
+    conn: Connection[Record], database: Database, into: str
+) -> None:
+    """It would stay as long as the client's session: no dispatcher could wait any more, and every insert would notify."""
+    inserting = f"do $$ begin loop insert into rota.{into} (handler) select 'h' where false; end loop; end $$"
+    async with database.connect() as client:
+        pid = client.get_server_pid()
+        for _ in range(200):
+            statement = asyncio.ensure_future(client.execute(inserting))
+            while not statement.done():
+                await conn.execute("select pg_cancel_backend($1)", pid)
+            with pytest.raises(asyncpg.QueryCanceledError):
+                await statement
+            locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = $1"
+            assert await conn.fetchval(locks, pid) == 0
 
 
 async def test_it_works_for_a_plain_client_with_the_documented_grants(
