@@ -169,6 +169,22 @@ async def test_a_claim_takes_no_row_that_changed_after_its_snapshot(interrupted:
     assert [each.job_id for each in await claim(other, 2)] == ([job_id] if what == "touched" else [])
 
 
+async def test_tokens_issued_while_the_sequence_is_being_raised_are_not_issued_again(
+    conn: Connection[Record], database: Database
+) -> None:
+    """Rule 3: between a new connection's look at the sequence and its write, others go on claiming."""
+    clock = "(extract(epoch from clock_timestamp()) * 1000000)::int8"
+    async with database.connect() as claiming, database.connect() as watcher, asyncio.TaskGroup() as group:
+        async with claiming.transaction():
+            await claiming.execute("alter sequence rota.fence_tokens owned by none")  # stops the write, not the look
+            await claiming.execute(f"select setval('rota.fence_tokens', {clock})")
+            raising = group.create_task(queries.raise_fence_tokens(conn))
+            await held_up(conn, watched_by=watcher)
+            issued = await claiming.fetchval("select max(nextval('rota.fence_tokens')) from generate_series(1, 50000)")
+        assert await raising
+    assert await conn.fetchval("select nextval('rota.fence_tokens')") > issued
+
+
 # ----------------------------------------------------------------------------------- heartbeat, settlement, reaper: one row
 
 
