@@ -155,6 +155,19 @@ async def test_what_the_server_refuses_keeps_nothing_else_out(conn: Connection[R
     assert fine.what == "inserted"
 
 
+async def test_what_somebody_keeps_locked_is_told_of_as_not_written(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A console left open on the row must neither hold up a start nor have it say that the new expression is in force."""
+    await start(conn, shop())
+    async with database.connect() as other, other.transaction():
+        await other.execute("update rota.schedules set description = 'mine'")
+        (step,) = await start(conn, shop("0 7 * * *"))
+        assert (step.what, step.why) == ("refused", "somebody holds it locked, or keeps changing it: sync again")
+    assert await became(conn, shop("0 7 * * *")) == {"morning": "updated"}
+    assert ((await morning(conn))["cron"], (await morning(conn))["description"]) == ("0 7 * * *", "mine")
+
+
 async def test_ten_daemons_that_start_at_once_write_each_schedule_once(
     database: Database, conn: Connection[Record]
 ) -> None:

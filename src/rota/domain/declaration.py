@@ -27,7 +27,7 @@ unchanged      nothing to write
 newer_release  left alone: what stands there a newer release has declared
 not_ours       left alone: somebody else made a schedule of that name
 undeclared     left alone: an earlier declaration of this app, which its code no longer has; removed only when asked
-refused        the database refuses it
+refused        the database refuses it, or somebody keeps it locked
 """
 
 REMEMBERED = 20

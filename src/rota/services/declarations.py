@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
 TRIES = 5
 """How often what somebody else has written at the same moment is looked at again."""
 
+PAUSE = 0.5
+"""Seconds before the next look: another daemon that starts with the same declarations is done by then."""
+
 BATCH = 500
 """Most schedules in one statement."""
+
+LOCKED = "somebody holds it locked, or keeps changing it: sync again"
 
 
 async def apply(
@@ -36,22 +42,25 @@ async def apply(
 ) -> list[Step]:
     """Return what became of each declaration, and of what the app's code no longer declares; with `dry_run`, what would.
 
-    What the server refuses is told of as such, and keeps nothing else out.
+    What the server refuses, or somebody keeps locked, is told of as such, and keeps nothing else out.
     """
     done: dict[str, Step] = {}
     steps: list[Step] = []
-    for _ in range(TRIES):
+    for turn in range(TRIES):
+        if turn:
+            await asyncio.sleep(PAUSE)
         stored = await queries.read_declared(db, app=app, names=list(declarations))
         found = reconcile(declarations.values(), stored, app=app, release=release, force=force)
-        # What has been written in an earlier turn is now as declared: what became of it stays said.
-        steps = [done.get(step.name, step) for step in found]
-        writing = [step for step in found if step.writes and step.name not in done]
-        if dry_run or not writing:
-            break
+        writing = [step for step in found if step.writes and step.name not in done and not dry_run]
         for first in range(0, len(writing), BATCH):
             done |= await _write(db, app, writing[first : first + BATCH])
-        steps = [done.get(step.name, step) for step in found]
-        if all(step.name in done for step in writing):
+        left = {step.name for step in writing if step.name not in done}
+        # What has been written in an earlier turn is now as declared: what became of it stays said.
+        steps = [
+            replace(step, what="refused", why=LOCKED) if step.name in left else done.get(step.name, step)
+            for step in found
+        ]
+        if not left:
             break
     if prune and not dry_run:
         for step in steps:
