@@ -2,6 +2,7 @@
 --   $1 schedule_ids  int8[]
 --   -> resumed int8?
 -- index: schedule_definitions_pkey, schedule_clocks_pkey (0005)
+-- The clock is locked, too, because the trigger would wait for whoever has it locked, and all others with it.
 with held as materialized (
     select definition.schedule_id
     from unnest($1::int8[]) as due (schedule_id)
@@ -13,6 +14,12 @@ with held as materialized (
           and schedule_definitions.resume_at <= now()
         for update skip locked
     ) as definition
+    cross join lateral (
+        select clocks.schedule_id
+        from rota.schedule_clocks as clocks
+        where clocks.schedule_id = definition.schedule_id
+        for update skip locked
+    ) as clock
 ),
 resumed as (
     update rota.schedule_definitions as definition

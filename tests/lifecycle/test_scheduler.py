@@ -439,6 +439,22 @@ async def test_a_paused_schedule_resumes_itself_and_accounts_for_the_pause(
     assert (await clock(conn, made))["next_fire_at"] > await conn.fetchval("select now()")
 
 
+async def test_a_schedule_whose_clock_is_locked_is_resumed_later_and_holds_up_nobody(
+    database: Database, conn: Connection[Record], planner: Planner
+) -> None:
+    """A backfill or a redrive in an open transaction locks it; the edit that a resumption is would wait for that."""
+    made = await make_schedule(conn)
+    other = await make_schedule(conn, "other")
+    await make_due(conn, other)
+    await conn.execute("select rota.pause_schedule('s', resume_at => now() - interval '1 s')")
+    async with held(database, "select rota.backfill_schedule('s', array[now() - interval '1 day'])"):
+        await asyncio.wait_for(planner.turn(), 5)
+        assert (await dispositions(conn, other), planner.said("schedules.resumed")) == (["enqueued"], [])
+        assert not planner.scheduler._wake._flag.is_set()  # or it would look again at once, for as long as that lasts
+    await planner.turn()
+    assert not await conn.fetchval("select paused from rota.schedules where schedule_id = $1", made)
+
+
 async def test_what_fell_into_a_pause_does_not_run_after_it(conn: Connection[Record], planner: Planner) -> None:
     """Resumed by hand: the pause is one row, also where all that was missed is to run, and what comes next lies ahead."""
     made = await make_schedule(conn, cron=None, every=timedelta(minutes=10), misfire="all", on_time_within=3 * HOUR)

@@ -222,8 +222,10 @@ class Scheduler:
         invalid: list[tuple[int, int, str]] = []
         for alike in due:
             if alike.paused:
-                self._telemetry.schedules_resumed(await queries.resume_schedules(db, schedules=alike.schedule_ids))
-                self._wake.set()
+                resumed = await queries.resume_schedules(db, schedules=alike.schedule_ids)
+                self._telemetry.schedules_resumed(resumed)
+                if resumed:
+                    self._wake.set()
                 continue
             try:
                 planned = plan(
