@@ -3,6 +3,7 @@
 --   $2 options   text    JSON object of the public columns that all of them share
 --   $3 jobs      text    JSON array of objects: payload, and what is each job's own
 --   -> created int8?
+-- In the order of their keys: two clients with the same keys in other orders would deadlock otherwise.
 with created as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
@@ -19,6 +20,7 @@ with created as (
     cross join jsonb_to_recordset($3::text::jsonb) as job (
         payload jsonb, run_at timestamptz, priority smallint, unique_key text, idempotency_key text, meta jsonb
     )
+    order by job.unique_key
     on conflict (handler, unique_key) where unique_key is not null do nothing
     returning job_id
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+import rota
 from factories import (
     NODE,
     OTHER_NODE,
@@ -427,25 +428,26 @@ async def test_overlapping_batches_in_opposite_orders_neither_deadlock_nor_write
     assert wrong == 0
 
 
-async def test_daemons_that_register_the_same_handlers_in_opposite_orders_do_not_deadlock(
-    conn: Connection[Record], database: Database
+async def in_opposite_orders(
+    conn: Connection[Record],
+    database: Database,
+    column: str,
+    write: Callable[[Connection[Record], str], Coroutine[Any, Any, Any]],
 ) -> None:
-    """They all do so at the same instant, after every deployment."""
-    await make_handler(conn, "a")
-    await make_handler(conn, "b")
+    """Let one connection write a and b, another b and a, by one statement each, the first of which stops between the two."""
+    table, name = column.rsplit(".", 1)
     await conn.execute(
-        """
+        f"""
         create function stop_here() returns trigger language plpgsql as $$
         begin
-            if current_setting('application_name') = 'slow' and new.handler = 'b' then
+            if current_setting('application_name') = 'slow' and new.{name} = 'b' then
                 perform pg_advisory_xact_lock(7);
             end if;
             return new;
         end $$;
-        create trigger stop_here before insert on rota.handlers for each row execute function stop_here();
+        create trigger stop_here before insert on {table} for each row execute function stop_here();
         """
     )
-    rows = {name: (name, None, None, None, None, None, None) for name in "ab"}
     slow_settings = {"application_name": "slow"}
     async with (
         database.connect(server_settings=slow_settings) as slow,
@@ -454,10 +456,35 @@ async def test_daemons_that_register_the_same_handlers_in_opposite_orders_do_not
     ):
         await conn.execute("select pg_advisory_lock(7)")
         for mine, order in ((slow, "ab"), (fast, "ba")):
-            handlers = [rows[name] for name in order]
-            group.create_task(queries.register_handlers(mine, app="shop", release=None, handlers=handlers))
+            group.create_task(write(mine, order))
             await held_up(mine, watched_by=conn)
         await conn.execute("select pg_advisory_unlock(7)")
+
+
+async def test_daemons_that_register_the_same_handlers_in_opposite_orders_do_not_deadlock(
+    conn: Connection[Record], database: Database
+) -> None:
+    """They all do so at the same instant, after every deployment."""
+    await make_handler(conn, "a")
+    await make_handler(conn, "b")
+
+    async def register(mine: Connection[Record], order: str) -> None:
+        handlers: list[queries.HandlerRow] = [(name, None, None, None, None, None, None) for name in order]
+        await queries.register_handlers(mine, app="shop", release=None, handlers=handlers)
+
+    await in_opposite_orders(conn, database, "rota.handlers.handler", register)
+
+
+async def test_clients_that_enqueue_the_same_keys_in_opposite_orders_do_not_deadlock(
+    conn: Connection[Record], database: Database
+) -> None:
+    """Two that were told of the same events: each makes what the other hasn't made, and none loses its transaction."""
+
+    async def enqueue(mine: Connection[Record], order: str) -> None:
+        await rota.enqueue_many(mine, "h", list(order), unique_key=lambda key: key)
+
+    await in_opposite_orders(conn, database, "rota.jobs.unique_key", enqueue)
+    assert await conn.fetchval("select array_agg(unique_key order by unique_key) from rota.jobs") == ["a", "b"]
 
 
 async def test_a_history_row_that_is_there_already_does_not_stop_the_batch(conn: Connection[Record]) -> None:
