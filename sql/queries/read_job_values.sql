@@ -1,7 +1,7 @@
 -- Read what a job carries: shown to people only when they ask for it by name.
 --   $1 job_id  int8
 --   -> payload text?, checkpoint text?, meta text?, result text?
--- index: jobs_pkey (0002)
+-- index: jobs_pkey (0002), dead_letters_pkey, job_runs_job_id_idx (0003)
 select job.payload::text as payload, job.checkpoint::text as checkpoint, job.meta::text as meta, null::text as result
 from rota.jobs as job
 where job.job_id = $1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rota.errors import InvalidPayload
@@ -50,6 +51,14 @@ def encode_result(value: Any) -> str | None:
     except Exception:  # noqa: BLE001  objects of the handler's own making take part in this
         return None
     return text if len(text.encode()) <= LIMITS["result"] else None
+
+
+def seconds(value: timedelta) -> str:
+    """Write a duration exactly, as PostgreSQL reads it: not in days, which are of another kind there."""
+    # PostgreSQL 14 takes no number of microseconds beyond 32 bits.
+    whole, rest = divmod(abs(value // timedelta(microseconds=1)), 1_000_000)
+    sign = "-" if value < timedelta(0) else ""
+    return f"{sign}{whole}.{rest:06} seconds" if rest else f"{sign}{whole} seconds"
 
 
 def plain(text: str, limit: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rota import App
-from rota.domain.declaration import Declaration, Step, Stored, declare, is_older, reconcile, seconds
+from rota.domain.declaration import Declaration, Step, Stored, declare, is_older, reconcile
 from rota.errors import ConfigError, InvalidCron
+from rota.payload import seconds
 
 
 def declaration(name: str = "s", *, cron: str | None = "0 6 * * *", **columns: Any) -> Declaration:
@@ -145,6 +146,7 @@ def test_durations_are_written_exactly() -> None:
     """In seconds: PostgreSQL's days are of another kind."""
     assert seconds(timedelta(days=1, microseconds=1)) == "86400.000001 seconds"
     assert seconds(timedelta(minutes=5)) == "300 seconds"
+    assert seconds(timedelta(seconds=-1.5)) == "-1.500000 seconds"
 
 
 def test_what_cannot_be_is_refused_where_it_is_declared() -> None:

@@ -49,9 +49,7 @@ def option(name: str, value: Any) -> Any:
                 )
             return value.isoformat()
         case timedelta():
-            # PostgreSQL 14 takes no number of microseconds beyond 32 bits.
-            seconds, rest = divmod(abs(value // timedelta(microseconds=1)), 1_000_000)
-            return f"{'-' if value < timedelta(0) else ''}{seconds}.{rest:06} seconds"
+            return json_text.seconds(value)
         case _ if name == "meta":
             return json.loads(json_text.encode(value, what="meta"))
         case bool():

@@ -120,8 +120,8 @@ class Many:
 
     def made(self, statement: Statement, row: Sequence[Any] | None) -> None:
         """Count what a statement has made: all of its jobs, unless it says how many."""
-        says = row is not None and statement.query == "enqueue_keyed_jobs"
-        self.sent += row[0] if row is not None and says else statement.end - statement.first
+        says = statement.query == "enqueue_keyed_jobs"
+        self.sent += row[0] if row and says else statement.end - statement.first
 
     def _job(self, payload: Any) -> str:
         text = "null" if payload is None else self._encode(payload)

@@ -74,7 +74,7 @@ DEFAULTED = tuple(
 
 def read_columns(given: dict[str, Any]) -> dict[str, Any]:
     """Read the options that were given into columns, as JSON; usage errors name the option."""
-    from rota.domain.declaration import seconds
+    from rota.payload import seconds
 
     columns: dict[str, Any] = {name: given[name] for name in (*_TEXTS, *_NUMBERS) if given[name] is not None}
     for name in _DURATIONS:

@@ -252,8 +252,7 @@ async def take_due_schedules(
 
 
 def _rule(row: asyncpg.Record) -> Rule:
-    names = RULE_COLUMNS
-    return Rule(**dict(zip(names, row[6:19], strict=True)))
+    return Rule(**dict(zip(RULE_COLUMNS, row[6:19], strict=True)))
 
 
 FireRow = tuple["datetime", str, "datetime | None", "int | None", "str | None"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rota.cron import Cron, zone
 from rota.errors import ConfigError, InvalidCron
-from rota.payload import encode
+from rota.payload import encode, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -224,12 +224,6 @@ def _value(name: str, column: str, value: Any) -> Any:
             return value
         case _:
             return json.loads(encode(value))
-
-
-def seconds(value: timedelta) -> str:
-    """Write a duration exactly, as PostgreSQL reads it: not in days, which are of another kind there."""
-    whole, rest = divmod(value // timedelta(microseconds=1), 1_000_000)
-    return f"{whole}.{rest:06} seconds" if rest else f"{whole} seconds"
 
 
 def _read(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NewType
 
@@ -57,7 +57,7 @@ class Terms:
     delivery: str | None
     backoff_base: timedelta | None
     backoff_cap: timedelta | None
-    retry_left: timedelta | None = field(default=None)
+    retry_left: timedelta | None = None
     """How long from now the job may still be retried; None: no such limit."""
     retry_until: datetime | None = None
     """The same as an instant."""

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Literal
 
 from rota.cron import Cron, Fold, Gap, next_fire
-from rota.errors import InvalidCron
 
 Misfire = Literal["latest", "skip", "all"]
 Overlap = Literal["skip", "allow", "queue_one", "replace"]
@@ -258,6 +257,3 @@ def _last_before(cron: Cron, before: datetime, count: int) -> tuple[datetime, ..
 @lru_cache(maxsize=4096)
 def _count(cron: Cron, first: datetime, last: datetime) -> int:
     return sum(each <= last for each in cron.next(first - _A_MOMENT, COUNTED + 1))
-
-
-__all__ = ["Fire", "InvalidCron", "Plan", "Rule", "plan"]
