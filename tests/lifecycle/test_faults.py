@@ -221,6 +221,32 @@ async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
         assert one.fell is None
 
 
+async def test_a_pause_in_an_open_transaction_neither_keeps_a_daemon_from_starting_nor_silences_it(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Daemons write their handlers' rows at their start and once a minute: one that waited there would be taken for dead."""
+    app = rota.App("paused")
+
+    @app.handler("paused", max_attempts=3)
+    async def paused(_: rota.Job[Any]) -> None: ...
+
+    @app.handler("plain", max_attempts=3)
+    async def plain(_: rota.Job[Any]) -> None: ...
+
+    await conn.execute("insert into rota.handlers (handler) values ('paused'), ('plain')")
+    written = "select array_agg(handler order by handler) from rota.handlers where max_attempts = 3"
+    async with database.connect() as operator:
+        pausing = operator.transaction()
+        await pausing.start()
+        await operator.execute("select rota.pause_handler('paused')")
+        async with node(database.dsn, app):
+            assert await conn.fetchval(written) == ["plain"]
+            await pausing.commit()
+            await eventually(
+                lambda: conn.fetchval(f"select ({written}) = '{{paused,plain}}'"), what="the row that was locked"
+            )
+
+
 async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job(
     database: Database, conn: Connection[Record]
 ) -> None:

@@ -393,10 +393,12 @@ HandlerRow = tuple[
 """handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery"""
 
 
-async def register_handlers(db: Connection, *, app: str, release: str | None, handlers: Sequence[HandlerRow]) -> None:
-    """Write down handlers with their defaults."""
-    if handlers:
-        await db.execute(SQL["register_handlers"], app, release, *zip(*handlers, strict=True))
+async def register_handlers(db: Connection, *, app: str, release: str | None, handlers: Sequence[HandlerRow]) -> bool:
+    """Write down handlers with their defaults; return whether all were, for one may be locked or on its way in at this moment."""
+    if not handlers:
+        return True
+    written: int = await db.fetchval(SQL["register_handlers"], app, release, *zip(*handlers, strict=True))
+    return written == len(handlers)
 
 
 async def register_node(

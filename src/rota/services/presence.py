@@ -99,10 +99,10 @@ class Presence:
         self.reached = boottime()
 
     async def _register_handlers(self, db: Connection) -> None:
-        await queries.register_handlers(
+        if await queries.register_handlers(
             db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
-        )
-        self._registered = boottime()
+        ):
+            self._registered = boottime()
 
     async def leave(self) -> None:
         """Take the node from the list of the living."""
