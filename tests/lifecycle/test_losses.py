@@ -90,6 +90,20 @@ async def test_later_losses_wait_and_the_third_is_poison(database: Database, con
     assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"] * 3
 
 
+async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It is looked for apart from all others, and would wait for as long as these leave no slot."""
+    calls: list[int] = []
+    async with conn.transaction():
+        suspect = await insert(conn, "work", priority=0)
+        await conn.execute("update rota.jobs set losses = 2, attempt = 2")
+        await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 5000)")
+    async with node(database.dsn, plain_app(calls), queues="default:1"):
+        assert await ended(conn, suspect) == "succeeded"
+        assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") > 0
+
+
 async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
     """The retry rules hold for losses as for failures."""
     async with node(database.dsn, rota.App("reaper")):
