@@ -10,6 +10,7 @@ import pytest
 
 import rota
 import rota.services.reaper as reaper_module
+from links import Link, listeners
 from nodes import ended, history, insert, ledger, letter, live_row, node
 from rota.db import queries
 from waiting import eventually
@@ -298,6 +299,20 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
             job_id,
         )
         assert waited > timedelta(seconds=2)
+
+
+async def test_an_answer_that_came_late_is_no_jump_of_the_clock(database: Database, conn: Connection[Record]) -> None:
+    """A handler that blocks the loop now and then, or a slow server, would otherwise keep every lease from being taken back."""
+    with Link(database.dsn) as link:
+        async with node(link.dsn, rota.App("reaper"), lease__duration="1h") as one:
+            await one.turns("reaper")
+            link.slow(lambda name: not listeners(name), 2.5)
+            await one.turns("reaper")
+            link.heal()
+            await one.turns("reaper")
+            assert not one.seen("reaper.waits")
+            job_id = await held(conn, "work")
+            await one.told("lease.reaped", job_id=job_id)
 
 
 async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, conn: Connection[Record]) -> None:
