@@ -11,7 +11,7 @@ import pytest
 from rota.db.pool import ConnectionLost
 from rota.lifecycle.heartbeat import Heartbeat
 from rota.lifecycle.settle import Settler
-from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, run_forever
+from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, rest, run_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +100,14 @@ async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> 
     assert len(told.pauses) == 3
     assert pulse.failures["scripted"] == 1
     assert not pulse.away, "it was no fault of the database's"
+
+
+def test_who_spares_the_database_rests_for_a_while_and_not_for_days() -> None:
+    """Ten times what it took, but a machine that slept a night during a turn took a night."""
+    usual = timedelta(seconds=15)
+    assert rest(usual, took=0.1) == usual
+    assert rest(usual, took=3.0) == timedelta(seconds=30)
+    assert rest(usual, took=8 * 3600.0) <= timedelta(minutes=10)
 
 
 def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:
