@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import socket
-import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -316,13 +315,11 @@ class Daemon:
     def _end_at_once(self) -> NoReturn:
         """End the process, because handlers are left that will not stop: nobody could wait for them."""
         self.telemetry.node_stopped()
-        sys.stderr.flush()
         os._exit(0)
 
     def _hung(self) -> None:
         """End the process, because a handler blocks the main loop, which has an order to stop. Not on the main thread."""
         self.telemetry.node_hung()
-        sys.stderr.flush()
         os._exit(1)
 
     def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:

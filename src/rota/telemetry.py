@@ -10,6 +10,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,9 @@ class Telemetry:
         self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
 
     def _event(self, level: int, event: str, **fields: Any) -> None:
-        self._log.log(level, event, **fields)
+        # A full disk, or a pipe that nobody reads any more: elsewhere, an OSError means that the database is away.
+        with suppress(OSError, ValueError):
+            self._log.log(level, event, **fields)
         if self._watch is not None:
             self._watch(event, fields)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,19 @@ async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
         assert isinstance(one.fell, BaseExceptionGroup)
         assert one.fell.split(ZeroDivisionError)[0] is not None
     await eventually(lambda: "heartbeat" not in {t.name for t in threading.enumerate()}, what="the end of the thread")
+
+
+async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a reader at the other end of the pipe who has gone: an error of the kind that a lost database has."""
+    with monkeypatch.context() as full, io.FileIO("/dev/full", "w") as device:
+        full.setattr(sys, "stderr", io.TextIOWrapper(device, write_through=True))
+        async with node(database.dsn, waiting_app(), log__level="info") as one:
+            job_id = await insert(conn, "wait", timeout="interval '1 second'", backoff_base="interval '1 millisecond'")
+            assert await ended(conn, job_id) == "succeeded"
+            await one.told("job.settled", job_id=job_id, settlement="retried")
+            assert not one.seen("service.failed")
 
 
 async def test_many_starts_and_stops_leave_nothing_behind(database: Database, conn: Connection[Record]) -> None:

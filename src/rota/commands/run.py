@@ -121,9 +121,10 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
             ) from error
         except ExceptionGroup:
             # A bug of ours. Handlers in threads would keep the process alive, with leases that nobody extends any more.
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:
