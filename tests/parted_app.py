@@ -78,6 +78,15 @@ def family(job: rota.SyncJob[Any]) -> None:
     signal.pause()
 
 
+@app.handler("leaves a fork", runs_in="process", max_attempts=1)
+def leaves_a_fork(job: rota.SyncJob[Any]) -> None:
+    """Fork, as multiprocessing does, and be killed: the fork has whatever was open."""
+    if child := os.fork():
+        Path(job.payload).write_text(str(child), encoding="ascii")
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
 @app.handler("heeds", runs_in="process")
 def heeds(job: rota.SyncJob[Any]) -> None:
     """Wait until it is told to stop."""
