@@ -103,6 +103,7 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, e
             await service.run_once()
         except Exception as error:
             if not expendable and not isinstance(error, TRANSIENT):
+                telemetry.service_broke(service.name, error)
                 raise
             failures = pulse.failed(service.name, error)
             pause = min(backoff_pause(failures), getattr(service, "longest_pause", LONGEST_PAUSE))

@@ -237,6 +237,10 @@ class Telemetry:
             again_in_s=round(again_in, 2),
         )
 
+    def service_broke(self, service: str, error: BaseException) -> None:
+        """Tell of the bug that fells this daemon, before its handlers are cut, which may take long."""
+        self._event(logging.ERROR, "service.broke", service=service, kind=type(error).__name__)
+
     def service_aged(self, service: str, age: timedelta) -> None:
         """Tell how long ago a service last succeeded."""
         self._service_age.labels(service).set(age.total_seconds())

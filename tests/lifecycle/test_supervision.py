@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import rota
@@ -59,6 +61,35 @@ async def test_a_bug_in_a_service_fells_the_daemon_and_its_jobs_are_taken_back(
     async with node(database.dsn, waiting_app()):
         assert await ended(conn, job_id) == "succeeded"
         assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+
+
+async def test_a_handler_that_will_not_be_cut_keeps_no_daemon_from_falling(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its services are gone: it would live on without a claim or a heartbeat, and the error that felled it be seen by nobody."""
+    app, go = rota.App("stubborn"), asyncio.Event()
+    left: list[int] = []
+
+    @app.handler("stubborn")
+    async def stubborn(_: rota.Job[Any]) -> None:
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    async def buggy(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    def leave(code: int) -> None:
+        left.append(code)
+        go.set()
+
+    async with node(database.dsn, app, falls=True) as one:
+        monkeypatch.setattr(os, "_exit", leave)
+        await running_row(conn, await insert(conn, "stubborn"))
+        monkeypatch.setattr(queries, "look_for_ends", buggy)
+        await one.told("service.broke", service="reaper", kind="ZeroDivisionError")
+        await one.ended()
+    assert left == [1]
 
 
 async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(

@@ -22,11 +22,14 @@ class Told:
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
-        self.ran = 0
+        self.ran = self.broke = 0
 
     def service_failed(self, _service: str, _error: BaseException, *, failures: int, again_in: float) -> None:
         assert failures >= 1
         self.pauses.append(again_in)
+
+    def service_broke(self, _service: str, _error: BaseException) -> None:
+        self.broke += 1
 
     def service_ran(self, _service: str) -> None:
         self.ran += 1
@@ -88,6 +91,7 @@ async def test_only_what_passes_by_itself_is_survived(told: Any) -> None:
     assert told.ran == 1
     with pytest.raises(ZeroDivisionError):
         await run_forever(Scripted([None, ZeroDivisionError()]), told, Pulse())
+    assert told.broke == 2, "a scripted end counts, too"
 
 
 async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> None:
