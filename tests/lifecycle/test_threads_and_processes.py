@@ -157,6 +157,16 @@ async def test_a_daemon_killed_takes_its_handlers_processes_along(
         assert (await live_row(conn, job_id))["state"] == "running"
 
 
+async def test_an_exit_in_a_task_of_a_handlers_own_does_not_pass_for_a_stop(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """It ends the loop and the daemon with it: with exit code 0 nobody would start another one."""
+    with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
+        daemon = daemons.launch()
+        await insert(conn, "exits in a task")
+        assert daemon.ends() == 1
+
+
 async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_and_the_process_goes(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
