@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
-WAITING = frozenset({"settle", "listener", "track record"})
+WAITING = frozenset({"settle", "listener"})
 """Services that wait for something to do, so that their age says nothing."""
 
-ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner))
+ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
 """Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
 
 

@@ -109,6 +109,28 @@ async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
     await eventually(lambda: "heartbeat" not in {t.name for t in threading.enumerate()}, what="the end of the thread")
 
 
+async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Database, conn: Connection[Record]) -> None:
+    """It costs dates and counts on schedules; the jobs run as well without."""
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.schedule_clocks for each row
+        when (new.last_success_at is distinct from old.last_success_at) execute function refuse();
+        insert into rota.schedules (name, handler, every) values ('s', 'done', '1 second');
+        """
+    )
+    app = rota.App("scheduled")
+
+    @app.handler("done")
+    async def done(_: rota.Job[Any]) -> None:
+        return
+
+    async with node(database.dsn, app) as one:
+        await one.told("service.failed", service="track record", kind="RaiseError", times=2)
+        assert await ended(conn, await insert(conn, "done")) == "succeeded"
+        assert one.fell is None
+
+
 async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
