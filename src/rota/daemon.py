@@ -302,7 +302,8 @@ class Daemon:
                             loop = asyncio.get_running_loop()
                             fallen.callback(loop.call_later(grace, self._end_fallen, running).cancel)
                             raise
-                # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
+                # Every execution has ended, and is settled where the database could be reached. Services go last, so that leases
+                # were extended while anything ran.
                 for task in background:
                     task.cancel()
         finally:

@@ -19,6 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from rota.logs import LEVELS, readable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
@@ -26,18 +28,15 @@ if TYPE_CHECKING:
     from rota.domain.declaration import Step
     from rota.domain.job import Claim
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
 _DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
 def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
     """Return a logger of rota's own on standard error: JSON, or lines to read at a terminal. The root logger is left alone."""
-    readable = format == "console" or (format == "auto" and sys.stderr.isatty())
-    render: Any = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
+    render: Any = structlog.dev.ConsoleRenderer() if readable(format) else structlog.processors.JSONRenderer()
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
