@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -78,6 +79,15 @@ def family(job: rota.SyncJob[Any]) -> None:
     signal.pause()
 
 
+@app.handler("leaves a fork", runs_in="process", max_attempts=1)
+def leaves_a_fork(job: rota.SyncJob[Any]) -> None:
+    """Fork, as multiprocessing does, and be killed: the fork has whatever was open."""
+    if child := os.fork():
+        Path(job.payload).write_text(str(child), encoding="ascii")
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
 @app.handler("heeds", runs_in="process")
 def heeds(job: rota.SyncJob[Any]) -> None:
     """Wait until it is told to stop."""
@@ -92,6 +102,16 @@ def deaf(job: rota.SyncJob[Any]) -> None:
     with Path(job.payload).open("a", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")
     threading.Event().wait()
+
+
+async def _leave() -> None:
+    sys.exit()
+
+
+@app.handler("exits in a task")
+async def exits_in_a_task(_: rota.Job[Any]) -> None:
+    """Leave as programs leave, but from a task of its own: asyncio lets that through to whoever runs the loop."""
+    await asyncio.gather(_leave())
 
 
 @app.handler("shells", runs_in="process", max_attempts=1)

@@ -99,9 +99,13 @@ class App:
         function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
         attempt whose daemon died nobody can ask a function.
         The function stays what it is: call it in tests. It gains `.name`, and `.enqueue(conn, payload)` with its kin.
-        Raises ConfigError for a name that is taken.
+        Raises ConfigError for a name that is taken, and for a `backoff` or `permanent` that can't be.
         """
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
+        if not (isinstance(permanent, Sequence) and all(isinstance(each, type) for each in permanent)):
+            raise ConfigError(
+                f"permanent of handler {name!r} must be a tuple of exception types, for a single one, too: (ValueError,)"
+            )
 
         def register(function: Any) -> Any:
             for app in (self, *self._all_included_by()):

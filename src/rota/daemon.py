@@ -10,10 +10,9 @@ import asyncio
 import os
 import random
 import socket
-import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -71,10 +70,10 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
-WAITING = frozenset({"settle", "listener", "track record"})
+WAITING = frozenset({"settle", "listener"})
 """Services that wait for something to do, so that their age says nothing."""
 
-ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner))
+ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
 """Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
 
 
@@ -291,12 +290,20 @@ class Daemon:
                 ]
                 beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
                 background.append(group.create_task(beating, name=heartbeat.name))
-                async with asyncio.TaskGroup() as executions:
-                    background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
-                    await dispatcher.run(executions, self.stops.claiming)
-                    if not await drain.run(self.stops.running):
-                        self._end_at_once()
-                # Every execution has ended and is settled. Services go last, so that leases were extended while anything ran.
+                with ExitStack() as fallen:
+                    async with asyncio.TaskGroup() as executions:
+                        try:
+                            background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
+                            await dispatcher.run(executions, self.stops.claiming)
+                            if not await drain.run(self.stops.running):
+                                self._end_at_once()
+                        except BaseException:
+                            # Without it, a handler that won't be cut keeps alive a daemon whose services are gone.
+                            loop = asyncio.get_running_loop()
+                            fallen.callback(loop.call_later(grace, self._end_fallen, running).cancel)
+                            raise
+                # Every execution has ended, and is settled where the database could be reached. Services go last, so that leases
+                # were extended while anything ran.
                 for task in background:
                     task.cancel()
         finally:
@@ -316,13 +323,17 @@ class Daemon:
     def _end_at_once(self) -> NoReturn:
         """End the process, because handlers are left that will not stop: nobody could wait for them."""
         self.telemetry.node_stopped()
-        sys.stderr.flush()
         os._exit(0)
+
+    def _end_fallen(self, running: Running) -> None:
+        """End the process, because handlers won't be cut that fall with it."""
+        for attempt in running.snapshot():
+            self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="fall")
+        os._exit(1)
 
     def _hung(self) -> None:
         """End the process, because a handler blocks the main loop, which has an order to stop. Not on the main thread."""
         self.telemetry.node_hung()
-        sys.stderr.flush()
         os._exit(1)
 
     def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rota.clock import boottime
 from rota.db import drivers, queries
-from rota.db.pool import LOST, TRANSIENT, connection
+from rota.db.pool import LOST, PATIENCE, TRANSIENT, connection
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.errors import Refused, StaleToken
 from rota.payload import encode
@@ -405,7 +405,9 @@ async def _was_committed(attempt: Attempt, environment: Environment) -> bool:
 
 async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transaction) -> None:
     try:
-        await transaction.rollback()
+        # Without an end to it, a cut link would keep the slot of a handler that was told to stop for a quarter of an hour.
+        async with asyncio.timeout(PATIENCE):
+            await transaction.rollback()
     except LOST:
         # The connection is gone, and the transaction with it; or an interruption fell into BEGIN, and nobody knows whether it
         # has begun. Such a connection doesn't go back to the pool.

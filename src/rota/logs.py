@@ -28,7 +28,7 @@ _ATTEMPT: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "attempt")
 _SCHEDULE: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "schedule")
 _ALL = {"job_id": _JOB_ID, "handler": _HANDLER, "queue": _QUEUE, "attempt": _ATTEMPT, "schedule": _SCHEDULE}
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def carry(job_id: int, handler: str, queue: str, attempt: int, schedule: str | int | None) -> None:
@@ -91,7 +91,7 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
     )
     root.addHandler(handler)
     if root.level == logging.WARNING:  # as Python leaves it
-        root.setLevel(_LEVELS[level])
+        root.setLevel(LEVELS[level])
     return handler
 
 

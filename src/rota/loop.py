@@ -29,6 +29,9 @@ DUTY = 10
 Nothing that others wait for does so. A heartbeat that was answered after a second would come ten seconds late.
 """
 
+LONGEST_REST = 300.0
+"""Most seconds of such a rest: on a machine that was asleep meanwhile, what was done took as long as the sleep."""
+
 
 class Service(Protocol):
     """Something to do once, and again after `interval` (None: at once, it waits by itself)."""
@@ -76,7 +79,7 @@ def backoff_pause(failures: int) -> float:
 
 def rest(usual: timedelta, *, took: float) -> timedelta:
     """Return the interval until the next turn of a service that is to spare the database, after one of so many seconds."""
-    return max(usual, timedelta(seconds=took * DUTY))
+    return max(usual, timedelta(seconds=min(took * DUTY, LONGEST_REST)))
 
 
 async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
@@ -100,6 +103,7 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, e
             await service.run_once()
         except Exception as error:
             if not expendable and not isinstance(error, TRANSIENT):
+                telemetry.service_broke(service.name, error)
                 raise
             failures = pulse.failed(service.name, error)
             pause = min(backoff_pause(failures), getattr(service, "longest_pause", LONGEST_PAUSE))

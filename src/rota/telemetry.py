@@ -10,6 +10,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from rota.logs import LEVELS, readable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
@@ -25,18 +28,15 @@ if TYPE_CHECKING:
     from rota.domain.declaration import Step
     from rota.domain.job import Claim
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
 _DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
 def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
     """Return a logger of rota's own on standard error: JSON, or lines to read at a terminal. The root logger is left alone."""
-    readable = format == "console" or (format == "auto" and sys.stderr.isatty())
-    render: Any = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
+    render: Any = structlog.dev.ConsoleRenderer() if readable(format) else structlog.processors.JSONRenderer()
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -163,7 +163,9 @@ class Telemetry:
         self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
 
     def _event(self, level: int, event: str, **fields: Any) -> None:
-        self._log.log(level, event, **fields)
+        # A full disk, or a pipe that nobody reads any more: elsewhere, an OSError means that the database is away.
+        with suppress(OSError, ValueError):
+            self._log.log(level, event, **fields)
         if self._watch is not None:
             self._watch(event, fields)
 
@@ -233,6 +235,10 @@ class Telemetry:
             failures=failures,
             again_in_s=round(again_in, 2),
         )
+
+    def service_broke(self, service: str, error: BaseException) -> None:
+        """Tell of the bug that fells this daemon, before its handlers are cut, which may take long."""
+        self._event(logging.ERROR, "service.broke", service=service, kind=type(error).__name__)
 
     def service_aged(self, service: str, age: timedelta) -> None:
         """Tell how long ago a service last succeeded."""

@@ -155,7 +155,8 @@ async def drain(
     All of it happens on `conn`, an asyncpg connection, in the transaction that is open there: roll back, and nothing has happened.
     Jobs that the handlers enqueue run, too. In a transaction the database's time stands still, so that retries are not due; with
     `at_once` everything is, whatever it waits for. A URL in place of a connection is connected to; plain `def` handlers can use
-    `job.transaction()` only then. AssertionError after `limit` attempts: something goes round in circles.
+    `job.transaction()` only then. AssertionError after `limit` attempts, for something goes round in circles, and for an attempt
+    without an outcome.
     """
     async with AsyncExitStack() as stack:
         blocking = None
@@ -247,6 +248,8 @@ class _Drain:
         self._running.add(attempt)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._executor.execute(attempt))
+        if not attempt.ended_at:
+            raise AssertionError(f"handler {attempt.claim.handler!r} cancelled its own task: its job has no outcome")
         await self._settler.run_once()
 
     def _ended(self, attempt: Attempt, outcome: Outcome) -> None:

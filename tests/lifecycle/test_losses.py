@@ -10,6 +10,7 @@ import pytest
 
 import rota
 import rota.services.reaper as reaper_module
+from links import Link, listeners
 from nodes import ended, history, insert, ledger, letter, live_row, node
 from rota.db import queries
 from waiting import eventually
@@ -88,6 +89,20 @@ async def test_later_losses_wait_and_the_third_is_poison(database: Database, con
     dead = await letter(conn, job_id)
     assert (dead["attempt"], dead["losses"]) == (3, 3)
     assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"] * 3
+
+
+async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It is looked for apart from all others, and would wait for as long as these leave no slot."""
+    calls: list[int] = []
+    async with conn.transaction():
+        suspect = await insert(conn, "work", priority=0)
+        await conn.execute("update rota.jobs set losses = 2, attempt = 2")
+        await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 5000)")
+    async with node(database.dsn, plain_app(calls), queues="default:1"):
+        assert await ended(conn, suspect) == "succeeded"
+        assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") > 0
 
 
 async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
@@ -284,6 +299,20 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
             job_id,
         )
         assert waited > timedelta(seconds=2)
+
+
+async def test_an_answer_that_came_late_is_no_jump_of_the_clock(database: Database, conn: Connection[Record]) -> None:
+    """A handler that blocks the loop now and then, or a slow server, would otherwise keep every lease from being taken back."""
+    with Link(database.dsn) as link:
+        async with node(link.dsn, rota.App("reaper"), lease__duration="1h") as one:
+            await one.turns("reaper")
+            link.slow(lambda name: not listeners(name), 2.5)
+            await one.turns("reaper")
+            link.heal()
+            await one.turns("reaper")
+            assert not one.seen("reaper.waits")
+            job_id = await held(conn, "work")
+            await one.told("lease.reaped", job_id=job_id)
 
 
 async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, conn: Connection[Record]) -> None:

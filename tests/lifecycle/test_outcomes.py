@@ -49,6 +49,20 @@ class NoOrder(Exception):
     """What the handler below declares to be permanent."""
 
 
+class Wordless(rota.Snooze):
+    """A wish without what is wished for: it never called super().__init__."""
+
+    def __init__(self) -> None:
+        self.args = ()
+
+
+class Groundless(rota.Cancel):
+    """A cancellation that lacks its reason in the same way."""
+
+    def __init__(self) -> None:
+        self.args = ()
+
+
 class OddKey:
     """A dict's key that has no text."""
 
@@ -78,7 +92,12 @@ ODD: dict[str, Callable[[], Any]] = {
     "StopIteration": lambda: next(iter(())),
     "KeyboardInterrupt": lambda: _raised(KeyboardInterrupt()),
     "Nameless": lambda: _raised(Nameless()),
+    "Wordless": lambda: _raised(Wordless()),
+    "Groundless": lambda: _raised(Groundless()),
 }
+
+KINDS = {"StopIteration": "RuntimeError", "Wordless": "AttributeError", "Groundless": "AttributeError"}
+"""Python itself turns a StopIteration that leaves a coroutine into a RuntimeError."""
 
 
 def odd_app() -> rota.App:
@@ -112,8 +131,7 @@ async def test_whatever_a_handler_raises_is_its_own_jobs_failure(
             (tried,) = await history(conn, job_id)
             assert tried["outcome"] == "failed"
             assert len(tried["error"].encode()) <= 8192
-            # Python itself turns a StopIteration that leaves a coroutine into a RuntimeError.
-            assert tried["error_kind"] == ("RuntimeError" if name == "StopIteration" else name)
+            assert tried["error_kind"] == KINDS.get(name, name)
         after = await insert(conn, "plain")
         assert await ended(conn, after) == "succeeded"
         assert one.fell is None
@@ -228,6 +246,10 @@ class Order(BaseModel):
     order: int
 
 
+class Strict(Order, extra="forbid"):
+    """One whose refusals name the keys that it doesn't know."""
+
+
 @dataclass
 class Picky:
     """A type that refuses with an error of its own."""
@@ -248,6 +270,10 @@ def typed_app(seen: list[Any]) -> rota.App:
 
     @app.handler("order")
     async def order(job: rota.Job[Order]) -> None:
+        seen.append(job.payload)
+
+    @app.handler("strict")
+    async def strict(job: rota.Job[Strict]) -> None:
         seen.append(job.payload)
 
     @app.handler("picky")
@@ -286,7 +312,9 @@ async def test_payloads_decode_into_the_handlers_type(database: Database, conn: 
         ("thread", "{}"),
         ("plain", '{"n": 1e5000}'),
         ("receipt", '{"order": 1e5000, "email": "secret@example"}'),
+        ("strict", '{"' + "k" * 10_000 + '": 1}'),
     ],
+    ids=lambda each: each[:40],
 )
 async def test_a_payload_that_does_not_decode_is_that_jobs_own_dead_letter(
     database: Database, conn: Connection[Record], handler: str, payload: str

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
+import rota.job as job_module
+from links import Link
 from nodes import ended, history, insert, ledger, live_row, node
 from wire import wire
 
@@ -228,3 +230,27 @@ async def test_a_job_may_commit_long_after_its_heartbeat_saw_it_last(
         seen.set()
         assert await ended(conn, job_id) == "succeeded"
         assert not one.seen("lease.lost")
+
+
+async def test_a_rollback_that_nobody_answers_keeps_no_slot(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a cut link the driver would wait for a quarter of an hour, with a handler that was told to stop long ago."""
+    monkeypatch.setattr(job_module, "PATIENCE", 0.5)
+    app, begun = rota.App("cut off"), asyncio.Event()
+
+    @app.handler("writes", max_attempts=1)
+    async def writes(job: rota.Job[Any]) -> None:
+        async with job.transaction() as mine:
+            await mine.execute("select 1")
+            begun.set()
+            await mine.execute("select pg_sleep(60)")
+
+    with Link(database.dsn) as link:
+        async with node(link.dsn, app, drain__grace="30s"):
+            job_id = await insert(conn, "writes", timeout="interval '1 second'")
+            await begun.wait()
+            link.freeze(lambda name: name.endswith("handlers"))
+            assert await ended(conn, job_id) == "dead: exhausted"
+            link.heal()
+    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]

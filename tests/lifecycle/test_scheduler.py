@@ -12,8 +12,10 @@ import asyncpg
 import pytest
 
 from factories import make_dead_letter
+from rota.clock import boottime
 from rota.db import queries
 from rota.domain.shards import EVERY_SHARD
+from rota.lifecycle import scheduler as scheduler_module
 from rota.services.track_record import TrackRecord
 from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule, utc
 from waiting import eventually
@@ -627,6 +629,29 @@ async def test_news_of_nodes_has_everything_looked_at(conn: Connection[Record], 
     await make_due(conn, made)
     elsewhere.scheduler.nodes_changed()
     await elsewhere.turn()
+    assert await dispositions(conn) == ["enqueued"]
+
+
+async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
+    conn: Connection[Record], pool: asyncpg.Pool[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look rests ten times longer than it took: after a night's sleep in the middle of one, that was days."""
+    real, slept = queries.take_due_schedules, [0.0]
+
+    async def asleep_meanwhile(*args: Any, **kwargs: Any) -> queries.DueLook:
+        look = await real(*args, **kwargs)
+        slept[0] += 8 * 3600
+        return look
+
+    monkeypatch.setattr(scheduler_module, "boottime", lambda: boottime() + slept[0])
+    planner = Planner(pool)
+    with monkeypatch.context() as night:
+        night.setattr(queries, "take_due_schedules", asleep_meanwhile)
+        await planner.turn()
+    made = await make_schedule(conn)
+    await make_due(conn, made, ago=8 * HOUR)
+    slept[0] += scheduler_module.SWEEP_AT_LAST
+    await planner.scheduler.turn()
     assert await dispositions(conn) == ["enqueued"]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import rota
@@ -59,6 +63,35 @@ async def test_a_bug_in_a_service_fells_the_daemon_and_its_jobs_are_taken_back(
         assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
 
 
+async def test_a_handler_that_will_not_be_cut_keeps_no_daemon_from_falling(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its services are gone: it would live on without a claim or a heartbeat, and the error that felled it be seen by nobody."""
+    app, go = rota.App("stubborn"), asyncio.Event()
+    left: list[int] = []
+
+    @app.handler("stubborn")
+    async def stubborn(_: rota.Job[Any]) -> None:
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    async def buggy(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    def leave(code: int) -> None:
+        left.append(code)
+        go.set()
+
+    async with node(database.dsn, app, falls=True) as one:
+        monkeypatch.setattr(os, "_exit", leave)
+        await running_row(conn, await insert(conn, "stubborn"))
+        monkeypatch.setattr(queries, "look_for_ends", buggy)
+        await one.told("service.broke", service="reaper", kind="ZeroDivisionError")
+        await one.ended()
+    assert left == [1]
+
+
 async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +107,41 @@ async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
         assert isinstance(one.fell, BaseExceptionGroup)
         assert one.fell.split(ZeroDivisionError)[0] is not None
     await eventually(lambda: "heartbeat" not in {t.name for t in threading.enumerate()}, what="the end of the thread")
+
+
+async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Database, conn: Connection[Record]) -> None:
+    """It costs dates and counts on schedules; the jobs run as well without."""
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.schedule_clocks for each row
+        when (new.last_success_at is distinct from old.last_success_at) execute function refuse();
+        insert into rota.schedules (name, handler, every) values ('s', 'done', '1 second');
+        """
+    )
+    app = rota.App("scheduled")
+
+    @app.handler("done")
+    async def done(_: rota.Job[Any]) -> None:
+        return
+
+    async with node(database.dsn, app) as one:
+        await one.told("service.failed", service="track record", kind="RaiseError", times=2)
+        assert await ended(conn, await insert(conn, "done")) == "succeeded"
+        assert one.fell is None
+
+
+async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a reader at the other end of the pipe who has gone: an error of the kind that a lost database has."""
+    with monkeypatch.context() as full, io.FileIO("/dev/full", "w") as device:
+        full.setattr(sys, "stderr", io.TextIOWrapper(device, write_through=True))
+        async with node(database.dsn, waiting_app(), log__level="info") as one:
+            job_id = await insert(conn, "wait", timeout="interval '1 second'", backoff_base="interval '1 millisecond'")
+            assert await ended(conn, job_id) == "succeeded"
+            await one.told("job.settled", job_id=job_id, settlement="retried")
+            assert not one.seen("service.failed")
 
 
 async def test_many_starts_and_stops_leave_nothing_behind(database: Database, conn: Connection[Record]) -> None:

@@ -106,6 +106,18 @@ async def test_a_timeout_ends_the_whole_family(
     assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
 
 
+async def test_the_forks_of_a_handler_that_was_killed_hide_its_end_from_nobody(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """They hold its pipe open; without their end the job would never come to its own, and keep its slot for good."""
+    pid = tmp_path / "pid"
+    async with node(database.dsn, parted_app.app, reference=REFERENCE):
+        job_id = await insert(conn, "leaves a fork", json.dumps(str(pid)))
+        assert await ended(conn, job_id, within=15) == "dead: exhausted"
+        await eventually(lambda: not alive(int(pid.read_text(encoding="ascii"))), what="the fork's end")
+    assert "SIGKILL" in (await letter(conn, job_id))["error"]
+
+
 async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +155,16 @@ async def test_a_daemon_killed_takes_its_handlers_processes_along(
         daemon.kill()
         await eventually(lambda: not alive(child), what="the end of the handler's process")
         assert (await live_row(conn, job_id))["state"] == "running"
+
+
+async def test_an_exit_in_a_task_of_a_handlers_own_does_not_pass_for_a_stop(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """It ends the loop and the daemon with it: with exit code 0 nobody would start another one."""
+    with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
+        daemon = daemons.launch()
+        await insert(conn, "exits in a task")
+        assert daemon.ends() == 1
 
 
 async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_and_the_process_goes(

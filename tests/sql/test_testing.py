@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,23 @@ async def test_drain_at_once_waits_for_nothing(conn: Connection[Record]) -> None
     assert isinstance(snoozed.outcome, Snoozed)
     with pytest.raises(AssertionError, match="'snooze'"):
         await drain(app, conn, at_once=True, limit=3)
+
+
+async def test_a_handler_that_cancels_its_own_task_ends_the_test_and_does_not_hang_it(conn: Connection[Record]) -> None:
+    """It has no outcome: a daemon would leave the job to its lease, for which nobody waits here."""
+    app = rota.App("suicide")
+
+    @app.handler("suicide")
+    async def suicide(_: rota.Job[Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    await rota.enqueue(conn, "suicide", {})
+    with pytest.raises(AssertionError, match="'suicide' cancelled its own task"):
+        async with asyncio.timeout(5):
+            await drain(app, conn)
 
 
 async def test_drain_takes_a_url_and_refuses_other_drivers(database: Database, conn: Connection[Record]) -> None:

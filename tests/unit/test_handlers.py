@@ -412,6 +412,13 @@ def test_a_backoff_that_means_nothing_is_refused_at_import(options: dict[str, An
         rota.App("a").handler("h", **options)
 
 
+@pytest.mark.parametrize("permanent", [ValueError, ("ValueError",), "ValueError"])
+def test_a_permanent_that_is_no_tuple_of_types_is_refused_at_import(permanent: Any) -> None:
+    """Nobody would notice it before the first failure, which it would turn into the daemon's."""
+    with pytest.raises(ConfigError, match="permanent"):
+        rota.App("a").handler("h", permanent=permanent)
+
+
 def test_a_lost_attempt_is_retried_by_the_lists_own_figures() -> None:
     """Another node's reaper can't ask, but it reads the row."""
     app = rota.App("a")

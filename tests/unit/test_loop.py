@@ -11,7 +11,7 @@ import pytest
 from rota.db.pool import ConnectionLost
 from rota.lifecycle.heartbeat import Heartbeat
 from rota.lifecycle.settle import Settler
-from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, run_forever
+from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, rest, run_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,14 @@ class Told:
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
-        self.ran = 0
+        self.ran = self.broke = 0
 
     def service_failed(self, _service: str, _error: BaseException, *, failures: int, again_in: float) -> None:
         assert failures >= 1
         self.pauses.append(again_in)
+
+    def service_broke(self, _service: str, _error: BaseException) -> None:
+        self.broke += 1
 
     def service_ran(self, _service: str) -> None:
         self.ran += 1
@@ -88,6 +91,7 @@ async def test_only_what_passes_by_itself_is_survived(told: Any) -> None:
     assert told.ran == 1
     with pytest.raises(ZeroDivisionError):
         await run_forever(Scripted([None, ZeroDivisionError()]), told, Pulse())
+    assert told.broke == 2, "a scripted end counts, too"
 
 
 async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> None:
@@ -100,6 +104,14 @@ async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> 
     assert len(told.pauses) == 3
     assert pulse.failures["scripted"] == 1
     assert not pulse.away, "it was no fault of the database's"
+
+
+def test_who_spares_the_database_rests_for_a_while_and_not_for_days() -> None:
+    """Ten times what it took, but a machine that slept a night during a turn took a night."""
+    usual = timedelta(seconds=15)
+    assert rest(usual, took=0.1) == usual
+    assert rest(usual, took=3.0) == timedelta(seconds=30)
+    assert rest(usual, took=8 * 3600.0) <= timedelta(minutes=10)
 
 
 def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:

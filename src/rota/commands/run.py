@@ -119,11 +119,13 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 f"can't serve metrics and health on {config.http.host}:{config.http.port}: {error.strerror}. "
                 "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
             ) from error
-        except ExceptionGroup:
-            # A bug of ours. Handlers in threads would keep the process alive, with leases that nobody extends any more.
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
+        except (ExceptionGroup, SystemExit):
+            # A bug of ours, or sys.exit() in a task that a handler has started, which must not pass for a stop. Handlers in
+            # threads would keep the process alive, with leases that nobody extends any more.
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:

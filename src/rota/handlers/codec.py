@@ -110,7 +110,7 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
 def _faults(error: ValidationError) -> str:
     # The error's own text shows the input; places and rules are enough, and can be logged.
     found = error.errors(include_input=False, include_url=False, include_context=False)[:10]
-    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or '$'}: {fault['type']}" for fault in found)
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))[:200] or '$'}: {fault['type']}" for fault in found)
 
 
 def _plain(text: str) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rota.errors import ConfigError
 from rota.handlers.pipes import send
 from rota.job import Job, inside
+from rota.loop import both
 from rota.signals import Cancel, Retry, Snooze
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from rota.handlers import Handler, Step
     from rota.job import SyncJob
+
+PIPES_GRACE = 2.0
+"""Seconds after a process's end in which what it wrote is still read."""
 
 TERM_GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
@@ -137,8 +141,7 @@ def in_process(handler: Handler) -> Step:
                 return await _converse(child, answers, order, job)
             finally:
                 attempt.on_interrupt = None
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                _kill_group(child)
                 await child.wait()
 
     return step
@@ -149,44 +152,61 @@ def _end(child: Process, reason: str | None) -> None:
         child.stdin.write(json.dumps({"stop": reason}).encode() + b"\n")
     # Not to its group: a program that the handler runs would end, and the handler take that for the end of its work.
     with suppress(ProcessLookupError):
-        os.kill(child.pid, signal.SIGTERM)
+        child.terminate()
 
     def kill() -> None:
         if child.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            _kill_group(child)
 
     asyncio.get_running_loop().call_later(TERM_GRACE, kill)
+
+
+def _kill_group(child: Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
     reader = asyncio.StreamReader(limit=1 << 21)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
-    assert child.stdin is not None  # noqa: S101  asked for above
     try:
-        await send(child.stdin, json.dumps(order).encode() + b"\n")
-        async for line in reader:
-            answer = json.loads(line)
-            match answer["is"]:
-                case "checkpoint":
-                    await _relay(child, job.save_checkpoint(answer["value"]))
-                case "progress":
-                    await _relay(child, job.report_progress(answer["done"], answer["note"]))
-                case "completing":
-                    inside(job)[0].completing = True
-                case "committing":
-                    inside(job)[0].committing = answer["committing"]
-                    await _relay(child, _nothing())
-                case "committed":
-                    inside(job)[0].committed = True
-                    await _relay(child, _nothing())
-                case "returned":
-                    return answer["result"]
-                case _:
-                    raise _raised(answer)
+        result, _ = await both(_take_answers(child, reader, order, job), _end_forks(child, reader))
     finally:
         transport.close()
+    return result
+
+
+async def _end_forks(child: Process, reader: asyncio.StreamReader) -> None:
+    """End with the process what it has forked, which holds the pipe open, and wait for no answer from what has left its group."""
+    await child.wait()
+    _kill_group(child)
+    asyncio.get_running_loop().call_later(PIPES_GRACE, reader.feed_eof)
+
+
+async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dict[str, Any], job: Job[Any]) -> Any:
+    assert child.stdin is not None  # noqa: S101  asked for above
+    await send(child.stdin, json.dumps(order).encode() + b"\n")
+    async for line in reader:
+        answer = json.loads(line)
+        match answer["is"]:
+            case "checkpoint":
+                await _relay(child, job.save_checkpoint(answer["value"]))
+            case "progress":
+                await _relay(child, job.report_progress(answer["done"], answer["note"]))
+            case "completing":
+                inside(job)[0].completing = True
+            case "committing":
+                inside(job)[0].committing = answer["committing"]
+                await _relay(child, _nothing())
+            case "committed":
+                inside(job)[0].committed = True
+                await _relay(child, _nothing())
+            case "returned":
+                _kill_group(child)  # threads that the handler has left running would keep it alive
+                return answer["result"]
+            case _:
+                raise _raised(answer)
     code = await child.wait()
     raise ChildFailed(
         "ProcessDied", f"the handler's process ended with {_how(code)} before it said how it went", permanent=False

@@ -140,6 +140,8 @@ class Dispatcher:
         self._sweep_at = 0.0
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
+        self._crowded_out = False
+        """Whether the last sweep left no slot for a suspect."""
         self._unsure = False
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
@@ -180,7 +182,6 @@ class Dispatcher:
             self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)
             return pause
         self._pulse.ran(self.name)
-        self.reached = boottime()
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
         if self._on_idle is not None and look.nothing and look.suspects:
@@ -209,6 +210,14 @@ class Dispatcher:
         rooms = self._running.rooms()
         if look.claimed >= wanted or began < self._sweep_at or not rooms:
             return look
+        suspects = self._running.suspect is None and began >= self._suspects_at
+        first = suspects and self._crowded_out
+        if first:
+            # Without this, a suspect would wait for as long as there is work that fills every slot.
+            await self._claim_suspect(db, group, began)
+            self._crowded_out = False
+            if not (rooms := self._running.rooms()):
+                return look
         self._forget_quiet_lanes(began)
         self._under_way += under_way
         after = self._last_queue
@@ -217,11 +226,11 @@ class Dispatcher:
         except TRANSIENT:
             self._last_queue = after  # those that come next have not been looked at
             raise
-        if self._running.suspect is None and began >= self._suspects_at:
-            look.suspects = True
-            await self._claim_suspect(db, group)
-            if self._running.suspect is None:
-                self._suspects_at = began + (SUSPECTS if self._on_idle is None else 0)
+        if suspects and not first:
+            self._crowded_out = not self._running.has_room_everywhere()
+            if not self._crowded_out:
+                look.suspects = True
+                await self._claim_suspect(db, group, began)
         if not self._last_queue:
             look.swept = True
             look.nothing = not self._under_way and not self._refused
@@ -262,11 +271,13 @@ class Dispatcher:
         for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
             del self._used[lane], self._floors[lane]
 
-    async def _claim_suspect(self, db: Connection, group: asyncio.TaskGroup) -> None:
+    async def _claim_suspect(self, db: Connection, group: asyncio.TaskGroup, now: float) -> None:
         """Claim one job that was lost twice in a row: it may have killed its workers, and runs here beside no other suspect."""
+        everywhere = self._running.has_room_everywhere()
         rooms = dict.fromkeys(self._running.rooms(), 1)
-        if rooms:
-            await self._claim_lanes(db, group, rooms, self._all_lanes(rooms), suspects=True)
+        await self._claim_lanes(db, group, rooms, self._all_lanes(rooms), suspects=True)
+        if self._running.suspect is None:
+            self._suspects_at = now + (0 if self._on_idle else SUSPECTS if everywhere else self._poll)
 
     async def _claim_lanes(
         self,
@@ -301,6 +312,7 @@ class Dispatcher:
             if not about_a_row(error) or len(self._refused) >= MOST_REFUSED:
                 raise
             return await self._claim_in_halves(db, group, rooms, lanes, error, suspects=suspects, total=total)
+        self.reached = boottime()
         self._under_way += len(found.claims)
         lease = self._lease.total_seconds()
         for claim in found.claims:

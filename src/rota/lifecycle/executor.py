@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rota.clock import boottime
 from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
 from rota.errors import InvalidPayload
-from rota.failure import describe, readable
+from rota.failure import ERROR_LIMIT, describe, readable
 from rota.handlers.python import ChildFailed
 from rota.logs import carry
-from rota.payload import encode_result
+from rota.payload import encode_result, plain
 from rota.signals import Cancel, Retry, Snooze
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Executor:
         except InvalidPayload as error:
             if attempt.began:
                 return _instead(attempt, handler, describe(error, claim, handler.permanent))
-            return Undecodable(type(error).__name__, str(error))
+            return Undecodable(type(error).__name__, plain(str(error), ERROR_LIMIT))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and attempt.interruption is not None:
                 raise  # the third Ctrl-C, which ends the process wherever it is
@@ -121,6 +121,13 @@ def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
 
 
 def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+    try:
+        return _meant(error, attempt, handler)
+    except Exception as second:  # noqa: BLE001  a class of the handler's own: a Snooze, say, that never called super().__init__
+        return describe(second, attempt.claim)
+
+
+def _meant(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
     match error:
         case Snooze():
             return Snoozed(error.after, error.at)

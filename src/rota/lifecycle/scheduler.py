@@ -20,7 +20,7 @@ from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, 
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.errors import InvalidCron
-from rota.loop import both
+from rota.loop import DUTY, both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +42,9 @@ UNSETTLED = 7.0
 
 SWEEP = 0.9
 """Seconds between two looks at everything that is due, however long it has been so, and at what others left undone."""
+
+SWEEP_AT_LAST = 30.0
+"""Most seconds between two of them, however long the first one took."""
 
 RECENT = timedelta(seconds=10)
 """How far back the looks between two sweeps go."""
@@ -159,8 +162,9 @@ class Scheduler:
             )
         self._others_left = False
         if sweeps:
-            # A sweep may have to step over much that is dead: never more than a tenth of the time.
-            self._sweep_at = asked + max(SWEEP, (boottime() - asked) * 10)
+            # A sweep may have to step over much that is dead: never more than a tenth of the time. Were there no end to it, a
+            # machine that slept a night in the middle of one would leave what came due by then for days.
+            self._sweep_at = asked + max(SWEEP, min((boottime() - asked) * DUTY, SWEEP_AT_LAST))
         return look
 
     def _more(self, look: DueLook, looked: frozenset[int]) -> bool:

@@ -127,6 +127,8 @@ class Settler:
                     self._done(left, attempt, settled=False)
                 case _:
                     others.append(left[token])
+        if not left:
+            return
         async with connection(self._pool) as db:
             if successes:
                 await self._one_by_one_if_refused(db, left, successes, self._write_successes)

@@ -49,13 +49,15 @@ class Reaper:
         self._alert = alert
         self._on_end = on_end
         self._clocks: tuple[datetime, float] | None = None
+        """What the database's clock last said, and when we had asked it."""
         self._wait_until = 0.0
 
     async def run_once(self) -> None:
         """Sweep once."""
         async with connection(self._pool) as db:
+            asked = boottime()
             look = await queries.look_for_ends(db)
-            if self._clock_is_steady(look.now):
+            if self._clock_is_steady(look.now, asked):
                 beyond = 0 if look.lost else None
                 while beyond is not None:
                     beyond = await self._reap(db, beyond)
@@ -103,13 +105,15 @@ class Reaper:
         if schedule_id is not None and settlement in ENDS:
             self._on_end(schedule_id, ENDS[settlement])
 
-    def _clock_is_steady(self, now: datetime) -> bool:
+    def _clock_is_steady(self, now: datetime, asked: float) -> bool:
         """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""
-        mine = boottime()
+        answered = boottime()
         if self._clocks is not None:
-            jumped_by = (now - self._clocks[0]).total_seconds() - (mine - self._clocks[1])
+            # From question to answer, for an answer that was late before is no jump: a handler that blocks the loop now and
+            # then, or a slow server, would keep every lease from being taken back.
+            jumped_by = (now - self._clocks[0]).total_seconds() - (answered - self._clocks[1])
             if jumped_by > JUMP:
-                self._wait_until = mine + self._lease
+                self._wait_until = answered + self._lease
                 self._telemetry.reaper_waits(jumped_by=jumped_by)
-        self._clocks = (now, mine)
-        return mine >= self._wait_until
+        self._clocks = (now, asked)
+        return answered >= self._wait_until

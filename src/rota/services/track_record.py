@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
 from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Pool, connection
-
-if TYPE_CHECKING:
-    from datetime import timedelta
+from rota.loop import rest
 
 BATCH = 5000
+
+AT_ONCE = timedelta(0)
 
 LOCKED_PAUSE = 0.2
 """Seconds until schedules whose rows somebody holds locked are tried again."""
@@ -57,7 +57,7 @@ class TrackRecord:
                     self._come_again(schedule_id, succeeded, failures)
             if self._ended:
                 self._some.set()
-        await asyncio.sleep(LOCKED_PAUSE if left else (boottime() - began) * 10)
+        await asyncio.sleep(LOCKED_PAUSE if left else rest(AT_ONCE, took=boottime() - began).total_seconds())
 
     def _come_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
         since = self._ended.get(schedule_id)
