@@ -1,6 +1,6 @@
 """`rota dead`: what will not be tried again by itself, and waits for a person."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ from rota.commands.options import (
     instant,
 )
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, plural, print_json, table
+from rota.commands.show import age, console, distance, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -320,7 +320,6 @@ async def _say_what_would_be(
 
 
 def _print_groups(groups: "list[LetterGroup]") -> None:
-    now = datetime.now(UTC)
     rows = [
         (
             f"{group.letters:,}",
@@ -328,8 +327,8 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
             group.queue,
             group.reason,
             group.error_kind,
-            age(now - group.oldest),
-            age(now - group.newest),
+            age(group.now - group.oldest),
+            age(group.now - group.newest),
             group.sample,
         )
         for group in groups
@@ -348,8 +347,8 @@ def _print_letters(letters: "list[LetterLine]") -> None:
             letter.reason,
             letter.error_kind,
             f"{letter.attempt}/{letter.max_attempts}" if letter.max_attempts else letter.attempt,
-            moment(letter.finished_at),
+            distance(letter.finished_at, letter.now),
         )
         for letter in letters
     ]
-    console().print(table(None, "job#", "handler~", "queue~", "reason", "error~", "attempt#", "died", rows=rows))
+    console().print(table(None, "job#", "handler~", "queue~", "reason", "error~", "attempt#", "died#", rows=rows))

@@ -51,11 +51,11 @@ from rota.commands.schedule_columns import (
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.schedule_sync import sync
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, moment, print_json, printable, relative, table
+from rota.commands.show import age, console, distance, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import ScheduleDescription
+    from rota.db.reports import ScheduleDescription, ScheduleLine
 
 app = typer.Typer(name="schedule", help="Make schedules, edit them, look at them, stop them.", no_args_is_help=True)
 
@@ -230,17 +230,21 @@ def list_(
             each.handler,
             each.state,
             distance(each.next_fire_at, each.now),
-            f"{age(each.now - each.last_success_at)} ago" if each.last_success_at else "never",
-            each.consecutive_failures or "",
-            each.invalid_reason or ("no success in time" if each.silent else ""),
+            distance(each.last_success_at, each.now) or "never",
+            _amiss(each),
         )
         for each in found
     ]
     # What fits a terminal of 80 columns; the instants are in --json and `rota schedule show`.
-    columns = ("name~", "when~", "handler~", "state", "next#", "success#", "failures#", "~")
+    columns = ("name~", "when~", "handler~", "state", "next#", "success#", "~")
     console().print(table(None, *columns, rows=rows))
     if len(found) == limit:
         typer.echo(f"the first {limit:,}; there may be more: --limit", err=True)
+
+
+def _amiss(each: "ScheduleLine") -> str:
+    failed = f"failed {plural(each.consecutive_failures, 'time')}" if each.consecutive_failures else ""
+    return each.invalid_reason or ", ".join(filter(None, (failed, "no success in time" if each.silent else "")))
 
 
 @app.command()

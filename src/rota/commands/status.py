@@ -152,7 +152,6 @@ def render(found: Status) -> "RenderableType":
             node.release or f"rota {node.rota_version}",
             node.standing,
             age(node.up),
-            len(node.handlers),
             _slots(node.slots),
         )
         for node in found.nodes
@@ -175,7 +174,7 @@ def render(found: Status) -> "RenderableType":
         if queues
         else Text("no jobs, and no queue that anybody serves"),
         "",
-        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "handlers#", "slots…", rows=nodes)
+        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes)
         if nodes
         else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
     ]

@@ -146,6 +146,7 @@ class LetterLine:
     created_by: str
     started_at: datetime | None
     finished_at: datetime
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +162,7 @@ class LetterGroup:
     oldest: datetime
     newest: datetime
     sample: int
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,7 @@ class KnownHandler:
     pause_reason: str | None
     paused_by: str | None
     paused_at: datetime | None
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
