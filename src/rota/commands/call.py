@@ -48,8 +48,10 @@ def call(
         print_json({"outcome": became, **({"error": said} if failed else {"result": said})})
     elif failed:
         typer.echo(f"{became}\n{printable(said)}", err=True)
+    elif said is None:
+        typer.echo(became)
     else:
-        typer.echo(became if said is None else json.dumps(said, indent=2, ensure_ascii=False))
+        print_json(said)
     raise typer.Exit(1 if failed else 0)
 
 

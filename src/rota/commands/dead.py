@@ -22,7 +22,7 @@ from rota.commands.options import (
     instant,
 )
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, plural, print_json, table
+from rota.commands.show import age, console, distance, plural, print_json, printable, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -159,7 +159,7 @@ def redrive(
         raise typer.BadParameter("goes with exactly one ID", param_hint="--payload")
     if over is not None and ids:
         raise typer.BadParameter("goes with filters, not with IDs", param_hint="--spread")
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def work(db: "Connection") -> dict[str, Any]:
         from rota.db import operations, queries
@@ -302,7 +302,9 @@ async def _say_what_would_be(
                 typer.echo(f"job {job_id} is {job.state if job else 'unknown'}, no dead letter: all would be refused")
             else:
                 why = ": ".join(filter(None, (job.note, job.last_error_kind)))
-                typer.echo(f"job {job_id} of {job.handler} in queue {job.queue} ({why}) would be {became}")
+                typer.echo(
+                    f"job {job_id} of {printable(job.handler)} in queue {printable(job.queue)} ({printable(why)}) would be {became}"
+                )
         typer.echo("dry run: nothing was changed")
         return
     groups = await reports.summarise_dead_letters(db, which=which)

@@ -66,12 +66,12 @@ def enqueue(
         typer.echo(f"warning: {printable(warning)}", err=True)
 
 
-def given_json(text: str | None) -> str | None:
+def given_json(text: str | None, option: str = "JSON") -> str | None:
     """Return what an option was given, if it is JSON; - reads it from the input."""
-    return None if text is None else checked_json(sys.stdin.read() if text == "-" else text)
+    return None if text is None else checked_json(sys.stdin.read() if text == "-" else text, option)
 
 
-def checked_json(text: str) -> str:
+def checked_json(text: str, option: str) -> str:
     """Return the text if it is JSON that can be stored, else say where it isn't. The text itself is never shown.
 
     It goes to the server as it was written: JSON knows numbers that Python rounds.
@@ -79,14 +79,17 @@ def checked_json(text: str) -> str:
     from rota.errors import InvalidPayload
     from rota.payload import encode
 
+    what = "meta" if option == "--meta" else "payload"
     try:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        fault = f"the payload is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint="JSON") from None
+        fault = f"this is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint=option) from None
+    except ValueError:
+        raise InvalidPayload(f"{what}: a number has more digits than a handler can read") from None
     except RecursionError:
-        raise InvalidPayload("payload: nests too deep") from None
-    encode(value)
+        raise InvalidPayload(f"{what}: nests too deep") from None
+    encode(value, what=what)
     return text
 
 

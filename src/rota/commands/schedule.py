@@ -109,7 +109,7 @@ def add(
     if (cron is None) is (every is None):
         raise typer.BadParameter("say either --cron or --every", param_hint="--cron")
     given = read_columns(locals())
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def insert(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
@@ -179,7 +179,7 @@ def set_(
         given["every"] = None
     elif "every" in given:
         given["cron"] = None
-    text = "{}" if payload is None and "payload" in given else given_json(payload)
+    text = "{}" if payload is None and "payload" in given else given_json(payload, "--payload")
     if not given and text is None:
         raise typer.BadParameter("say what is to change, such as --cron or --timezone", param_hint="NAME")
 
@@ -370,7 +370,7 @@ def run_now(
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a job of a schedule at once, paused or not, whatever else runs; print its number."""
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def run(db: "Connection") -> int:
         from rota.db import operations

@@ -85,7 +85,7 @@ def read_columns(given: dict[str, Any]) -> dict[str, Any]:
         if (at := instant(given[name], _option(name))) is not None:
             columns[name] = at.isoformat()
     if given["meta"] is not None:
-        columns["meta"] = json.loads(checked_json(given["meta"]))
+        columns["meta"] = json.loads(checked_json(given["meta"], "--meta"))
     columns |= {f"dst_{name}": given[name] for name in ("gap", "fold") if given[name] is not None}
     if given["cron"] is not None:
         check_rule(columns)

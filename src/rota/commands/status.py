@@ -60,6 +60,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show queues, daemons, and what is paused."""
+    if watch and as_json:
+        raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
     with using(config_file, dsn, embedded=embedded) as config:
         if watch:
             _watch(config)
