@@ -77,7 +77,7 @@ def why(
             return await _gone(db, subject, asked)
         if asked is None:
             return [await _now(db, found)]
-        return [await _then(db, found, each) for each in _moments(asked, found.timezone)]
+        return [await _then(db, found, each) for each in _moments(asked, found)]
 
     with using(config_file, dsn, embedded=embedded) as config:
         seen = ask(config, look, name="why")
@@ -102,11 +102,20 @@ def _reading(at: str | None) -> datetime | None:
         ) from error
 
 
-def _moments(asked: datetime, timezone: str) -> list[datetime]:
+def _moments(asked: datetime, schedule: "ScheduleDescription") -> list[datetime]:
     """Return what was asked for: two moments where the schedule's clock shows it twice."""
     from rota.domain.preview import moments
 
-    return [asked] if asked.tzinfo is not None else moments(asked, timezone)
+    read = [asked] if asked.tzinfo is not None else moments(asked, schedule.timezone)
+    return [_to_the_second(each, schedule) for each in read]
+
+
+def _to_the_second(at: datetime, schedule: "ScheduleDescription") -> datetime:
+    # Instants are shown to the second, and `every` counts from a fraction of one: what was copied must be found again.
+    if schedule.every is None or at.microsecond:
+        return at
+    following = schedule.rule.first_after(at - timedelta(microseconds=1))
+    return following if following is not None and following < at + timedelta(seconds=1) else at
 
 
 async def _then(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
