@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from rota.commands import show
 from rota.commands.check import server_findings
 from rota.commands.cron import print_instants
-from rota.commands.enqueue import unclaimed
 from rota.commands.options import duration, instant
 from rota.commands.reload import modified
 from rota.commands.session import explained
 from rota.commands.status import Status, by_queue, render
-from rota.db.reports import Lane, LivingNode, ServerLook
+from rota.db.reports import Lane, LivingNode, ServerLook, why_unclaimed
 from rota.domain.backoff import backoff
 from rota.domain.forecast import given_up
 from rota.domain.preview import preview
@@ -164,13 +163,13 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running", slot
 def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
     """One daemon with the handler and another with the queue run nothing together; one that drains claims nothing."""
     both = node(handlers=["a"], queues=["mail"])
-    assert unclaimed("a", "mail", [both], []) is None
-    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
+    assert why_unclaimed("a", "mail", [both], []) is None
+    assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
     apart = [node(handlers=["a"], queues=["default"]), node(handlers=["b"], queues=["mail"])]
-    assert "queue 'mail'" in str(unclaimed("a", "mail", apart, []))
-    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["mail"], state="draining")], [])
-    assert "did you mean 'send_receipt'" in str(unclaimed("send_reciept", "q", apart, ["send_receipt"]))
-    assert "rota run" in str(unclaimed("a", "mail", [], []))
+    assert "queue 'mail'" in str(why_unclaimed("a", "mail", apart, []))
+    assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["mail"], state="draining")], [])
+    assert "did you mean 'send_receipt'" in str(why_unclaimed("send_reciept", "q", apart, ["send_receipt"]))
+    assert "rota run" in str(why_unclaimed("a", "mail", [], []))
 
 
 def look(**changed: Any) -> ServerLook:

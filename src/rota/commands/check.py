@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.enqueue import unclaimed
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, explaining, using
 from rota.commands.show import age, moment, plural, print_json, printable
@@ -194,8 +193,10 @@ def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime
 
 def lane_findings(lanes: "Sequence[Lane]", nodes: "Sequence[LivingNode]", known: Sequence[str]) -> Iterator[Finding]:
     """Judge whether somebody runs what is due, and takes back what was left."""
+    from rota.db.reports import why_unclaimed
+
     for lane in lanes:
-        if lane.due and (why := unclaimed(lane.handler, lane.queue, nodes, known)):
+        if lane.due and (why := why_unclaimed(lane.handler, lane.queue, nodes, known)):
             due = f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, the oldest for {age(lane.oldest_due)}"
             yield Finding(check="unclaimed", finding=due, do=why)
     expired = sum(lane.expired for lane in lanes)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,6 @@ from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import LivingNode
 
 
 def enqueue(
@@ -104,11 +102,4 @@ async def _warning(db: "Connection", job_id: int) -> str | None:
         known = await reports.list_handler_names(db)
     except asyncpg.InsufficientPrivilegeError:
         return None  # a client may insert, and see no daemons
-    return None if job is None else unclaimed(job.handler, job.queue, nodes, known)
-
-
-def unclaimed(handler: str, queue: str, nodes: "Sequence[LivingNode]", known: Sequence[str]) -> str | None:
-    """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
-    from rota.db.reports import why_unclaimed
-
-    return why_unclaimed(handler, queue, nodes, known)
+    return None if job is None else reports.why_unclaimed(job.handler, job.queue, nodes, known)

@@ -1,10 +1,8 @@
 """`rota schedule`: make, edit, look at and stop what recurs."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,7 +49,7 @@ from rota.commands.schedule_columns import (
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.schedule_sync import sync
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, moment, plural, print_json, printable, relative, table
+from rota.commands.show import age, console, distance, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -284,7 +282,9 @@ def preview(
     found = ahead.preview(seen.rule, since or seen.now, count)
     if as_json:
         offset = seen.jitter_offset
-        print_json([{**_fields(each), "run_at": each.scheduled_for + offset if each.fires else None} for each in found])
+        print_json(
+            [{**fields_of(each), "run_at": each.scheduled_for + offset if each.fires else None} for each in found]
+        )
         return
     print_instants(found, seen.jitter_offset if seen.jitter else None)
     if not found:
@@ -458,7 +458,7 @@ def _say_when(made: "ScheduleDescription", warnings: Sequence[str], *, as_json: 
     if made.paused:
         typer.echo("it is paused")
     else:
-        typer.echo(f"next: {relative(following, datetime.now(UTC)) or 'never, it has no more instants'}")
+        typer.echo(f"next: {relative(following, made.now) or 'never, it has no more instants'}")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
 
@@ -469,7 +469,3 @@ def _explained(made: "ScheduleDescription") -> str:
     if made.cron is None:
         return f"Every {age(made.every)}, counted from {moment(made.start_at or made.created_at)}."
     return Cron(made.cron, timezone=made.timezone).explain()
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

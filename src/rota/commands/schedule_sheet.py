@@ -4,7 +4,7 @@ import dataclasses
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.show import age, console, moment, plural, print_json, printable, relative, table
+from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def show_schedule(seen: Sheet, *, payload: bool, as_json: bool) -> None:
 
     schedule = seen.schedule
     if as_json:
-        shown = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(schedule)}
+        shown = fields_of(schedule)
         for name in ("payload", "meta", "declared"):
             shown[name] = json.loads(shown[name]) if shown[name] else None
         if not payload:
@@ -167,15 +167,20 @@ def _when(each: "ScheduleDescription") -> str:
 
 def _state(each: "ScheduleDescription") -> str:
     if each.state == "paused":
-        by = f" by {each.paused_by}" if each.paused_by else ""
-        why = f": {each.pause_reason}" if each.pause_reason else ""
-        until = f", until {moment(each.resume_at)}" if each.resume_at else ""
-        return f"paused since {moment(each.paused_at)}{by}{until}{why}"
+        return paused(each)
     if each.state == "invalid":
         return f"invalid: {each.invalid_reason}"
     if each.state == "overdue":
         return "overdue: its instant has come, and nobody decides: is a daemon alive?"
     return "at its end" if each.state == "ended" else each.state
+
+
+def paused(each: "ScheduleDescription") -> str:
+    """Say of one that is paused since when, by whom, until when and why."""
+    by = f" by {each.paused_by}" if each.paused_by else ""
+    until = f", until {moment(each.resume_at)}" if each.resume_at else ""
+    why = f": {each.pause_reason}" if each.pause_reason else ""
+    return f"paused since {moment(each.paused_at)}{by}{until}{why}"
 
 
 def _next(each: "ScheduleDescription") -> str:

@@ -8,7 +8,7 @@ import typer
 
 from rota.commands.job_sheet import Sheet, facts, give_up, read_job
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, job_id
-from rota.commands.schedule_sheet import find_schedule, the_schedule
+from rota.commands.schedule_sheet import find_schedule, paused, the_schedule
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, printable
 
@@ -192,9 +192,7 @@ def _why_no_row(schedule: "ScheduleDescription", at: datetime) -> tuple[str, str
     if schedule.state == "invalid":
         return "invalid", f"the schedule is invalid and stands still: {schedule.invalid_reason}"
     if schedule.paused and at > (schedule.paused_at or at) and (schedule.resume_at is None or at < schedule.resume_at):
-        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-        reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""
-        return "paused", f"the schedule is paused since {moment(schedule.paused_at)}{by}{reason}"
+        return "paused", f"the schedule is {paused(schedule)}"
     if at > schedule.now:
         return "future", f"it is due then, in {age(at - schedule.now)}"
     if at <= schedule.created_at:
@@ -225,8 +223,10 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     else:
         then = "It has not fired yet"
     match schedule.state:
-        case "paused" | "invalid":
-            said = _why_no_row(schedule, schedule.now)[1] if schedule.state == "invalid" else _paused(schedule)
+        case "paused":
+            said = f"it is {paused(schedule)}"
+        case "invalid":
+            said = f"it is invalid and stands still: {schedule.invalid_reason}"
         case "ended":
             said = "it has no more instants" + (f": it ended {moment(schedule.end_at)}" if schedule.end_at else "")
         case "overdue":
@@ -239,13 +239,6 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     if schedule.silent:
         then += f". It has not succeeded within the expected {age(schedule.expect_success_within)}"
     return Answer(**known, verdict=schedule.state, answer=f"{said}. {then}")
-
-
-def _paused(schedule: "ScheduleDescription") -> str:
-    by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-    until = f", until {moment(schedule.resume_at)}" if schedule.resume_at else ""
-    reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""
-    return f"it is paused since {moment(schedule.paused_at)}{by}{until}{reason}"
 
 
 async def _gone(db: "Connection", name: str, asked: datetime | None) -> list[Answer]:
