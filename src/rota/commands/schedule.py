@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,37 +12,10 @@ from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Handler, Re
 from rota.commands.schedule_backfill import backfill
 from rota.commands.schedule_columns import (
     DEFAULTED,
-    BackoffBase,
-    BackoffCap,
-    CatchUpLimit,
-    CronText,
-    Delivery,
-    Description,
-    EndAt,
-    EveryText,
-    ExpectSuccessWithin,
-    Fold,
-    Gap,
-    Jitter,
-    Lease,
-    MaxAttempts,
-    Meta,
-    Misfire,
     Name,
-    OnTimeWithin,
-    Overlap,
-    Owner,
     Payload,
-    Priority,
-    Queue,
-    RetryFor,
-    StartAt,
-    StartWithin,
-    Timeout,
-    Timezone,
-    TooLateAfter,
     check_rule,
-    read_columns,
+    takes_columns,
     text_option,
     time_option,
 )
@@ -64,37 +37,12 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How man
 
 
 @app.command()
+@takes_columns
 def add(
     name: Name,
     handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What its jobs run.", show_default=False)],
-    cron: CronText = None,
-    every: EveryText = None,
-    timezone: Timezone = None,
+    columns: dict[str, Any],
     payload: Payload = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    max_attempts: MaxAttempts = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    retry_for: RetryFor = None,
-    timeout: Timeout = None,
-    lease: Lease = None,
-    delivery: Delivery = None,
-    start_within: StartWithin = None,
-    meta: Meta = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    misfire: Misfire = None,
-    on_time_within: OnTimeWithin = None,
-    too_late_after: TooLateAfter = None,
-    catch_up_limit: CatchUpLimit = None,
-    overlap: Overlap = None,
-    gap: Gap = None,
-    fold: Fold = None,
-    jitter: Jitter = None,
-    expect_success_within: ExpectSuccessWithin = None,
-    description: Description = None,
-    owner: Owner = None,
     paused: Annotated[bool, typer.Option("--paused", help="Let it wait for rota schedule resume.")] = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
@@ -104,16 +52,15 @@ def add(
     """Make a schedule, and say when it fires next."""
     from rota.errors import RotaError
 
-    if (cron is None) is (every is None):
+    if ("cron" in columns) is ("every" in columns):
         raise typer.BadParameter("say either --cron or --every", param_hint="--cron")
-    given = read_columns(locals())
     text = given_json(payload, "--payload")
 
     async def insert(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
 
-        columns = json.dumps({**given, "name": name, "handler": handler, "paused": paused})
-        if await operations.add_schedule(db, columns=columns, payload=text) is None:
+        row = json.dumps({**columns, "name": name, "handler": handler, "paused": paused})
+        if await operations.add_schedule(db, columns=row, payload=text) is None:
             raise RotaError(f"there is a schedule {name!r} already: rota schedule set changes it")
         made = await the_schedule(db, name)
         return made, await _warnings(db, made)
@@ -124,37 +71,12 @@ def add(
 
 
 @app.command("set")
+@takes_columns
 def set_(
     name: Name,
+    columns: dict[str, Any],
     handler: Annotated[str | None, text_option("--handler", "What its jobs run.")] = None,
-    cron: CronText = None,
-    every: EveryText = None,
-    timezone: Timezone = None,
     payload: Payload = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    max_attempts: MaxAttempts = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    retry_for: RetryFor = None,
-    timeout: Timeout = None,
-    lease: Lease = None,
-    delivery: Delivery = None,
-    start_within: StartWithin = None,
-    meta: Meta = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    misfire: Misfire = None,
-    on_time_within: OnTimeWithin = None,
-    too_late_after: TooLateAfter = None,
-    catch_up_limit: CatchUpLimit = None,
-    overlap: Overlap = None,
-    gap: Gap = None,
-    fold: Fold = None,
-    jitter: Jitter = None,
-    expect_success_within: ExpectSuccessWithin = None,
-    description: Description = None,
-    owner: Owner = None,
     default: Annotated[
         list[str] | None, typer.Option("--default", metavar="COLUMN", help="Give it its default.", show_default=False)
     ] = None,
@@ -164,30 +86,29 @@ def set_(
     as_json: AsJson = False,
 ) -> None:
     """Change what is named of a schedule. Nothing fires by that: what comes next lies strictly after the edit."""
-    if cron is not None and every is not None:
+    if {"cron", "every"} <= columns.keys():
         raise typer.BadParameter("say either --cron or --every", param_hint="--cron")
-    given = read_columns(locals())
     if handler is not None:
-        given["handler"] = handler
+        columns["handler"] = handler
     for column in default or []:
         if column not in DEFAULTED:
             raise typer.BadParameter(f"{column!r} is none of {', '.join(DEFAULTED)}", param_hint="--default")
-        given.setdefault(column, None)
-    if "cron" in given:
-        given["every"] = None
-    elif "every" in given:
-        given["cron"] = None
-    text = "{}" if payload is None and "payload" in given else given_json(payload, "--payload")
-    if not given and text is None:
+        columns.setdefault(column, None)
+    if "cron" in columns:
+        columns["every"] = None
+    elif "every" in columns:
+        columns["cron"] = None
+    text = "{}" if payload is None and "payload" in columns else given_json(payload, "--payload")
+    if not columns and text is None:
         raise typer.BadParameter("say what is to change, such as --cron or --timezone", param_hint="NAME")
 
     async def edit(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
 
         known = await the_schedule(db, name)
-        if given.keys() & {"cron", "every", "timezone", "dst_gap", "dst_fold"}:
-            check_rule({"cron": known.cron, "timezone": known.timezone} | given)
-        await operations.edit_schedule(db, name=name, columns=json.dumps(given), payload=text)
+        if columns.keys() & {"cron", "every", "timezone", "dst_gap", "dst_fold"}:
+            check_rule({"cron": known.cron, "timezone": known.timezone} | columns)
+        await operations.edit_schedule(db, name=name, columns=json.dumps(columns), payload=text)
         made = await the_schedule(db, name)
         return made, await _warnings(db, made)
 
