@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.migrate import Installation
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused, ScheduleLine, ServerLook
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused, ServerLook
+    from rota.db.schedule_reports import ScheduleLine
 
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
@@ -239,14 +240,14 @@ def node_findings(nodes: "Sequence[LivingNode]") -> Iterator[Finding]:
 async def schedule_findings(db: "Connection") -> list[Finding]:
     """Look for schedules that stand still, or do not succeed, or all fire together."""
     from rota.commands.schedule_sheet import SPREAD
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    counts = await reports.summarise_schedules(db)
+    counts = await schedule_reports.summarise_schedules(db)
     found = []
     for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
         if not (count := counts.get(state)):
             continue
-        named = await reports.list_schedules(db, handler=None, state=state, limit=NAMED)
+        named = await schedule_reports.list_schedules(db, handler=None, state=state, limit=NAMED)
         found += [judge(each) for each in named]
         if count > len(named):
             found.append(
@@ -263,7 +264,7 @@ async def schedule_findings(db: "Connection") -> list[Finding]:
             + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
             do=SPREAD,
         )
-        for crowd in await reports.find_crowds(db)
+        for crowd in await schedule_reports.find_crowds(db)
     ]
     return found
 

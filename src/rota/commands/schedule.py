@@ -26,7 +26,7 @@ from rota.commands.show import age, console, distance, fields_of, moment, plural
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import ScheduleDescription, ScheduleLine
+    from rota.db.schedule_reports import ScheduleDescription, ScheduleLine
 
 app = typer.Typer(name="schedule", help="Make schedules, edit them, look at them, stop them.", no_args_is_help=True)
 
@@ -134,7 +134,7 @@ def list_(
     if state is not None and state not in STATES:
         raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
     with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.reports import list_schedules
+        from rota.db.schedule_reports import list_schedules
 
         found = ask(
             config, lambda db: list_schedules(db, handler=handler, state=state, limit=limit), name="schedule list"
@@ -316,12 +316,12 @@ def remove(
     chosen = list(dict.fromkeys(names))
 
     async def removed(db: "Connection") -> list[bool]:
-        from rota.db import operations, reports
+        from rota.db import operations, schedule_reports
 
         declared = []
         async with db.transaction():  # all that were named, or none
             for name in chosen:
-                known = await reports.describe_schedule(db, name=name)
+                known = await schedule_reports.describe_schedule(db, name=name)
                 declared.append(known is not None and known.declared_by is not None)
                 await operations.remove_schedule(db, name=name, reason=reason)
         return declared

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, NextFire, Paused
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused
+    from rota.db.schedule_reports import NextFire
 
 EVERY_S = 2.0
 
@@ -84,7 +85,7 @@ def status(
 
 async def read_status(db: "Connection") -> Status:
     """Look at everything once."""
-    from rota.db import reports
+    from rota.db import reports, schedule_reports
 
     lanes = await reports.summarise_live_jobs(db)
     letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
@@ -96,8 +97,8 @@ async def read_status(db: "Connection") -> Status:
         nodes=nodes,
         paused=paused,
         counted_all=seen < reports.COUNTED,
-        schedules=await reports.summarise_schedules(db),
-        next_fires=await reports.list_next_fires(db, limit=NEXT),
+        schedules=await schedule_reports.summarise_schedules(db),
+        next_fires=await schedule_reports.list_next_fires(db, limit=NEXT),
     )
 
 

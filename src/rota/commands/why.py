@@ -14,7 +14,7 @@ from rota.commands.show import age, console, moment, plural, print_json, printab
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import FireRecord, ScheduleDescription
+    from rota.db.schedule_reports import FireRecord, ScheduleDescription
 
 CAUSES = {
     "skipped_misfire": "it was missed",
@@ -119,10 +119,10 @@ def _to_the_second(at: datetime, schedule: "ScheduleDescription") -> datetime:
 
 
 async def _then(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
-    from rota.db import reports
+    from rota.db import schedule_reports
     from rota.errors import InvalidCron
 
-    fire = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
+    fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
     if fire is not None:
         return _recorded(fire, at)
     try:
@@ -163,14 +163,14 @@ def _noted(said: str, fire: "FireRecord") -> str:
 
 async def _unrecorded(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
     """Answer where no row does: by the schedule as it is now."""
-    from rota.db import reports
+    from rota.db import schedule_reports
     from rota.domain.preview import instant, neighbours
 
     before, after = neighbours(schedule.rule, at)
     around: dict[str, Any] = {}
     for name, each in (("before", before), ("after", after)):
         if each is not None:
-            row = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
+            row = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
             around[name] = Neighbour(scheduled_for=each, became=_became(row, each, schedule))
     here = instant(schedule.rule, at)
     verdict, said = ("not_due", "it is not due then") if not here.fires else _why_no_row(schedule, at)
@@ -209,9 +209,9 @@ def _why_no_row(schedule: "ScheduleDescription", at: datetime) -> tuple[str, str
 
 async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     """Say how the schedule is, and what became of its last instant."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    last = await reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
+    last = await schedule_reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
     known: dict[str, Any] = {"schedule": schedule.name, "at": None, "fire": last[0] if last else None}
     if schedule.next_fire_at is not None and schedule.state in {"ok", "overdue"}:
         known["after"] = Neighbour(scheduled_for=schedule.next_fire_at, became="to come")
@@ -243,18 +243,18 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
 
 async def _gone(db: "Connection", name: str, asked: datetime | None) -> list[Answer]:
     """Answer for a schedule that was removed: its fires outlive it. Raises RotaError where none of the last ones is its."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    gone = await reports.find_removed_schedule(db, name=name)
+    gone = await schedule_reports.find_removed_schedule(db, name=name)
     if gone is None:
         return [await _now(db, await the_schedule(db, name))]
-    last = await reports.list_fires(db, schedule_id=gone, limit=1)
+    last = await schedule_reports.list_fires(db, schedule_id=gone, limit=1)
     if asked is None:
         was = _recorded(last[0], last[0].scheduled_for)
         said = f"there is no such schedule any more. Its last instant, {moment(last[0].scheduled_for)}: {was.answer}"
         return [Answer(schedule=name, at=None, verdict="removed", answer=said, fire=last[0])]
     at = _zoned(asked)
-    fire = await reports.find_fire(db, schedule_id=gone, at=at)
+    fire = await schedule_reports.find_fire(db, schedule_id=gone, at=at)
     if fire is not None:
         return [_recorded(fire, at)]
     return [
@@ -269,12 +269,12 @@ def _zoned(asked: datetime) -> datetime:
 
 
 async def _job(db: "Connection", job_id: int) -> "tuple[Sheet, FireRecord | None]":
-    from rota.db import reports
+    from rota.db import schedule_reports
 
     seen = await read_job(db, job_id, payload=False, errors=False)
     fire = None
     if seen.job.schedule_id is not None:
-        fire = await reports.find_job_fire(
+        fire = await schedule_reports.find_job_fire(
             db, job_id=job_id, schedule_id=seen.job.schedule_id, scheduled_for=seen.job.scheduled_for
         )
     return seen, fire
