@@ -4,14 +4,15 @@
 --   $3 reason      text
 --   $4 error_kind  text
 --   $5 before      timestamptz  died before
---   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?
+--   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?, now timestamptz?
 select
     letter.handler, letter.queue, letter.reason, letter.error_kind,
     count(*) as letters,
     count(*) filter (where letter.delivery = 'at_most_once') as at_most_once,
     min(letter.finished_at) as oldest,
     max(letter.finished_at) as newest,
-    max(letter.job_id) as sample
+    max(letter.job_id) as sample,
+    now() as now
 from rota.dead_letters as letter
 where ($1::text is null or letter.handler = $1)
   and ($2::text is null or letter.queue = $2)

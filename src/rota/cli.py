@@ -79,7 +79,7 @@ def _version(asked: bool) -> None:
         from rota import __version__
         from rota.cron import tzdata_version
 
-        typer.echo(f"rota {__version__} (tzdata {tzdata_version() or 'of the system'})")
+        typer.echo(f"rota {__version__} (tzdata {tzdata_version()})")
         raise typer.Exit
 
 

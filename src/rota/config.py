@@ -448,23 +448,19 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
     given: dict[str, _Given] = {}
     for path in _SETTINGS:
         present = [name for name in _variables(path) if environ.get(name, "").strip()]
-        if present:
-            given[path] = _Given(environ[present[0]].strip(), present[0])
+        for name in present[:1]:
+            try:
+                given[path] = _Given(_said(path, name, environ[name].strip()), name)
+            except (OSError, ValueError) as error:
+                problems.append(
+                    f"{name} (from the environment): can't be read ({getattr(error, 'strerror', 'no text')})"
+                )
         warnings += [
             Advice(f"{name} is ignored, for {present[0]} is set", "unset one of the two")
             for name in present[1:]
             if name.startswith("ROTA_")
         ]
-    for path in sorted(_SECRETS - given.keys()):
-        for name in [name for name in _file_variables(path) if environ.get(name, "").strip()][:1]:
-            try:
-                given[path] = _Given(Path(environ[name].strip()).read_text(encoding="utf-8").strip(), name)
-            except (OSError, ValueError) as error:
-                problems.append(
-                    f"{name} (from the environment): can't be read ({getattr(error, 'strerror', 'no text')})"
-                )
     known = {name for path in _SETTINGS for name in _variables(path)}
-    known |= {name for path in _SECRETS for name in _file_variables(path)}
     for name in sorted(name for name in environ if name.startswith("ROTA_") and name not in known | _NO_SETTINGS):
         short = {other.removeprefix("ROTA_"): other for other in known if other.startswith("ROTA_")}
         if close := get_close_matches(name.removeprefix("ROTA_"), short, n=1, cutoff=0.85):
@@ -525,11 +521,13 @@ def _libpq_dsn(environ: Mapping[str, str]) -> str | None:
 
 
 def _variables(path: str) -> list[str]:
-    return list(dict.fromkeys([*_OTHER_NAMES.get(path, ()), f"ROTA_{path.upper().replace('.', '_')}"]))
+    names = dict.fromkeys([*_OTHER_NAMES.get(path, ()), f"ROTA_{path.upper().replace('.', '_')}"])
+    # Each beside its file: rota's own, in a file, is still nearer than the application's DATABASE_URL.
+    return [each for name in names for each in ((name, f"{name}_FILE") if path in _SECRETS else (name,))]
 
 
-def _file_variables(path: str) -> list[str]:
-    return [f"{name}_FILE" for name in _variables(path)]
+def _said(path: str, name: str, value: str) -> str:
+    return Path(value).read_text(encoding="utf-8").strip() if path in _SECRETS and name.endswith("_FILE") else value
 
 
 def _remedy(fault: Any) -> str:

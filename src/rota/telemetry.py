@@ -244,10 +244,11 @@ class Telemetry:
         """Tell how long ago a service last succeeded."""
         self._service_age.labels(service).set(age.total_seconds())
 
-    def listener_changed(self, *, up: bool, why: str = "") -> None:
-        """Tell whether notifications can arrive; without them, polling finds the jobs."""
+    def listener_changed(self, *, up: bool, why: str | None = None) -> None:
+        """Tell whether notifications can arrive; without them, polling finds the jobs. No `why`: it was we who ended it."""
         self._listener_up.set(up)
-        self._event(logging.INFO if up else logging.WARNING, "listener.up" if up else "listener.down", why=why)
+        told = {} if why is None else {"why": why}
+        self._event(logging.WARNING if told else logging.INFO, "listener.up" if up else "listener.down", **told)
 
     def fence_tokens_raised(self) -> None:
         """Tell that the sequence of tokens had fallen behind the clock: a fail-over, a restore, or a new database."""
@@ -432,9 +433,9 @@ class Telemetry:
     # Housekeeping.
 
     def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:
-        """Tell that an expired lease was taken back."""
+        """Tell that an expired lease was taken back; what that means for the job, `job.settled` has told at its own level."""
         self._reaped.inc()
-        self._event(logging.WARNING, "lease.reaped", job_id=job_id, handler=handler, settlement=settlement)
+        self._event(logging.INFO, "lease.reaped", job_id=job_id, handler=handler, settlement=settlement)
 
     def reaper_waits(self, *, jumped_by: float) -> None:
         """Tell that the database's clock jumped ahead, so that expired leases prove nothing for now."""

@@ -16,7 +16,7 @@ import pytest
 import rota.db
 from factories import NODE, make_dead_letter, make_job, make_running_job, state_of
 from logins import ROLES, World, lasting_world, world
-from rota.db import operations, queries, reports
+from rota.db import operations, queries, schedule_reports
 from rota.db.migrate import migrate, roles_script
 from rota.db.sql import SQL
 from rota.domain.job import NodeId
@@ -363,10 +363,10 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     columns = '{"name": "c", "handler": "h", "cron": "0 3 * * *"}'
     assert await operations.add_schedule(app, columns=columns, payload="[1]")
     assert await operations.edit_schedule(app, name="c", columns='{"priority": 2}', payload=None)
-    seen = await reports.describe_schedule(app, name="c")
+    seen = await schedule_reports.describe_schedule(app, name="c")
     assert seen is not None
     assert (seen.priority, seen.payload) == (2, "[1]")
-    assert await reports.list_schedules(app, handler=None, state="ok", limit=10)
+    assert await schedule_reports.list_schedules(app, handler=None, state="ok", limit=10)
     await app.execute("insert into rota.schedules (name, cron, handler) values ('m', '0 3 * * *', 'h')")
     assert await app.execute("delete from rota.schedules where name = 'm'") == "DELETE 1"
 

@@ -117,6 +117,24 @@ def test_without_a_server_it_names_both_ways_out() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_rate_at_which_nothing_is_inserted_is_a_slip() -> None:
+    """A division by no job at all is no answer to it."""
+    command = [
+        sys.executable,
+        "-m",
+        "rota.bench",
+        "latency",
+        "--rate",
+        "0.1",
+        "--seconds",
+        "1",
+        "--dsn",
+        "postgresql://h",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, "raise --rate" in done.stderr) == (2, True)
+
+
 def test_a_run_that_is_ended_cleans_up(server: Server) -> None:
     """Without it, daemons and a database stay behind on a server that people use."""
     command = [sys.executable, "-m", "rota.bench", "latency", "--dsn", server.dsn, "--seconds", "600"]

@@ -275,6 +275,12 @@ async def test_a_payload_that_cannot_be_stored_is_refused_with_its_path(rota: Sh
     said = await rota("enqueue", "h", f'{{"password": "{CANARY}"')
     assert said.code == 2
     assert CANARY not in said.err
+    said = await rota("enqueue", "h", "1" * 5000)
+    assert (said.code, "Traceback" in said.err) == (1, False)
+    assert "more digits" in said.err
+    said = await rota("schedule", "add", "s", "h", "--every", "1h", "--meta", "{")
+    assert said.code == 2
+    assert "--meta" in said.err
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
@@ -406,6 +412,8 @@ async def test_a_job_can_be_cancelled_and_a_running_one_is_asked(rota: Shell, co
     assert (await rota("job", "cancel", waits.job_id, "--note", "moot", "--json")).json["became"] == "cancelled"
     assert (await rota("job", "cancel", runs.job_id, "--json")).json["became"] == "requested"
     assert (await rota("job", "cancel", waits.job_id)).code == 1
+    misread = await rota("job", "cancel", waits.job_id, "--before", "2026-01-01T00:00Z")
+    assert (misread.code, "--before" in misread.err) == (2, True)
     assert (await rota("job", "cancel", runs.job_id, "--force", "--json")).json["became"] == "cancelled"
     assert await conn.fetchval("select note from rota.job_runs where job_id = $1", waits.job_id) == (
         await conn.fetchval("select 'cancelled by ' || session_user || ': moot'")
@@ -449,6 +457,12 @@ async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) 
         assert "job 4711 is unknown, no dead letter" in said.out
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 4
     assert await conn.fetchval("select count(*) from rota.audit") == 0
+
+
+async def test_a_dry_run_shows_names_without_what_a_terminal_would_obey(rota: Shell, conn: Connection[Record]) -> None:
+    """A handler's name comes from whoever inserted the job: it must not turn the line around in which it stands."""
+    mine = await make_dead_letter(conn, handler="a\u202eb")
+    assert "of a\\u202eb in queue" in (await rota("dead", "redrive", mine, "--dry-run")).out
 
 
 async def test_dead_letters_go_back_in_batches_until_all_have_gone(rota: Shell, conn: Connection[Record]) -> None:
@@ -522,6 +536,7 @@ async def test_status_shows_the_whole_installation(rota: Shell, conn: Connection
     assert [paused["name"] for paused in shown["paused"]] == ["mail"]
     for words in ("1 expired lease", "provider is down", "paused"):
         assert words in text
+    assert (await rota("status", "--watch", "--json")).code == 2
 
 
 async def test_check_finds_nothing_where_all_is_well(rota: Shell) -> None:

@@ -319,6 +319,16 @@ async def test_why_answers_from_the_rows(rota: Shell, conn: Connection[Record]) 
     assert "did you mean" in unknown.err
 
 
+async def test_why_finds_what_was_copied_from_the_screen(rota: Shell, conn: Connection[Record]) -> None:
+    """Every 5 s counts from its making, at a fraction of a second, which nothing but --json shows."""
+    await make_schedule(conn, every=timedelta(seconds=5))
+    await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01 00:00:00.7+00'")
+    said = await rota("schedule", "preview", "s", "--after", "2100-01-01T00:00:01Z", "--count", 1)
+    day, time, *_ = said.out.splitlines()[2].split()
+    found = await rota("why", "s", "--at", f"{day} {time}", "--json")
+    assert (found.json["verdict"], found.json["at"]) == ("future", "2100-01-01T00:00:05.700000+00:00")
+
+
 async def test_why_asks_twice_where_the_clock_shows_it_twice(rota: Shell) -> None:
     """A reading of the schedule's own clock may mean two instants."""
     await rota("schedule", "add", "nightly", "h", *DAILY)

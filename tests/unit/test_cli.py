@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 from rota.commands import show
 from rota.commands.check import server_findings
-from rota.commands.enqueue import unclaimed
+from rota.commands.cron import print_instants
 from rota.commands.options import duration, instant
 from rota.commands.reload import modified
 from rota.commands.session import explained
-from rota.commands.status import by_queue
-from rota.db.reports import Lane, LivingNode, ServerLook
+from rota.commands.status import Status, by_queue, render
+from rota.db.reports import Lane, LivingNode, ServerLook, why_unclaimed
 from rota.domain.backoff import backoff
 from rota.domain.forecast import given_up
+from rota.domain.preview import preview
+from rota.domain.schedule import Rule
 from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -102,6 +104,31 @@ def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
     assert "2026-03-01 12:00:00Z" in lines[0]
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    monkeypatch.setattr(show, "WIDE", 80)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_what_daylight_saving_does_is_told_without_cutting_an_instant(capsys: pytest.CaptureFixture[str]) -> None:
+    """An instant without its hour is what nobody asked for."""
+    rule = Rule(cron="30 2 * * *", timezone="Europe/Vienna")
+    print_instants(preview(rule, datetime(2027, 3, 27, 12, tzinfo=UTC), 1), None)
+    line, *more = (each.rstrip() for each in capsys.readouterr().out.splitlines()[2:])
+    assert line.startswith("2027-03-28 01:00:00Z   2027-03-28 03:00:00 Sun CEST   gap: the clock jumps from")
+    assert more[-1].endswith("at the jump")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_status_cuts_no_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many jobs a daemon takes is what one looks for where a queue grows."""
+    one = node(handlers=["a"], queues=["default"], slots='{"nightly_reports": 100, "default": 50, "mail": 1}')
+    found = Status(queues=by_queue([], [], [one]), nodes=[one], paused=[], counted_all=True)
+    show.console().print(render(found))
+    assert {"nightly_reports:100", "default:50", "+1"} <= set(capsys.readouterr().out.split())
+
+
 def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
     """A usage error names the option and how it is written."""
     assert instant("2026-03-01T13:00+01:00", "--at") == NOW
@@ -114,7 +141,7 @@ def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
         duration("soon", "--in")
 
 
-def node(*, handlers: list[str], queues: list[str], state: str = "running") -> LivingNode:
+def node(*, handlers: list[str], queues: list[str], state: str = "running", slots: str = "{}") -> LivingNode:
     return LivingNode(
         node_id=uuid.uuid4(),
         host="here",
@@ -124,7 +151,7 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running") -> L
         app="shop",
         handlers=handlers,
         queues=queues,
-        slots="{}",
+        slots=slots,
         state=state,
         tzdata=None,
         started_at=NOW,
@@ -136,13 +163,13 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running") -> L
 def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
     """One daemon with the handler and another with the queue run nothing together; one that drains claims nothing."""
     both = node(handlers=["a"], queues=["mail"])
-    assert unclaimed("a", "mail", [both], []) is None
-    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
+    assert why_unclaimed("a", "mail", [both], []) is None
+    assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
     apart = [node(handlers=["a"], queues=["default"]), node(handlers=["b"], queues=["mail"])]
-    assert "queue 'mail'" in str(unclaimed("a", "mail", apart, []))
-    assert unclaimed("a", "mail", [node(handlers=["a"], queues=["mail"], state="draining")], [])
-    assert "did you mean 'send_receipt'" in str(unclaimed("send_reciept", "q", apart, ["send_receipt"]))
-    assert "rota run" in str(unclaimed("a", "mail", [], []))
+    assert "queue 'mail'" in str(why_unclaimed("a", "mail", apart, []))
+    assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["mail"], state="draining")], [])
+    assert "did you mean 'send_receipt'" in str(why_unclaimed("send_reciept", "q", apart, ["send_receipt"]))
+    assert "rota run" in str(why_unclaimed("a", "mail", [], []))
 
 
 def look(**changed: Any) -> ServerLook:

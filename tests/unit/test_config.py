@@ -352,6 +352,10 @@ def test_a_url_may_stand_in_a_file_of_its_own(folder: Path) -> None:
     assert named.require_database() == named.require_direct_database() == URL
     assert (named.source("database.url"), named.warnings) == ("ROTA_DATABASE_URL_FILE", ())
     assert read(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database() == "postgresql://a/a"
+    ours = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(folder / "url"))
+    assert ours.source("database.url") == "ROTA_DATABASE_URL_FILE"
+    both = read(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
+    assert both.warnings[0].finding == "ROTA_DATABASE_URL_FILE is ignored, for ROTA_DATABASE_URL is set"
     with pytest.raises(ConfigError, match=r"ROTA_DATABASE_URL_FILE .*: can't be read"):
         read(ROTA_DATABASE_URL_FILE=str(folder / "nowhere"))
     with pytest.raises(ConfigError, match="from ROTA_DIRECT_URL_FILE") as caught:

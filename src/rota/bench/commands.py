@@ -75,6 +75,8 @@ def latency(
     as_json: Json = False,
 ) -> None:
     """Measure the delay from a single INSERT to its handler."""
+    if rate * seconds < 1:
+        raise typer.BadParameter("at that rate, not one job is inserted in that time: raise --rate or --seconds")
 
     async def work(ground: Ground, show: Show) -> Figures:
         return await measure_latency(ground, show, rate=rate, seconds=seconds, count=count, slots=slots)

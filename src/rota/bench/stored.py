@@ -15,7 +15,7 @@ from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.latency import percentile
 from rota.bench.schedules import plant
-from rota.db import queries, reports
+from rota.db import queries, schedule_reports
 from rota.db.pool import PLANS
 from rota.db.queries import NO_FLOOR
 from rota.domain.shards import EVERY_SHARD
@@ -96,7 +96,7 @@ async def _look(ground: Ground) -> Cost:
             began = time.perf_counter()
             await queries.take_due_schedules(db, **LOOK)
             took.append((time.perf_counter() - began) * 1e3)
-        pages = await reports.count_pages_of_a_look(db, **LOOK)
+        pages = await schedule_reports.count_pages_of_a_look(db, **LOOK)
     finally:
         await db.close()
     return Cost(pages, percentile(took, 50))

@@ -6,7 +6,7 @@ import typer
 
 from rota.commands.enqueue import given_json
 from rota.commands.options import App, AsJson, ConfigFile, Dsn
-from rota.commands.session import configure, explaining
+from rota.commands.session import configure, explaining, find_named_app
 from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
@@ -31,16 +31,12 @@ def call(
     import asyncio
     import json
 
-    from rota.app import find_app
-    from rota.errors import ConfigError
     from rota.inline import call_inline
 
     config = configure(config_file, dsn, {"app": app})
-    if config.app is None:
-        raise ConfigError("no app: pass --app module:app, or set ROTA_APP, or app in rota.toml")
+    found = find_named_app(config)
     text = given_json(payload) or "{}"
     url = _database(config)
-    found = find_app(config.app)
     with explaining(url or ""):
         outcome = asyncio.run(call_inline(found, handler, json.loads(text), dsn=url))
     became, said, failed = _told(outcome)
@@ -48,8 +44,10 @@ def call(
         print_json({"outcome": became, **({"error": said} if failed else {"result": said})})
     elif failed:
         typer.echo(f"{became}\n{printable(said)}", err=True)
+    elif said is None:
+        typer.echo(became)
     else:
-        typer.echo(became if said is None else json.dumps(said, indent=2, ensure_ascii=False))
+        print_json(said)
     raise typer.Exit(1 if failed else 0)
 
 

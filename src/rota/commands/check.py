@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.enqueue import unclaimed
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, explaining, using
 from rota.commands.show import age, moment, plural, print_json, printable
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.migrate import Installation
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused, ScheduleLine, ServerLook
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused, ServerLook
+    from rota.db.schedule_reports import ScheduleLine
 
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
@@ -194,8 +194,10 @@ def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime
 
 def lane_findings(lanes: "Sequence[Lane]", nodes: "Sequence[LivingNode]", known: Sequence[str]) -> Iterator[Finding]:
     """Judge whether somebody runs what is due, and takes back what was left."""
+    from rota.db.reports import why_unclaimed
+
     for lane in lanes:
-        if lane.due and (why := unclaimed(lane.handler, lane.queue, nodes, known)):
+        if lane.due and (why := why_unclaimed(lane.handler, lane.queue, nodes, known)):
             due = f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, the oldest for {age(lane.oldest_due)}"
             yield Finding(check="unclaimed", finding=due, do=why)
     expired = sum(lane.expired for lane in lanes)
@@ -238,14 +240,14 @@ def node_findings(nodes: "Sequence[LivingNode]") -> Iterator[Finding]:
 async def schedule_findings(db: "Connection") -> list[Finding]:
     """Look for schedules that stand still, or do not succeed, or all fire together."""
     from rota.commands.schedule_sheet import SPREAD
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    counts = await reports.summarise_schedules(db)
+    counts = await schedule_reports.summarise_schedules(db)
     found = []
     for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
         if not (count := counts.get(state)):
             continue
-        named = await reports.list_schedules(db, handler=None, state=state, limit=NAMED)
+        named = await schedule_reports.list_schedules(db, handler=None, state=state, limit=NAMED)
         found += [judge(each) for each in named]
         if count > len(named):
             found.append(
@@ -262,7 +264,7 @@ async def schedule_findings(db: "Connection") -> list[Finding]:
             + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
             do=SPREAD,
         )
-        for crowd in await reports.find_crowds(db)
+        for crowd in await schedule_reports.find_crowds(db)
     ]
     return found
 

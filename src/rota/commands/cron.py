@@ -85,4 +85,4 @@ def print_instants(found: "list[Instant]", jitter: "timedelta | None") -> None:
         for each in found
     ]
     due = () if jitter is None else ("job due (jitter)",)
-    console().print(table(None, "UTC", "local", *due, "", rows=rows))
+    console().print(table(None, "UTC", "local", *due, "~", rows=rows))

@@ -1,6 +1,6 @@
 """`rota dead`: what will not be tried again by itself, and waits for a person."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ from rota.commands.options import (
     instant,
 )
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, plural, print_json, table
+from rota.commands.show import age, console, distance, plural, print_json, printable, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -159,7 +159,7 @@ def redrive(
         raise typer.BadParameter("goes with exactly one ID", param_hint="--payload")
     if over is not None and ids:
         raise typer.BadParameter("goes with filters, not with IDs", param_hint="--spread")
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def work(db: "Connection") -> dict[str, Any]:
         from rota.db import operations, queries
@@ -302,7 +302,9 @@ async def _say_what_would_be(
                 typer.echo(f"job {job_id} is {job.state if job else 'unknown'}, no dead letter: all would be refused")
             else:
                 why = ": ".join(filter(None, (job.note, job.last_error_kind)))
-                typer.echo(f"job {job_id} of {job.handler} in queue {job.queue} ({why}) would be {became}")
+                typer.echo(
+                    f"job {job_id} of {printable(job.handler)} in queue {printable(job.queue)} ({printable(why)}) would be {became}"
+                )
         typer.echo("dry run: nothing was changed")
         return
     groups = await reports.summarise_dead_letters(db, which=which)
@@ -320,7 +322,6 @@ async def _say_what_would_be(
 
 
 def _print_groups(groups: "list[LetterGroup]") -> None:
-    now = datetime.now(UTC)
     rows = [
         (
             f"{group.letters:,}",
@@ -328,8 +329,8 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
             group.queue,
             group.reason,
             group.error_kind,
-            age(now - group.oldest),
-            age(now - group.newest),
+            age(group.now - group.oldest),
+            age(group.now - group.newest),
             group.sample,
         )
         for group in groups
@@ -348,8 +349,8 @@ def _print_letters(letters: "list[LetterLine]") -> None:
             letter.reason,
             letter.error_kind,
             f"{letter.attempt}/{letter.max_attempts}" if letter.max_attempts else letter.attempt,
-            moment(letter.finished_at),
+            distance(letter.finished_at, letter.now),
         )
         for letter in letters
     ]
-    console().print(table(None, "job#", "handler~", "queue~", "reason", "error~", "attempt#", "died", rows=rows))
+    console().print(table(None, "job#", "handler~", "queue~", "reason", "error~", "attempt#", "died#", rows=rows))

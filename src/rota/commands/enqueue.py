@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,6 @@ from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import LivingNode
 
 
 def enqueue(
@@ -66,12 +64,12 @@ def enqueue(
         typer.echo(f"warning: {printable(warning)}", err=True)
 
 
-def given_json(text: str | None) -> str | None:
+def given_json(text: str | None, option: str = "JSON") -> str | None:
     """Return what an option was given, if it is JSON; - reads it from the input."""
-    return None if text is None else checked_json(sys.stdin.read() if text == "-" else text)
+    return None if text is None else checked_json(sys.stdin.read() if text == "-" else text, option)
 
 
-def checked_json(text: str) -> str:
+def checked_json(text: str, option: str) -> str:
     """Return the text if it is JSON that can be stored, else say where it isn't. The text itself is never shown.
 
     It goes to the server as it was written: JSON knows numbers that Python rounds.
@@ -79,14 +77,17 @@ def checked_json(text: str) -> str:
     from rota.errors import InvalidPayload
     from rota.payload import encode
 
+    what = "meta" if option == "--meta" else "payload"
     try:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        fault = f"the payload is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint="JSON") from None
+        fault = f"this is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint=option) from None
+    except ValueError:
+        raise InvalidPayload(f"{what}: a number has more digits than a handler can read") from None
     except RecursionError:
-        raise InvalidPayload("payload: nests too deep") from None
-    encode(value)
+        raise InvalidPayload(f"{what}: nests too deep") from None
+    encode(value, what=what)
     return text
 
 
@@ -101,11 +102,4 @@ async def _warning(db: "Connection", job_id: int) -> str | None:
         known = await reports.list_handler_names(db)
     except asyncpg.InsufficientPrivilegeError:
         return None  # a client may insert, and see no daemons
-    return None if job is None else unclaimed(job.handler, job.queue, nodes, known)
-
-
-def unclaimed(handler: str, queue: str, nodes: "Sequence[LivingNode]", known: Sequence[str]) -> str | None:
-    """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
-    from rota.db.reports import why_unclaimed
-
-    return why_unclaimed(handler, queue, nodes, known)
+    return None if job is None else reports.why_unclaimed(job.handler, job.queue, nodes, known)

@@ -1,6 +1,5 @@
 """`rota handler`: what can be called, who can call it, and stopping it."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from rota.commands import pausing
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, print_json, relative, table
+from rota.commands.show import age, console, distance, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.reports import KnownHandler
@@ -28,7 +27,6 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
     if as_json:
         print_json(found)
         return
-    now = datetime.now(UTC)
     rows = [
         (
             each.handler,
@@ -36,22 +34,22 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
             each.max_attempts or 20,
             age(each.timeout),
             each.nodes,
-            _state(each, now),
+            _state(each),
         )
         for each in found
     ]
-    # What fits a terminal of 80 columns; app, release and delivery are in --json.
-    console().print(table(None, "handler", "queue…", "attempts#", "timeout#", "nodes#", "state…", rows=rows))
+    # What fits a terminal of 80 columns; app, release, delivery and the instants are in --json.
+    console().print(table(None, "handler~", "queue~", "attempts#", "timeout#", "nodes#", "state~", rows=rows))
 
 
-def _state(handler: "KnownHandler", now: datetime) -> str:
+def _state(handler: "KnownHandler") -> str:
     if handler.paused:
         return f"paused by {handler.paused_by}: {handler.pause_reason or 'no reason given'}"
     if handler.nodes:
-        return f"registered {relative(handler.seen_at, now)}"
+        return f"registered {distance(handler.seen_at, handler.now)}"
     if handler.seen_at is None:
         return "no daemon has ever registered it"
-    return f"no living daemon has it, seen {relative(handler.seen_at, now)}"
+    return f"no living daemon has it, seen {distance(handler.seen_at, handler.now)}"
 
 
 @app.command()

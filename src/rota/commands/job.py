@@ -126,7 +126,8 @@ def cancel(
     if job_id is None and force:
         raise typer.BadParameter("goes with exactly one ID", param_hint="--force")
     if job_id is not None and (dry_run or before):
-        raise typer.BadParameter("goes with --handler and --queue, not with an ID", param_hint="--dry-run")
+        hint = "--dry-run" if dry_run else "--before"
+        raise typer.BadParameter("goes with --handler and --queue, not with an ID", param_hint=hint)
     due_before = instant(before, "--before")
     with using(config_file, dsn, embedded=embedded) as config:
         from rota.db import operations, reports

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from rota.commands.enqueue import unclaimed
-from rota.commands.show import age, console, moment, plural, print_json, printable, relative, table
+from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -39,13 +38,15 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         raise RotaError(
             f"there is no job {job_id}: the number is wrong, or it ended longer ago than the ledger is kept"
         )
-    nodes = await reports.list_nodes(db) if job.state in WAITING else []
-    known = await reports.list_handler_names(db) if job.state in WAITING else []
+    unclaimed = None
+    if job.state in WAITING:
+        nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
+        unclaimed = reports.why_unclaimed(job.handler, job.queue, nodes, known)
     return Sheet(
         job=job,
         tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
-        unclaimed=unclaimed(job.handler, job.queue, nodes, known) if job.state in WAITING else None,
+        unclaimed=unclaimed,
     )
 
 
@@ -79,7 +80,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
 
 
 def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, Any]:
-    shown = {field.name: getattr(seen.job, field.name) for field in dataclasses.fields(seen.job)}
+    shown = fields_of(seen.job)
     shown["unclaimed"] = seen.unclaimed
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [

@@ -1,9 +1,7 @@
 """`rota schedule`: make, edit, look at and stop what recurs."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,48 +12,21 @@ from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Handler, Re
 from rota.commands.schedule_backfill import backfill
 from rota.commands.schedule_columns import (
     DEFAULTED,
-    BackoffBase,
-    BackoffCap,
-    CatchUpLimit,
-    CronText,
-    Delivery,
-    Description,
-    EndAt,
-    EveryText,
-    ExpectSuccessWithin,
-    Fold,
-    Gap,
-    Jitter,
-    Lease,
-    MaxAttempts,
-    Meta,
-    Misfire,
     Name,
-    OnTimeWithin,
-    Overlap,
-    Owner,
     Payload,
-    Priority,
-    Queue,
-    RetryFor,
-    StartAt,
-    StartWithin,
-    Timeout,
-    Timezone,
-    TooLateAfter,
     check_rule,
-    read_columns,
+    takes_columns,
     text_option,
     time_option,
 )
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.schedule_sync import sync
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, moment, print_json, printable, relative, table
+from rota.commands.show import age, console, distance, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import ScheduleDescription
+    from rota.db.schedule_reports import ScheduleDescription, ScheduleLine
 
 app = typer.Typer(name="schedule", help="Make schedules, edit them, look at them, stop them.", no_args_is_help=True)
 
@@ -66,37 +37,12 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How man
 
 
 @app.command()
+@takes_columns
 def add(
     name: Name,
     handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What its jobs run.", show_default=False)],
-    cron: CronText = None,
-    every: EveryText = None,
-    timezone: Timezone = None,
+    columns: dict[str, Any],
     payload: Payload = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    max_attempts: MaxAttempts = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    retry_for: RetryFor = None,
-    timeout: Timeout = None,
-    lease: Lease = None,
-    delivery: Delivery = None,
-    start_within: StartWithin = None,
-    meta: Meta = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    misfire: Misfire = None,
-    on_time_within: OnTimeWithin = None,
-    too_late_after: TooLateAfter = None,
-    catch_up_limit: CatchUpLimit = None,
-    overlap: Overlap = None,
-    gap: Gap = None,
-    fold: Fold = None,
-    jitter: Jitter = None,
-    expect_success_within: ExpectSuccessWithin = None,
-    description: Description = None,
-    owner: Owner = None,
     paused: Annotated[bool, typer.Option("--paused", help="Let it wait for rota schedule resume.")] = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
@@ -106,16 +52,15 @@ def add(
     """Make a schedule, and say when it fires next."""
     from rota.errors import RotaError
 
-    if (cron is None) is (every is None):
+    if ("cron" in columns) is ("every" in columns):
         raise typer.BadParameter("say either --cron or --every", param_hint="--cron")
-    given = read_columns(locals())
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def insert(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
 
-        columns = json.dumps({**given, "name": name, "handler": handler, "paused": paused})
-        if await operations.add_schedule(db, columns=columns, payload=text) is None:
+        row = json.dumps({**columns, "name": name, "handler": handler, "paused": paused})
+        if await operations.add_schedule(db, columns=row, payload=text) is None:
             raise RotaError(f"there is a schedule {name!r} already: rota schedule set changes it")
         made = await the_schedule(db, name)
         return made, await _warnings(db, made)
@@ -126,37 +71,12 @@ def add(
 
 
 @app.command("set")
+@takes_columns
 def set_(
     name: Name,
+    columns: dict[str, Any],
     handler: Annotated[str | None, text_option("--handler", "What its jobs run.")] = None,
-    cron: CronText = None,
-    every: EveryText = None,
-    timezone: Timezone = None,
     payload: Payload = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    max_attempts: MaxAttempts = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    retry_for: RetryFor = None,
-    timeout: Timeout = None,
-    lease: Lease = None,
-    delivery: Delivery = None,
-    start_within: StartWithin = None,
-    meta: Meta = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    misfire: Misfire = None,
-    on_time_within: OnTimeWithin = None,
-    too_late_after: TooLateAfter = None,
-    catch_up_limit: CatchUpLimit = None,
-    overlap: Overlap = None,
-    gap: Gap = None,
-    fold: Fold = None,
-    jitter: Jitter = None,
-    expect_success_within: ExpectSuccessWithin = None,
-    description: Description = None,
-    owner: Owner = None,
     default: Annotated[
         list[str] | None, typer.Option("--default", metavar="COLUMN", help="Give it its default.", show_default=False)
     ] = None,
@@ -166,30 +86,29 @@ def set_(
     as_json: AsJson = False,
 ) -> None:
     """Change what is named of a schedule. Nothing fires by that: what comes next lies strictly after the edit."""
-    if cron is not None and every is not None:
+    if {"cron", "every"} <= columns.keys():
         raise typer.BadParameter("say either --cron or --every", param_hint="--cron")
-    given = read_columns(locals())
     if handler is not None:
-        given["handler"] = handler
+        columns["handler"] = handler
     for column in default or []:
         if column not in DEFAULTED:
             raise typer.BadParameter(f"{column!r} is none of {', '.join(DEFAULTED)}", param_hint="--default")
-        given.setdefault(column, None)
-    if "cron" in given:
-        given["every"] = None
-    elif "every" in given:
-        given["cron"] = None
-    text = "{}" if payload is None and "payload" in given else given_json(payload)
-    if not given and text is None:
+        columns.setdefault(column, None)
+    if "cron" in columns:
+        columns["every"] = None
+    elif "every" in columns:
+        columns["cron"] = None
+    text = "{}" if payload is None and "payload" in columns else given_json(payload, "--payload")
+    if not columns and text is None:
         raise typer.BadParameter("say what is to change, such as --cron or --timezone", param_hint="NAME")
 
     async def edit(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
 
         known = await the_schedule(db, name)
-        if given.keys() & {"cron", "every", "timezone", "dst_gap", "dst_fold"}:
-            check_rule({"cron": known.cron, "timezone": known.timezone} | given)
-        await operations.edit_schedule(db, name=name, columns=json.dumps(given), payload=text)
+        if columns.keys() & {"cron", "every", "timezone", "dst_gap", "dst_fold"}:
+            check_rule({"cron": known.cron, "timezone": known.timezone} | columns)
+        await operations.edit_schedule(db, name=name, columns=json.dumps(columns), payload=text)
         made = await the_schedule(db, name)
         return made, await _warnings(db, made)
 
@@ -215,7 +134,7 @@ def list_(
     if state is not None and state not in STATES:
         raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
     with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.reports import list_schedules
+        from rota.db.schedule_reports import list_schedules
 
         found = ask(
             config, lambda db: list_schedules(db, handler=handler, state=state, limit=limit), name="schedule list"
@@ -230,17 +149,21 @@ def list_(
             each.handler,
             each.state,
             distance(each.next_fire_at, each.now),
-            f"{age(each.now - each.last_success_at)} ago" if each.last_success_at else "never",
-            each.consecutive_failures or "",
-            each.invalid_reason or ("no success in time" if each.silent else ""),
+            distance(each.last_success_at, each.now) or "never",
+            _amiss(each),
         )
         for each in found
     ]
     # What fits a terminal of 80 columns; the instants are in --json and `rota schedule show`.
-    columns = ("name~", "when~", "handler~", "state", "next#", "success#", "failures#", "~")
+    columns = ("name~", "when~", "handler~", "state", "next#", "success#", "~")
     console().print(table(None, *columns, rows=rows))
     if len(found) == limit:
         typer.echo(f"the first {limit:,}; there may be more: --limit", err=True)
+
+
+def _amiss(each: "ScheduleLine") -> str:
+    failed = f"failed {plural(each.consecutive_failures, 'time')}" if each.consecutive_failures else ""
+    return each.invalid_reason or ", ".join(filter(None, (failed, "no success in time" if each.silent else "")))
 
 
 @app.command()
@@ -280,7 +203,9 @@ def preview(
     found = ahead.preview(seen.rule, since or seen.now, count)
     if as_json:
         offset = seen.jitter_offset
-        print_json([{**_fields(each), "run_at": each.scheduled_for + offset if each.fires else None} for each in found])
+        print_json(
+            [{**fields_of(each), "run_at": each.scheduled_for + offset if each.fires else None} for each in found]
+        )
         return
     print_instants(found, seen.jitter_offset if seen.jitter else None)
     if not found:
@@ -366,7 +291,7 @@ def run_now(
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a job of a schedule at once, paused or not, whatever else runs; print its number."""
-    text = given_json(payload)
+    text = given_json(payload, "--payload")
 
     async def run(db: "Connection") -> int:
         from rota.db import operations
@@ -391,12 +316,12 @@ def remove(
     chosen = list(dict.fromkeys(names))
 
     async def removed(db: "Connection") -> list[bool]:
-        from rota.db import operations, reports
+        from rota.db import operations, schedule_reports
 
         declared = []
         async with db.transaction():  # all that were named, or none
             for name in chosen:
-                known = await reports.describe_schedule(db, name=name)
+                known = await schedule_reports.describe_schedule(db, name=name)
                 declared.append(known is not None and known.declared_by is not None)
                 await operations.remove_schedule(db, name=name, reason=reason)
         return declared
@@ -454,7 +379,7 @@ def _say_when(made: "ScheduleDescription", warnings: Sequence[str], *, as_json: 
     if made.paused:
         typer.echo("it is paused")
     else:
-        typer.echo(f"next: {relative(following, datetime.now(UTC)) or 'never, it has no more instants'}")
+        typer.echo(f"next: {relative(following, made.now) or 'never, it has no more instants'}")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
 
@@ -465,7 +390,3 @@ def _explained(made: "ScheduleDescription") -> str:
     if made.cron is None:
         return f"Every {age(made.every)}, counted from {moment(made.start_at or made.created_at)}."
     return Cron(made.cron, timezone=made.timezone).explain()
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

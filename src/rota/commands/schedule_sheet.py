@@ -4,13 +4,13 @@ import dataclasses
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.show import age, console, moment, plural, print_json, printable, relative, table
+from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rota.db.pool import Connection
-    from rota.db.reports import FireRecord, ScheduleDescription
+    from rota.db.schedule_reports import FireRecord, ScheduleDescription
 
 SPREAD = "spread them, rota schedule set NAME --jitter 5m"
 
@@ -30,12 +30,12 @@ async def the_schedule(db: "Connection", name: str) -> "ScheduleDescription":
     """Read a schedule. Raises RotaError for one that isn't there, with the name that was probably meant."""
     from difflib import get_close_matches
 
-    from rota.db import reports
+    from rota.db import schedule_reports
     from rota.errors import RotaError
 
     found = await find_schedule(db, name)
     if found is None:
-        close = get_close_matches(name, await reports.list_schedule_names(db, limit=KNOWN), 1)
+        close = get_close_matches(name, await schedule_reports.list_schedule_names(db, limit=KNOWN), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ". rota schedule list shows them all"
         raise RotaError(f"there is no schedule {name!r}{hint}")
     return found
@@ -47,34 +47,34 @@ async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | N
 
     import asyncpg
 
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    found = await reports.describe_schedule(db, name=name)
+    found = await schedule_reports.describe_schedule(db, name=name)
     if found is not None and found.paused_at is not None:
         with suppress(asyncpg.InsufficientPrivilegeError):  # a client may pause its schedules, and not read the audit
-            by, reason = await reports.find_pause(db, name=name, since=found.paused_at)
+            by, reason = await schedule_reports.find_pause(db, name=name, since=found.paused_at)
             return dataclasses.replace(found, paused_by=by, pause_reason=reason)
     return found
 
 
 async def read_schedule(db: "Connection", name: str, *, fires: int) -> Sheet:
     """Read what there is to show of a schedule."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
     found = await the_schedule(db, name)
-    last = await reports.list_fires(db, schedule_id=found.schedule_id, limit=fires) if fires else []
+    last = await schedule_reports.list_fires(db, schedule_id=found.schedule_id, limit=fires) if fires else []
     return Sheet(schedule=found, fires=last)
 
 
 async def crowded(db: "Connection", made: "ScheduleDescription") -> str | None:
     """Say that too many schedules fire at the instant at which this one fires next."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
     following = upcoming(made)
     if made.jitter or following is None:
         return None
-    count = await reports.count_crowd(db, at=following, cron=made.cron, timezone=made.timezone)
-    if count <= reports.CROWD:
+    count = await schedule_reports.count_crowd(db, at=following, cron=made.cron, timezone=made.timezone)
+    if count <= schedule_reports.CROWD:
         return None
     return f"{plural(count, 'schedule')} without jitter fire together at {moment(following)}: {SPREAD}"
 
@@ -92,7 +92,7 @@ def show_schedule(seen: Sheet, *, payload: bool, as_json: bool) -> None:
 
     schedule = seen.schedule
     if as_json:
-        shown = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(schedule)}
+        shown = fields_of(schedule)
         for name in ("payload", "meta", "declared"):
             shown[name] = json.loads(shown[name]) if shown[name] else None
         if not payload:
@@ -167,15 +167,20 @@ def _when(each: "ScheduleDescription") -> str:
 
 def _state(each: "ScheduleDescription") -> str:
     if each.state == "paused":
-        by = f" by {each.paused_by}" if each.paused_by else ""
-        why = f": {each.pause_reason}" if each.pause_reason else ""
-        until = f", until {moment(each.resume_at)}" if each.resume_at else ""
-        return f"paused since {moment(each.paused_at)}{by}{until}{why}"
+        return paused(each)
     if each.state == "invalid":
         return f"invalid: {each.invalid_reason}"
     if each.state == "overdue":
         return "overdue: its instant has come, and nobody decides: is a daemon alive?"
     return "at its end" if each.state == "ended" else each.state
+
+
+def paused(each: "ScheduleDescription") -> str:
+    """Say of one that is paused since when, by whom, until when and why."""
+    by = f" by {each.paused_by}" if each.paused_by else ""
+    until = f", until {moment(each.resume_at)}" if each.resume_at else ""
+    why = f": {each.pause_reason}" if each.pause_reason else ""
+    return f"paused since {moment(each.paused_at)}{by}{until}{why}"
 
 
 def _next(each: "ScheduleDescription") -> str:

