@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import asyncpg
 
@@ -28,6 +29,7 @@ from rota.db import blocking, drivers
 from rota.errors import Refused, StaleToken
 from rota.failure import describe
 from rota.handlers.python import is_async
+from rota.job import KEEP, completes_with
 from rota.payload import encode, encode_result
 from rota.signals import Cancel, Retry, Snooze
 
@@ -75,6 +77,7 @@ class ChildFacts:
 
     job_id: int
     fence_token: int
+    _node: str
     checkpoint: Any
 
     def __init__(self, facts: dict[str, Any], payload: Any, line: Line, login: blocking.Login | None) -> None:
@@ -84,7 +87,7 @@ class ChildFacts:
         self.state = None
         self._line = line
         self._login = login
-        self._transaction_used = False
+        self._transaction_used = self._committed = False
 
     @property
     def stop_requested(self) -> bool:
@@ -96,25 +99,42 @@ class ChildFacts:
         """'cancel', 'drain', 'timeout', 'lease_lost', or None while nobody wants it to stop."""
         return self._line.stop_reason or ("drain" if self._line.stop.is_set() else None)
 
-    def _begin(self) -> blocking.Login:
+    def _begin(self, *, completes: bool) -> blocking.Login:
         if self._login is None:
             raise RuntimeError("job.transaction() needs the daemon's database")
-        if self._transaction_used:
-            raise RuntimeError("job.transaction() completes the job, so an attempt has only one")
-        self._transaction_used = True
+        if self._committed or (completes and self._transaction_used):
+            raise RuntimeError(
+                "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
+            )
+        self._transaction_used = self._transaction_used or completes
         return self._login
 
+    def _committing(self, *, committing: bool) -> None:
+        self._line.ask({"is": "committing", "committing": committing})
+
+    def _has_committed(self) -> None:
+        self._committed = True
+        self._line.ask({"is": "committed"})
+
+    @property
+    def _claim(self) -> tuple[UUID, int, int]:
+        return UUID(self._node), self.job_id, self.fence_token
+
     def _stale(self, what: str) -> StaleToken:
+        self._line.say({"is": "stale", "what": what})
         return StaleToken(f"job {self.job_id}: the claim is no longer the current one; its {what} was refused")
 
 
 class ChildSyncJob(ChildFacts):
     """The attempt, as a plain `def` sees it."""
 
-    def save_checkpoint(self, value: Any) -> None:
-        """Keep a JSON value for the next attempt."""
-        encode(value, what="checkpoint")
-        self._line.ask({"is": "checkpoint", "value": value})
+    def save_checkpoint(self, value: Any, conn: Any = None) -> None:
+        """Keep a JSON value for the next attempt; on `conn`, together with your own transaction."""
+        text = encode(value, what="checkpoint")
+        if conn is None:
+            self._line.ask({"is": "checkpoint", "value": value})
+        elif drivers.fetch_sync(conn, "save_checkpoint", *self._claim, text, caller="job.save_checkpoint") is None:
+            raise self._stale("checkpoint")
         self.checkpoint = value
 
     def report_progress(self, done: float, note: str | None = None) -> None:
@@ -126,20 +146,27 @@ class ChildSyncJob(ChildFacts):
         return self._line.stop.wait(timeout.total_seconds())
 
     @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        """Run a transaction on a psycopg connection, in which the effect and this job's completion commit together."""
-        conn = blocking.connect(self._begin())
+    def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[Any]:
+        """Run a transaction on a psycopg connection, in which the effect commits together with this job's completion, or with
+        the checkpoint that is given.
+        """
+        completes = completes_with(checkpoint)
+        conn = blocking.connect(self._begin(completes=completes))
         try:
             with conn.transaction():
                 yield conn
-                self._complete(conn, None)
-                self._line.ask({"is": "committing", "committing": True})
+                if completes:
+                    self._complete(conn, None)
+                    self._committing(committing=True)
+                else:
+                    self.save_checkpoint(checkpoint, conn)
         except BaseException:
-            self._line.ask({"is": "committing", "committing": False})
+            self._committing(committing=False)
             raise
         finally:
             conn.close()
-        self._line.ask({"is": "committed"})
+        if completes:
+            self._has_committed()
 
     def complete(self, conn: Any, result: Any = None) -> None:
         """Settle this job as succeeded inside your open transaction."""
@@ -163,10 +190,13 @@ class ChildSyncJob(ChildFacts):
 class ChildJob(ChildFacts):
     """The attempt, as an `async def` sees it. What it asks of the daemon blocks this process's loop for a moment."""
 
-    async def save_checkpoint(self, value: Any) -> None:
-        """Keep a JSON value for the next attempt."""
-        encode(value, what="checkpoint")
-        self._line.ask({"is": "checkpoint", "value": value})
+    async def save_checkpoint(self, value: Any, conn: Any = None) -> None:
+        """Keep a JSON value for the next attempt; on `conn`, together with your own transaction."""
+        text = encode(value, what="checkpoint")
+        if conn is None:
+            self._line.ask({"is": "checkpoint", "value": value})
+        elif await drivers.fetch(conn, "save_checkpoint", *self._claim, text, caller="job.save_checkpoint") is None:
+            raise self._stale("checkpoint")
         self.checkpoint = value
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
@@ -174,21 +204,28 @@ class ChildJob(ChildFacts):
         self._line.ask({"is": "progress", "done": done, "note": note})
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        """Run a transaction on an asyncpg connection, in which the effect and this job's completion commit together."""
-        login = self._begin()
+    async def transaction(self, *, checkpoint: Any = KEEP) -> AsyncIterator[Any]:
+        """Run a transaction on an asyncpg connection, in which the effect commits together with this job's completion, or with
+        the checkpoint that is given.
+        """
+        completes = completes_with(checkpoint)
+        login = self._begin(completes=completes)
         conn = await asyncpg.connect(login.dsn, server_settings=dict(login.settings))
         try:
             async with conn.transaction(isolation="read_committed"):
                 yield conn
-                await self._complete(conn, None)
-                self._line.ask({"is": "committing", "committing": True})
+                if completes:
+                    await self._complete(conn, None)
+                    self._committing(committing=True)
+                else:
+                    await self.save_checkpoint(checkpoint, conn)
         except BaseException:
-            self._line.ask({"is": "committing", "committing": False})
+            self._committing(committing=False)
             raise
         finally:
             await conn.close()
-        self._line.ask({"is": "committed"})
+        if completes:
+            self._has_committed()
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Settle this job as succeeded inside your open transaction."""

@@ -68,6 +68,64 @@ async def completes_async(job: rota.Job[dict[str, str]]) -> None:
     await conn.close()
 
 
+@app.handler("steps", runs_in="process", backoff=[timedelta(milliseconds=1)])
+def steps(job: rota.SyncJob[dict[str, str]]) -> Any:
+    """Commit an effect with each checkpoint, and the last one with the completion; fail in between."""
+    if job.attempt < 3:
+        with job.transaction(checkpoint={"step": job.attempt}) as conn:
+            conn.execute("insert into effects values (%s)", (job.job_id,))
+            if job.attempt == 2:
+                raise ValueError("this step is taken back")
+        with psycopg.connect(job.payload["dsn"]) as theirs:
+            theirs.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # a heartbeat may come in between
+            job.save_checkpoint({"step": job.checkpoint["step"] + 1}, theirs)
+        raise ValueError("the first steps stay")
+    with job.transaction() as conn:
+        isolation = conn.execute("show transaction_isolation").fetchone()[0]
+        conn.execute("insert into effects values (%s)", (job.job_id,))
+        if (job.checkpoint, isolation) != ({"step": 2}, "read committed"):
+            raise rota.Permanent(f"{job.checkpoint} in {isolation}")
+
+
+@app.handler("steps_async", runs_in="process", backoff=[timedelta(milliseconds=1)])
+async def steps_async(job: rota.Job[dict[str, str]]) -> Any:
+    """Do the same on a loop."""
+    if job.attempt < 3:
+        async with job.transaction(checkpoint={"step": job.attempt}) as conn:
+            await conn.execute("insert into effects values ($1)", job.job_id)
+            if job.attempt == 2:
+                raise ValueError("this step is taken back")
+        theirs = await asyncpg.connect(
+            job.payload["dsn"], server_settings={"default_transaction_isolation": "read committed"}
+        )
+        await job.save_checkpoint({"step": job.checkpoint["step"] + 1}, theirs)
+        await theirs.close()
+        raise ValueError("the first steps stay")
+    async with job.transaction() as conn:
+        isolation = await conn.fetchval("show transaction_isolation")
+        await conn.execute("insert into effects values ($1)", job.job_id)
+        if (job.checkpoint, isolation) != ({"step": 2}, "read committed"):
+            raise rota.Permanent(f"{job.checkpoint} in {isolation}")
+
+
+STEAL = (
+    "update rota.jobs set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid() where job_id = %s"
+)
+
+
+@app.handler("straggles", runs_in="process")
+def straggles(job: rota.SyncJob[dict[str, str]]) -> None:
+    """Write after the claim has become somebody else's."""
+    with psycopg.connect(job.payload["dsn"], autocommit=True) as conn:
+        conn.execute(STEAL, (job.job_id,))
+        for write in (job.complete, lambda theirs: job.save_checkpoint(1, theirs)):
+            try:
+                write(conn)
+            except rota.StaleToken:
+                continue
+            raise AssertionError("a straggler's write was taken")
+
+
 @app.handler("dies", runs_in="process", max_attempts=1)
 def dies(_: rota.SyncJob[Any]) -> None:
     """Die without a word."""

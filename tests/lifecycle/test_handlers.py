@@ -324,3 +324,28 @@ async def test_a_process_commits_effect_and_completion_together(
     assert await conn.fetchval("select job_id from effects") == job_id
     assert await _result(conn, job_id) == ({"done": True} if handler.startswith("completes") else None)
     assert not await history(conn, job_id)
+
+
+@pytest.mark.parametrize("handler", ["steps", "steps_async"])
+async def test_a_process_commits_its_steps_with_their_checkpoints(
+    handler: str, processes: rota.App, database: Database, conn: Connection[Record]
+) -> None:
+    """At READ COMMITTED, whatever was set for everybody; a step that fails takes its checkpoint back."""
+    await conn.execute("create table effects (job_id int8)")
+    await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
+    async with node(database.dsn, processes, reference="handlers_app:app"):
+        job_id = await insert(conn, handler, json.dumps({"dsn": database.dsn}))
+        assert await ended(conn, job_id) == "succeeded"
+    assert [row["error_kind"] for row in await history(conn, job_id)] == ["ValueError", "ValueError"]
+    assert await conn.fetchval("select count(*) from effects") == 2, "one step and the last; the second was taken back"
+
+
+async def test_a_straggler_in_a_process_is_refused_and_counted(
+    processes: rota.App, database: Database, conn: Connection[Record]
+) -> None:
+    """Its writes go by connections of its own; the daemon is told of them all the same."""
+    async with node(database.dsn, processes, reference="handlers_app:app") as one:
+        await insert(conn, "straggles", json.dumps({"dsn": database.dsn}))
+        await one.told("write.refused", what="complete")
+        await one.told("write.refused", what="checkpoint")
+        assert one.metric("rota_stale_writes_total") >= 2

@@ -26,7 +26,7 @@ class Login:
 
 
 def connect(login: Login) -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode. Raises ConfigError where psycopg is missing."""
+    """Open a connection in autocommit mode, its transactions at READ COMMITTED. Raises ConfigError where psycopg is missing."""
     try:
         import psycopg  # noqa: PLC0415  optional
     except ImportError as error:
@@ -37,9 +37,11 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     settings = dict(login.settings)
     name = settings.pop("application_name", "rota")
     options = " ".join(f"-c {key}={value}" for key, value in settings.items())
-    return psycopg.connect(
+    conn = psycopg.connect(
         login.dsn, autocommit=True, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
     )
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return conn
 
 
 class BlockingPool:

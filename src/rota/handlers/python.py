@@ -112,6 +112,7 @@ def in_process(handler: Handler) -> Step:
                 "queue": job.queue,
                 "attempt": job.attempt,
                 "fence_token": job.fence_token,
+                "_node": str(environment.node),
                 "scheduled_for": job.scheduled_for.isoformat(),
                 "idempotency_key": job.idempotency_key,
                 "schedule_id": job.schedule_id,
@@ -194,6 +195,9 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
                 await _relay(child, job.save_checkpoint(answer["value"]))
             case "progress":
                 await _relay(child, job.report_progress(answer["done"], answer["note"]))
+            case "stale":
+                attempt, environment = inside(job)
+                environment.stale_write(attempt, answer["what"])
             case "completing":
                 inside(job)[0].completing = True
             case "committing":
