@@ -210,7 +210,9 @@ class ChildJob(ChildFacts):
         """
         completes = completes_with(checkpoint)
         login = self._begin(completes=completes)
-        conn = await asyncpg.connect(login.dsn, server_settings=dict(login.settings))
+        conn = await asyncpg.connect(
+            login.dsn, server_settings=dict(login.settings), statement_cache_size=0 if login.pooled else 100
+        )
         try:
             async with conn.transaction(isolation="read_committed"):
                 yield conn

@@ -163,7 +163,8 @@ class Daemon:
             )
             stack.callback(self._end_threads)
             environment = self._environment(found, pool, handler_pool)
-            login = Login(dsn, handler_session_settings(route, f"{name} handlers", config.lease.duration))
+            settings = handler_session_settings(route, f"{name} handlers", config.lease.duration)
+            login = Login(dsn, settings, pooled=route.pooled)
             environment.login = login
             environment.blocking = BlockingPool(login, config.database.handler_pool_size)
             stack.callback(environment.blocking.close)

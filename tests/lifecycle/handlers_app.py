@@ -81,7 +81,7 @@ def steps(job: rota.SyncJob[dict[str, str]]) -> Any:
             job.save_checkpoint({"step": job.checkpoint["step"] + 1}, theirs)
         raise ValueError("the first steps stay")
     with job.transaction() as conn:
-        isolation = conn.execute("show transaction_isolation").fetchone()[0]
+        [(isolation,)] = conn.execute("show transaction_isolation")
         conn.execute("insert into effects values (%s)", (job.job_id,))
         if (job.checkpoint, isolation) != ({"step": 2}, "read committed"):
             raise rota.Permanent(f"{job.checkpoint} in {isolation}")

@@ -348,4 +348,5 @@ async def test_a_straggler_in_a_process_is_refused_and_counted(
         await insert(conn, "straggles", json.dumps({"dsn": database.dsn}))
         await one.told("write.refused", what="complete")
         await one.told("write.refused", what="checkpoint")
+        await one.told("lease.lost")
         assert one.metric("rota_stale_writes_total") >= 2

@@ -29,7 +29,8 @@ REFERENCE = "parted_app:app"
 
 @pytest.fixture(autouse=True)
 def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(parted_app.__file__).parent))
+    folder = str(Path(parted_app.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
 
 
 def alive(pid: int) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
+import pooled_app
+from nodes import node
 from poolers import find_pgbouncer, pgbouncer
 from shell import Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from scenes import Scene
 
@@ -61,6 +64,20 @@ async def test_b85_claims_settlements_heartbeats_and_transactions_go_through_a_p
         assert daemon.stop() == 0
     locks = await scene.value("select count(*) from pg_locks where locktype = 'advisory'")
     assert locks == 0, "no session lock stays behind in a server connection"
+
+
+async def test_b85_transactions_of_threads_and_processes_leave_no_statement_behind(
+    scene: Scene, pooled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that was prepared under a name stays in a server connection, where the next client stumbles over it."""
+    folder = str(Path(pooled_app.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    async with node(pooled, pooled_app.app, reference="pooled_app:app", log__level="warning") as one:
+        jobs = [await scene.enqueue("thread") for _ in range(30)]
+        jobs += [await scene.enqueue("process") for _ in range(4)]
+        await scene.empties()
+        assert not one.seen("job.settled", settlement="dead")
+    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == len(jobs)
 
 
 async def test_b85_the_start_finds_the_pooler_and_says_what_to_do_about_notifications(

@@ -23,6 +23,8 @@ class Login:
 
     dsn: str = field(repr=False)
     settings: Mapping[str, str]
+    pooled: bool = False
+    """Through a pooler: what a session prepares under a name, the next one finds there, or misses."""
 
 
 def connect(login: Login) -> psycopg.Connection[Any]:
@@ -41,6 +43,8 @@ def connect(login: Login) -> psycopg.Connection[Any]:
         login.dsn, autocommit=True, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
     )
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    if login.pooled:
+        conn.prepare_threshold = None
     return conn
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +100,12 @@ def in_process(handler: Handler) -> Step:
             raise ConfigError(
                 "runs_in='process' needs an app that can be imported by name: start with --app module:app"
             )
-        login = environment.login and {"dsn": environment.login.dsn, "settings": dict(environment.login.settings)}
         order = {
             "app": environment.app_reference,
             "handler": handler.name,
             "payload": attempt.claim.payload,
             "log": environment.log,
-            "database": login,
+            "database": environment.login and asdict(environment.login),
             "facts": {
                 "job_id": job.job_id,
                 "handler": handler.name,
