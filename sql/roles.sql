@@ -121,6 +121,7 @@ begin
             (array[client], 'select (handler, queue)', 'handlers'),  -- for the row trigger, which runs as the caller
             (array[client], 'select', 'meta'),
             (array[client], 'select', 'job_status'),
+            (array[client], 'select', 'fire_history'),
             (array[client, operator], 'select, delete', 'schedules'),
             (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '

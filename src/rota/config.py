@@ -378,6 +378,14 @@ class _Given(NamedTuple):
     source: str
 
 
+def _within(path: str, value: object) -> Iterator[str]:
+    """Yield the path of a setting, and of each that stands in its table."""
+    yield path
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _within(f"{path}.{name}", each)
+
+
 def load(
     config_file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -415,7 +423,9 @@ def load(
     if problems:
         # Not inside the except: a traceback with pydantic's error in it could print what was refused.
         raise ConfigError("\n".join(sorted(problems)))
-    config._sources = MappingProxyType({path: source for path, (_, source) in given.items()})  # noqa: SLF001
+    config._sources = MappingProxyType(  # noqa: SLF001
+        {leaf: source for path, (value, source) in given.items() for leaf in _within(path, value)}
+    )
     config._warnings = tuple(warnings)  # noqa: SLF001
     config._libpq = _libpq_dsn(environ)  # noqa: SLF001
     return config

@@ -340,6 +340,7 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     )
     assert await app.fetchval("select paused from rota.schedules where name = 'n'")
     assert await app.fetchval("select rota.ran('n', now())") is False
+    assert await app.fetch("select * from rota.fire_history") == []
     for column in (
         "schedule_id", "created_at", "created_by", "edited_at", "paused_at", "declared_by", "declared", "next_fire_at",
         "last_fire_at", "last_success_at", "consecutive_failures", "invalid_reason", "version",

@@ -402,6 +402,14 @@ def test_what_is_printed_says_where_each_value_came_from_and_can_be_read_again()
     assert json.loads(json.dumps(config.masked()))["retention"]["fires"] == 0
 
 
+def test_of_a_configured_handler_each_setting_says_where_it_came_from() -> None:
+    """What stands in its table was written there, what doesn't is the default: also deep down."""
+    config = read('[handlers.http.endpoints.shop]\nurl = "https://shop.example/"\nheaders = { "X" = "1" }')
+    shop = config.rendered().partition("[handlers.http.endpoints.shop]")[2].splitlines()
+    sources = {line.split(" = ")[0]: line.split("#")[-1].strip() for line in shop if " = " in line}
+    assert (sources["url"], sources["headers"], sources["method"]) == ("given.toml", "given.toml", "default")
+
+
 def test_kept_for_ever_is_none() -> None:
     """A pruner that read 0 as an age would delete all history; compared with NULL, nothing is old."""
     assert read(ROTA_RETENTION_ATTEMPTS="0").retention.attempts is None
