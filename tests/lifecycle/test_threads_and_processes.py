@@ -190,6 +190,22 @@ async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_a
     assert len(pid.read_text(encoding="ascii").splitlines()) == 1
 
 
+async def test_what_a_draining_daemon_buries_last_is_told_of_like_any_dead_letter(
+    database: Database, conn: Connection[Record], tmp_path: Path
+) -> None:
+    """At most once, and its handler never stopped: a dead letter, which nobody would hear of but for the log."""
+    pid = tmp_path / "pid"
+    with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
+        daemon = daemons.launch()
+        job_id = await insert(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
+        await eventually(pid.exists, within=30, what="the handler's start")
+        daemon.send(signal.SIGTERM)
+        assert daemon.ends() == 0
+        assert (await letter(conn, job_id))["reason"] == "lost"
+        (told,) = daemon.events("job.settled", job_id=job_id)
+        assert (told["level"], told["settlement"], told["reason"]) == ("error", "dead", "lost")
+
+
 async def test_a_thread_keeps_its_slot_until_it_ends(database: Database, conn: Connection[Record]) -> None:
     """Rule 12: a job that timed out is not tried again beside the thread that still runs it."""
     app = rota.App("thread")

@@ -10,7 +10,7 @@ from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, connection
 from rota.domain.outcome import Interrupted
 from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import as_verdict, write_unfinished
+from rota.lifecycle.settle import as_verdict, report, write_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -74,11 +74,18 @@ class Drain:
         outcome = Interrupted(began=True, still_running=True)
         with suppress(*TRANSIENT):
             async with connection(self._pool) as db:
-                terms = await queries.load_terms(db, node=self._node, attempts=stuck)
-                verdicts = [as_verdict(each, outcome, decide(each, outcome, self._random)) for each in terms]
+                terms = {
+                    each.fence_token: each for each in await queries.load_terms(db, node=self._node, attempts=stuck)
+                }
+                decided = {token: decide(each, outcome, self._random) for token, each in terms.items()}
+                verdicts = [as_verdict(each, outcome, decided[token]) for token, each in terms.items()]
                 writable = [verdict for verdict in verdicts if verdict is not None]
                 if writable:
-                    await write_unfinished(db, writable, self._telemetry, expired_only=False, alert=self._alert)
+                    written = await write_unfinished(
+                        db, writable, self._telemetry, expired_only=False, alert=self._alert
+                    )
+                    for token, settlement in written.items():
+                        report(self._telemetry, terms[token], outcome, decided[token], settlement, seconds=None)
                 await queries.remove_node(db, node=self._node)
 
 
