@@ -92,6 +92,7 @@ class App:
         runs_in: Literal["process"] | None = None,
     ) -> Declare:
         """Register a function that takes the job: `async def` runs on the loop, `def` in a thread, either in a process if asked.
+        What the lifespan yielded doesn't reach a process: there `job.state` is None.
 
         What is None is the design's default: queue 'default', 20 attempts, backoff from 5 s up to 1 h, no timeout, at least once.
         An exception of a type in `permanent` makes a dead letter at once. Instead of `backoff_base` and `backoff_cap`, which
