@@ -314,7 +314,7 @@ def find_app(reference: str) -> App:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise AppNotFound(_broken(module_name, error)) from error
         raise AppNotFound(
-            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)}. "
+            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)} "
             f"Give the app as module:attribute, such as myapp.jobs:app"
         ) from error
     except (Exception, SystemExit) as error:
@@ -343,7 +343,7 @@ def _broken(module_name: str, error: BaseException) -> str:
 
 
 def _spelling(module_name: str) -> str:
-    """Name the module beside the missing one, in the same package, that is spelled most like it."""
+    """End the sentence with the module beside the missing one, in the same package, that is spelled most like it."""
     parent, _, name = module_name.rpartition(".")
     package = sys.modules.get(parent)
     beside = [found.name for found in pkgutil.iter_modules(package.__path__ if package else [str(Path.cwd())])]
@@ -351,7 +351,7 @@ def _spelling(module_name: str) -> str:
     return (
         f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
         if close
-        else f", found {', '.join(beside[:8])}"
+        else f", found {', '.join(beside[:8])}."
         if beside
-        else ""
+        else "."
     )

@@ -206,7 +206,7 @@ async def test_an_app_that_cannot_be_imported_is_spelled_out(rota: Shell) -> Non
     nothing = await rota("run")
 
     assert {said.code for said in (module, attribute, broken, nothing)} == {2}
-    assert "did you mean shop?" in module.err
+    assert "did you mean shop? Give" in module.err
     assert str(rota.folder.resolve()) in module.err
     assert "did you mean shop:app?" in attribute.err
     assert "no_such_package" in broken.err
