@@ -14,6 +14,7 @@ import sqlalchemy
 
 import rota
 from drivers import ASYNC, SYNC
+from rota.client.columns import COLUMNS, option
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -183,6 +184,19 @@ async def test_a_naive_datetime_is_refused(name: str, conn: Connection[Record]) 
         await rota.enqueue(conn, "h", **{name: datetime(2030, 1, 1)})  # type: ignore[arg-type]  # noqa: DTZ001
     with pytest.raises(ValueError, match="must have a zone"):
         await rota.enqueue_many(conn, "h", [1], run_at=lambda _: datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+async def test_a_daemons_column_is_refused_as_such(conn: Connection[Record]) -> None:
+    """To name the public column that is spelled most like it would help nobody who writes a state."""
+    rows = await conn.fetch(
+        "select attname from pg_attribute where attrelid = 'rota.jobs'::regclass and attnum > 0 and not attisdropped"
+    )
+    theirs = {row["attname"] for row in rows} - COLUMNS - {"handler", "payload"}
+    for name in theirs:
+        with pytest.raises(TypeError, match=f"rota.jobs.{name} is for daemons to write"):
+            option(name, 1)
+    with pytest.raises(TypeError, match="no public column 'prority': did you mean 'priority'"):
+        option("prority", 1)
 
 
 async def test_many_jobs_may_each_have_columns_of_their_own(conn: Connection[Record]) -> None:

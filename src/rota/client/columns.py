@@ -35,9 +35,17 @@ class Columns(TypedDict, total=False):
 
 COLUMNS = frozenset(Columns.__annotations__)
 
+DAEMONS = frozenset({
+    "job_id", "scheduled_for", "schedule_id", "created_at", "created_by", "state", "attempt", "losses", "releases", "fence_token",
+    "leased_by", "lease_expires_at", "started_at", "checkpoint", "progress", "progress_note", "exclusive",
+})  # fmt: skip
+"""What only daemons write, and a client can't."""
+
 
 def option(name: str, value: Any) -> Any:
     """Return a column's value as JSON has it. Raises TypeError or ValueError for a wrong one, or a column that there isn't."""
+    if name in DAEMONS:
+        raise TypeError(f"rota.jobs.{name} is for daemons to write, nobody else may: leave it out")
     if name not in COLUMNS:
         close = get_close_matches(name, COLUMNS, 1)
         raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
