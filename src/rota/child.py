@@ -78,6 +78,7 @@ class ChildFacts:
     job_id: int
     fence_token: int
     _node: str
+    _idling: str | None
     checkpoint: Any
 
     def __init__(self, facts: dict[str, Any], payload: Any, line: Line, login: blocking.Login | None) -> None:
@@ -154,6 +155,8 @@ class ChildSyncJob(ChildFacts):
         conn = blocking.connect(self._begin(completes=completes))
         try:
             with conn.transaction():
+                if self._idling is not None:
+                    drivers.fetch_sync(conn, "limit_idling", self._idling, caller="job.transaction")
                 yield conn
                 if completes:
                     self._complete(conn, None)
@@ -215,6 +218,8 @@ class ChildJob(ChildFacts):
         )
         try:
             async with conn.transaction(isolation="read_committed"):
+                if self._idling is not None:
+                    await drivers.fetch(conn, "limit_idling", self._idling, caller="job.transaction")
                 yield conn
                 if completes:
                     await self._complete(conn, None)

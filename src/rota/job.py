@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rota.clock import boottime
 from rota.db import drivers, queries
-from rota.db.pool import LOST, PATIENCE, TRANSIENT, connection
+from rota.db.pool import LOST, PATIENCE, TRANSIENT, connection, idling
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.errors import Refused, StaleToken
 from rota.payload import encode
@@ -149,6 +149,12 @@ class JobFacts(Generic[P]):
         """'cancel', 'drain', 'timeout', 'lease_lost', or None while nobody wants it to stop."""
         return self._attempt.stop_reason
 
+    @property
+    def _own_idling(self) -> str | None:
+        """For how long a transaction may idle where the job has a lease of its own; the session has the daemon's."""
+        lease = self._attempt.claim.lease
+        return None if lease is None else idling(lease)
+
     def _first_transaction(self, *, completes: bool) -> None:
         if self._attempt.committed or (completes and self._transaction_used):
             raise RuntimeError(
@@ -186,6 +192,8 @@ class Job(JobFacts[P]):
             transaction = conn.transaction(isolation="read_committed")
             try:
                 await transaction.start()
+                if (limit := self._own_idling) is not None:
+                    await drivers.fetch(conn, "limit_idling", limit, caller="job.transaction")
                 yield conn
                 if completes:
                     await self._complete(conn, None)
@@ -293,6 +301,8 @@ class SyncJob(JobFacts[P]):
 
             conn.execute("begin isolation level read committed")
             try:
+                if (limit := self._own_idling) is not None:
+                    drivers.fetch_sync(conn, "limit_idling", limit, caller="job.transaction")
                 yield conn
                 if completes:
                     self._complete(conn, None)

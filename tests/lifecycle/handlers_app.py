@@ -108,6 +108,24 @@ async def steps_async(job: rota.Job[dict[str, str]]) -> Any:
             raise rota.Permanent(f"{job.checkpoint} in {isolation}")
 
 
+SHOW = "show idle_in_transaction_session_timeout"
+
+
+@app.handler("idles", runs_in="process")
+def idles(job: rota.SyncJob[Any]) -> Any:
+    """Say for how long its transaction may idle."""
+    with job.transaction(checkpoint=1) as conn:
+        [(limit,)] = conn.execute(SHOW)
+    return limit
+
+
+@app.handler("idles_async", runs_in="process")
+async def idles_async(job: rota.Job[Any]) -> Any:
+    """Do the same on a loop."""
+    async with job.transaction(checkpoint=1) as conn:
+        return await conn.fetchval(SHOW)
+
+
 STEAL = (
     "update rota.jobs set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid() where job_id = %s"
 )

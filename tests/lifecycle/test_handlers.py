@@ -326,6 +326,9 @@ async def test_a_process_commits_effect_and_completion_together(
     assert not await history(conn, job_id)
 
 
+SHOW = "show idle_in_transaction_session_timeout"
+
+
 @pytest.mark.parametrize("handler", ["steps", "steps_async"])
 async def test_a_process_commits_its_steps_with_their_checkpoints(
     handler: str, processes: rota.App, database: Database, conn: Connection[Record]
@@ -350,3 +353,30 @@ async def test_a_straggler_in_a_process_is_refused_and_counted(
         await one.told("write.refused", what="checkpoint")
         await one.told("lease.lost")
         assert one.metric("rota_stale_writes_total") >= 2
+
+
+async def test_a_transaction_may_idle_for_as_long_as_the_jobs_own_lease(
+    processes: rota.App, database: Database, conn: Connection[Record]
+) -> None:
+    """Longer, and a holder that was cut off keeps its locks beyond its lease; shorter, and one in order loses its work."""
+    app = rota.App("idling")
+    app.include(processes)
+
+    @app.handler("on the loop")
+    async def on_the_loop(job: rota.Job[Any]) -> Any:
+        async with job.transaction(checkpoint=1) as theirs:
+            return await theirs.fetchval(SHOW)
+
+    @app.handler("in a thread")
+    def in_a_thread(job: rota.SyncJob[Any]) -> Any:
+        with job.transaction(checkpoint=1) as theirs:
+            [(limit,)] = theirs.execute(SHOW)
+        return limit
+
+    told = {}
+    async with node(database.dsn, app, reference="handlers_app:app", lease__duration="7s"):
+        for handler in ("on the loop", "in a thread", "idles", "idles_async"):
+            own, daemons = await insert(conn, handler, lease="interval '90 seconds'"), await insert(conn, handler)
+            assert {await ended(conn, own), await ended(conn, daemons)} == {"succeeded"}
+            told[handler] = (await _result(conn, own), await _result(conn, daemons))
+    assert set(told.values()) == {("90s", "7s")}, told

@@ -69,6 +69,7 @@ Query = Literal[
     "complete_job",
     "guard_resource",
     "save_checkpoint",
+    "limit_idling",
 ]
 """What runs on connections of others."""
 

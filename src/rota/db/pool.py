@@ -238,5 +238,10 @@ def handler_session_settings(route: Route, name: str, lease: timedelta) -> dict[
     settings = session_settings(route, name)
     if not route.pooled:
         # A holder that was stopped or cut off must not keep its locks beyond its lease.
-        settings["idle_in_transaction_session_timeout"] = f"{int(lease.total_seconds() * 1000)}ms"
+        settings["idle_in_transaction_session_timeout"] = idling(lease)
     return settings
+
+
+def idling(lease: timedelta) -> str:
+    """Write for how long a transaction may idle, as the server reads it."""
+    return f"{int(lease.total_seconds() * 1000)}ms"

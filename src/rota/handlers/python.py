@@ -15,6 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rota.db.pool import idling
 from rota.errors import ConfigError
 from rota.handlers.pipes import send
 from rota.job import Job, inside
@@ -113,6 +114,7 @@ def in_process(handler: Handler) -> Step:
                 "attempt": job.attempt,
                 "fence_token": job.fence_token,
                 "_node": str(environment.node),
+                "_idling": None if attempt.claim.lease is None else idling(attempt.claim.lease),
                 "scheduled_for": job.scheduled_for.isoformat(),
                 "idempotency_key": job.idempotency_key,
                 "schedule_id": job.schedule_id,
