@@ -551,7 +551,7 @@ async def test_check_says_of_each_finding_what_to_do(rota: Shell, conn: Connecti
     await make_job(conn, handler="shop.chian")
     await make_job(conn, handler="shop.chain", queue="mail")
     await make_running_job(conn, lease=timedelta(seconds=-60))
-    await make_dead_letter(conn, reason="poison")
+    await make_dead_letter(conn, reason="poison", error_kind="LeaseExpired")
     await conn.execute("alter table rota.jobs set (autovacuum_enabled = off)")
     try:
         said = await rota("check", "--json", ROTA_NONSENSE="1")
@@ -571,7 +571,9 @@ async def test_check_says_of_each_finding_what_to_do(rota: Shell, conn: Connecti
     ]
     assert all(each["do"] for each in found)
     assert any("did you mean 'shop.chain'" in each["do"] for each in found)
-    assert "rota dead" in text.out
+    assert "--reason poison --error-kind LeaseExpired" in text.out, (
+        "filters that choose these, and no others beside them"
+    )
 
 
 async def test_config_shows_values_with_their_sources_and_no_password(rota: Shell) -> None:

@@ -216,6 +216,8 @@ def letter_findings(letters: "Sequence[LetterGroup]") -> Iterator[Finding]:
     for group in letters:
         what = f"{plural(group.letters, 'dead letter')} of {group.handler} in queue {group.queue}: {group.reason}"
         chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
+        if group.error_kind:
+            chosen += f" --error-kind {quote(group.error_kind)}"
         yield Finding(
             check="dead letters",
             finding=f"{what}, {group.error_kind}" if group.error_kind else what,
