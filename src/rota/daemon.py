@@ -465,7 +465,6 @@ class Daemon:
         )
         return health.Readiness(
             database_age=timedelta(seconds=boottime() - reached) if reached else None,
-            schema_problem=None,
             draining=self.stops.claiming.is_set(),
         )
 

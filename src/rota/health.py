@@ -51,8 +51,6 @@ class Readiness:
 
     database_age: timedelta | None
     """Since the database last answered; None: it never has."""
-    schema_problem: str | None
-    """Why the schema doesn't fit this rota, in words fit for strangers; None: it fits."""
     draining: bool
 
     @property
@@ -63,8 +61,6 @@ class Readiness:
             reasons.append("the database has not been reached yet")
         elif self.database_age > RECENT:
             reasons.append(f"the database was last reached {self.database_age.total_seconds():.0f} s ago")
-        if self.schema_problem:
-            reasons.append(self.schema_problem)
         if self.draining:
             reasons.append("this node is draining")
         return reasons

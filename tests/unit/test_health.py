@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REAPER = ServiceHealth(
     name="reaper", age=timedelta(seconds=4), allowed=timedelta(seconds=30), failures=0, database_away=False
 )
-READY = Readiness(database_age=timedelta(seconds=1), schema_problem=None, draining=False)
+READY = Readiness(database_age=timedelta(seconds=1), draining=False)
 
 
 @dataclass
@@ -112,7 +112,6 @@ async def test_a_working_node_is_ready() -> None:
     ("ready", "reason"),
     [
         (replace(READY, database_age=None), "the database has not been reached yet"),
-        (replace(READY, schema_problem="the schema is older than this rota"), "the schema is older than this rota"),
         (replace(READY, draining=True), "this node is draining"),
     ],
 )
