@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
-WAITING = frozenset({"settle", "listener"})
+WAITING = frozenset({"settle", "listener", "track record"})
 """Services that wait for something to do, so that their age says nothing."""
 
 ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))

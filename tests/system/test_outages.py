@@ -302,7 +302,7 @@ async def test_whoever_watches_is_told_of_the_outage_and_goes_on_watching(scene:
             link.heal()
             shown = ""
             scene.daemons.start()
-            await eventually(lambda: shows("handlers"), within=20)
+            await eventually(lambda: shows("slots"), within=20)
             watching.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(watching.wait(), 10) == 0
         finally:
