@@ -144,7 +144,7 @@ begin
                 'delivery, seen_at), update (app, release, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, '
                 'seen_at)', 'handlers'),
             (array[daemon], 'select', 'queues'),
-            (array[daemon], 'select', 'meta'),
+            (array[daemon], 'select, update (planned_with)', 'meta'),
             (array[daemon], 'select', 'migrations'),
             (array[daemon], 'select', 'job_status'),
             (array[daemon], 'select, insert, update, delete', 'schedules'),

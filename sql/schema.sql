@@ -572,7 +572,7 @@ begin
     if expr ~ '[^\u0020-\u007e\u0009]' then
         raise exception using errcode = 'check_violation', message = 'cron: there is a character that has no place in an expression';
     end if;
-    expr := lower(expr);
+    expr := lower(expr collate "C");  -- by Turkish rules, FRI has no dot in small letters either
     if expr in ('@yearly', '@annually', '@monthly', '@weekly', '@daily', '@midnight', '@hourly') then
         return true;
     elsif starts_with(expr, '@') then
@@ -1899,8 +1899,11 @@ CREATE TABLE rota.meta (
     installation_id uuid DEFAULT gen_random_uuid() NOT NULL,
     schema_version integer NOT NULL,
     oldest_compatible integer NOT NULL,
+    planned_with text,
     CONSTRAINT "there is one installation" CHECK (only_row)
 );
+
+COMMENT ON COLUMN rota.meta.planned_with IS 'With which rota and zone data all next fires were found.';
 
 CREATE TABLE rota.migrations (
     version integer NOT NULL,

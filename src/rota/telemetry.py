@@ -416,6 +416,11 @@ class Telemetry:
         if count:
             self._event(logging.INFO, "schedules.resumed", count=count)
 
+    def schedules_moved(self, count: int) -> None:
+        """Tell of schedules that another rota or other zone data would have fired at another instant."""
+        if count:
+            self._event(logging.INFO, "schedules.moved", count=count)
+
     def schedules_declared(self, steps: Iterable[Step]) -> None:
         """Tell what became of the schedules that the app's code declares: what was written, and what was left alone and why."""
         for step in steps:

@@ -573,6 +573,53 @@ async def test_invalid_schedules_are_planned_again_by_a_new_node(
     assert (await clock(conn, made))["next_fire_at"] is not None
 
 
+async def test_next_fires_that_other_zone_data_found_are_found_anew(
+    conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
+) -> None:
+    """Governments change the clocks. What was planned by the old rules, up to years ahead, would fire at the wrong hour."""
+    yearly = await make_schedule(conn, "yearly", cron="0 9 1 6 *", timezone="Asia/Almaty")
+    others = [
+        await make_schedule(conn, "due", cron="0 9 1 6 *"),
+        await make_schedule(conn, "paused", cron="0 9 1 6 *", paused=True),
+        await make_schedule(conn, "beat", every=timedelta(days=300)),
+        await make_schedule(conn, "right", cron="0 9 1 6 *"),
+    ]
+    await planner.turn()
+    await make_due(conn, others[0])
+    right = [(await clock(conn, made))["next_fire_at"] for made in (yearly, *others[1:])]
+    assert right[0].hour == 4
+    await conn.execute(
+        "update rota.schedule_clocks set next_fire_at = next_fire_at - interval '1 hour' where schedule_id = $1", yearly
+    )
+    assert await conn.fetchval("select planned_with from rota.meta") is not None
+    again = Planner(pool)
+    await again.turn()
+    assert (await clock(conn, yearly))["next_fire_at"] == right[0] - timedelta(hours=1), "found by ourselves"
+
+    await conn.execute("update rota.meta set planned_with = 'rota 0.1, tzdata 2023c'")
+    again = Planner(pool)
+    await again.turn()
+    assert [(await clock(conn, made))["next_fire_at"] for made in (yearly, *others[1:])] == right
+    assert await dispositions(conn) == ["enqueued"], "what is due is decided about; nothing fires because of new data"
+    assert [said["count"] for said in again.said("schedules.moved")] == [1]
+    assert "2023c" not in await conn.fetchval("select planned_with from rota.meta")
+
+
+async def test_while_others_plan_with_other_zone_data_it_is_not_settled(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """In the middle of an upgrade, what the last of the old ones plan is for the next of the new ones to correct."""
+    await conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, tzdata, state) "
+        "values (gen_random_uuid(), 'old', 1, '0.1', 'x', '{}', '{}', '{}', '2023c', 'running')"
+    )
+    await Planner(pool).turn()
+    assert await conn.fetchval("select planned_with from rota.meta") is None
+    await conn.execute("delete from rota.nodes")
+    await Planner(pool).turn()
+    assert await conn.fetchval("select planned_with from rota.meta") is not None
+
+
 async def test_one_schedule_whose_job_is_refused_does_not_stop_the_others(
     conn: Connection[Record], planner: Planner
 ) -> None:
@@ -658,6 +705,7 @@ async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
 async def test_it_sleeps_until_the_very_next_instant(conn: Connection[Record], planner: Planner) -> None:
     """Lateness is milliseconds, and not a tick."""
     made = await make_schedule(conn)
+    await planner.turn()
     await make_due(conn, made, ago=timedelta(milliseconds=-300))
     assert 0.1 < await planner.turn() <= 0.3
     await end_live_jobs(conn)

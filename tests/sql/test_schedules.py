@@ -165,6 +165,22 @@ async def test_sql_and_python_agree_on_which_expressions_are_valid(database: Dat
         await asyncio.to_thread(agree)
 
 
+async def test_a_cron_expression_is_read_alike_in_every_language(conn: Connection[Record]) -> None:
+    """By Turkish rules FRI has no dot in small letters either, and `@DAILY` none: the CHECK must not ask the database's locale."""
+    folding = await conn.fetch(
+        "select proname, line from pg_proc cross join regexp_split_to_table(prosrc, '\n') as line "
+        "where pronamespace = 'rota'::regnamespace and line ~ '\\m(lower|upper|initcap)\\('"
+    )
+    assert folding
+    assert [row for row in folding if 'collate "C"' not in row["line"]] == []
+    turkish = await conn.fetchval("select min(collname) from pg_collation where collname ~* '^tr[-_]'")
+    if turkish is None:
+        pytest.skip("the other half needs a server that knows Turkish")
+    assert await conn.fetchval(f"select lower('FRI' collate \"{turkish}\")") != "fri"
+    for expression in ("0 9 * * FRI", "@DAILY", "@MIDNIGHT", "0 9 * * LFRI"):
+        assert await conn.fetchval(f'select rota.is_cron($1 collate "{turkish}")', expression)
+
+
 # ── edits ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -245,10 +245,13 @@ async def take_due_schedules(
 ) -> DueLook:
     """Return the due schedules of these shards beyond `floor`, with NO_FLOOR also the overdue ones of all others."""
     rows = await db.fetch(SQL["take_due_schedules"], shards, overdue, turn, *floor, limit, horizon)
-    due = [
+    return DueLook(_alike(rows), rows[0][19], rows[0][20], rows[0][21])
+
+
+def _alike(rows: Sequence[asyncpg.Record]) -> list[DueSchedules]:
+    return [
         DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row)) for row in rows if row[0] is not None
     ]
-    return DueLook(due, rows[0][19], rows[0][20], rows[0][21])
 
 
 def _rule(row: asyncpg.Record) -> Rule:
@@ -326,6 +329,23 @@ async def revive_invalid_schedules(db: Connection) -> int:
     """Return how many invalid schedules are planned again."""
     revived: int = await db.fetchval(SQL["revive_invalid_schedules"])
     return revived
+
+
+async def examine_plans(db: Connection, *, rota_version: str, tzdata: str) -> bool:
+    """Return whether all next fires were found by this rota with this zone data."""
+    return await db.fetchval(SQL["examine_plans"], rota_version, tzdata) is True
+
+
+async def list_planned_schedules(db: Connection, *, after: int, limit: int) -> tuple[list[DueSchedules], int | None]:
+    """Return the cron schedules of a page that are not due yet, and the schedule_id that ends it, None after the last page."""
+    rows = await db.fetch(SQL["list_planned_schedules"], after, limit)
+    return _alike(rows), rows[0][19]
+
+
+async def stamp_plans(db: Connection, *, rota_version: str, tzdata: str) -> bool:
+    """Return whether it is written down that they all were: no living daemon finds next fires otherwise."""
+    stamped: int = await db.fetchval(SQL["stamp_plans"], rota_version, tzdata)
+    return stamped > 0
 
 
 async def note_fire_outcomes(db: Connection, outcomes: Sequence[tuple[int, bool, int]]) -> set[int]:

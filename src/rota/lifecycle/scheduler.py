@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from rota.clock import boottime
+from rota.cron import tzdata_version
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
 from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
@@ -84,6 +87,8 @@ class Scheduler:
         self._decided = 0
         self._others_left = False
         self._revived = False
+        self._checked_up_to: int | None = None
+        """Up to which schedule_id the next fires have been found anew; None: there is no need to, or no more."""
         self._waiting = False
         self._served: tuple[int, ...] = ()
 
@@ -136,6 +141,9 @@ class Scheduler:
         if self._others_left and self._decided:
             self._sweep_at = 0.0
             return 0.0
+        if self._checked_up_to is not None:
+            await self._check_plans(self._checked_up_to)
+            more = True
         if more:
             return 0.0
         pauses = [self._poll.total_seconds()]
@@ -150,6 +158,7 @@ class Scheduler:
         async with connection(self._pool) as db:
             if not self._revived:
                 await queries.revive_invalid_schedules(db)
+                self._checked_up_to = None if await queries.examine_plans(db, **_found_with()) else -1
                 self._revived = True
             look = await queries.take_due_schedules(
                 db,
@@ -261,6 +270,35 @@ class Scheduler:
             await self._stop(db, invalid)
         return soonest
 
+    async def _check_plans(self, after: int) -> None:
+        """Find the next fires of a page of schedules anew, because another rota or other zone data found them.
+
+        As after an edit, they lie after this moment. What is due already is left to be decided about.
+        """
+        async with connection(self._pool) as db:
+            page, last = await queries.list_planned_schedules(db, after=after, limit=BATCH)
+            others: list[Decision] = []
+            invalid: list[tuple[int, int, str]] = []
+            for alike in page:
+                schedules = list(zip(alike.schedule_ids, alike.versions, strict=True))
+                assert alike.base is not None  # noqa: S101  the query's greatest()
+                try:
+                    following = alike.rule.first_after(alike.base)
+                except REFUSED as error:
+                    reason = str(error)[:500] or type(error).__name__
+                    invalid += ((*which, reason) for which in schedules)
+                    continue
+                if following != alike.next_fire_at:
+                    others.append(Decision(schedules, alike.next_fire_at, following, None, []))
+            if others:
+                moved, _ = await queries.record_fires(db, others)
+                self._telemetry.schedules_moved(moved)
+            if invalid:
+                await self._stop(db, invalid)
+            if last is None:
+                await queries.stamp_plans(db, **_found_with())
+            self._checked_up_to = last
+
     async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
         schedules = [(decision, which) for decision in decisions for which in decision.schedules]
         try:
@@ -285,6 +323,11 @@ class Scheduler:
     async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
         for schedule_id, name, reason in await queries.stop_invalid_schedules(db, invalid):
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
+
+
+@cache
+def _found_with() -> dict[str, str]:
+    return {"rota_version": version("rota"), "tzdata": tzdata_version()}
 
 
 def _rows(planned: Plan) -> list[FireRow]:
