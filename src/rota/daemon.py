@@ -39,7 +39,7 @@ from rota.db.pool import (
     probe,
 )
 from rota.domain.job import NodeId
-from rota.errors import DatabaseUnusable
+from rota.errors import DatabaseUnusable, SchemaMismatch
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.drain import Drain
@@ -115,6 +115,7 @@ class Daemon:
         self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, watch=watch)
         self._pulse = Pulse()
         self._route: Route | None = None
+        self._installation: str | None = None
         self._dispatcher: Dispatcher | None = None
         self._presence: Presence | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -139,6 +140,7 @@ class Daemon:
             async with self.stops.cutting():
                 route = self._route = await _first_look(dsn)
                 found = await _identity(dsn, route, name)
+                self._installation = found.installation_id
             if self.stops.claiming.is_set():
                 return  # nothing was started
             # The loop's own handler would log the error's text, and an error's text likes to be a payload.
@@ -370,6 +372,9 @@ class Daemon:
         )
 
     async def _on_connect(self, conn: asyncpg.Connection) -> None:
+        if await queries.read_installation(conn) != self._installation:
+            # Under the same URL another database: its keys begin otherwise, and it lacks the schedules that our code declares.
+            raise SchemaMismatch("the database was replaced by another installation of rota: start this daemon anew")
         # A fail-over or a restore can set the sequence back, and a token must never be issued twice.
         if await queries.raise_fence_tokens(conn):
             self.telemetry.fence_tokens_raised()

@@ -282,6 +282,61 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
         await conn.execute("drop role rota_test_refused")
 
 
+@pytest.mark.parametrize(
+    ("gone", "back"),
+    [
+        ("alter schema rota rename to rota_away", "alter schema rota_away rename to rota"),
+        ("revoke usage on schema rota from rota_test_refused", "grant usage on schema rota to rota_test_refused"),
+        ("revoke all on rota.jobs from rota_test_refused", "grant all on rota.jobs to rota_test_refused"),
+        (
+            "revoke execute on function rota.is_duration from rota_test_refused",
+            "grant execute on function rota.is_duration to rota_test_refused",
+        ),
+    ],
+    ids=["schema", "rights on the schema", "rights on the jobs", "rights on a function"],
+)
+async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
+    database: Database, conn: Connection[Record], gone: str, back: str
+) -> None:
+    """A backup is put back, rights are given anew: the whole fleet would fall at once, and every running job with it."""
+    app = rota.App("restored")
+    go = asyncio.Event()
+    calls: list[int] = []
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> None:
+        calls.append(job.attempt)
+        await go.wait()
+
+    parts = urlsplit(database.dsn)
+    login = parts._replace(netloc=f"rota_test_refused:secret@{parts.netloc.rpartition('@')[2]}")
+    await conn.execute("create role rota_test_refused login password 'secret'")
+    await conn.execute(
+        "grant usage on schema rota to rota_test_refused;"
+        "grant all on all tables in schema rota to rota_test_refused;"
+        "grant all on all sequences in schema rota to rota_test_refused;"
+        "grant all on all functions in schema rota to rota_test_refused"
+    )
+    await conn.execute("select rota.put_schedule(name => 's', every => '1 s', handler => 'nobody', overlap => 'allow')")
+    try:
+        async with node(urlunsplit(login), app, lease__duration="10s") as one:
+            job_id = await insert(conn, "wait")
+            await running_row(conn, job_id)
+            await conn.execute(gone)
+            try:
+                await one.told("service.failed", service="scheduler", failures=2)
+            finally:
+                await conn.execute(back)
+            go.set()
+            assert await ended(conn, job_id) == "succeeded"
+            assert calls == [1]
+            assert await conn.fetchval("select invalid_reason from rota.schedules") is None
+            assert one.fell is None
+    finally:
+        await conn.execute("drop owned by rota_test_refused")
+        await conn.execute("drop role rota_test_refused")
+
+
 async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
     database: Database, conn: Connection[Record]
 ) -> None:

@@ -13,6 +13,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -224,6 +225,22 @@ async def test_a_port_that_is_taken_is_no_database_error(rota: Shell) -> None:
         said = await rota("run", "--app", "shop:app", ROTA_HTTP_PORT=str(taken.getsockname()[1]))
     assert said.code == 2
     assert "ROTA_HTTP_PORT" in said.err
+
+
+async def test_a_database_that_cannot_hold_every_text_is_refused(
+    rota: Shell, database: Database, conn: Connection[Record]
+) -> None:
+    """In SQL_ASCII a client may store bytes that are no text, and whoever claims the row can't read it."""
+    await conn.execute("create database rota_test_ascii encoding 'SQL_ASCII' locale 'C' template template0")
+    try:
+        url = urlunsplit(urlsplit(database.dsn)._replace(path="/rota_test_ascii"))
+        for command in (("migrate",), ("run", "--app", "shop:app")):
+            said = await rota(*command, DATABASE_URL=url)
+            assert said.code == 3
+            assert "SQL_ASCII" in said.err
+            assert "UTF8" in said.err
+    finally:
+        await conn.execute("drop database rota_test_ascii")
 
 
 async def test_a_read_only_server_is_named_as_such(rota: Shell, database: Database, conn: Connection[Record]) -> None:

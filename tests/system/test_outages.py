@@ -118,6 +118,18 @@ async def test_b81_an_outage_of_any_kind_ends_no_daemon(scene: Scene) -> None:
         assert len(daemon.events("node.started")) == 1
 
 
+async def test_another_installation_under_the_same_url_takes_a_new_start(scene: Scene) -> None:
+    """Its keys begin otherwise: attempts of one job would have two of them, depending on which daemon makes them."""
+    daemon = scene.daemons.start()
+    await scene.execute("update rota.meta set installation_id = gen_random_uuid()")
+    await scene.fetch(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name ~ '^rota'"
+    )
+    assert daemon.ends() == 3
+    assert "another installation" in daemon.said()
+    assert "Traceback" not in daemon.said()
+
+
 async def test_b81_a_socket_that_is_gone_ends_no_daemon(fragile_scene: Scene, own_server: DurableServer) -> None:
     """A stopped server takes its socket along, which is another error than a refused connection."""
     daemon = fragile_scene.daemons.start()

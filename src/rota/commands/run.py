@@ -103,7 +103,7 @@ def _spare_the_collector() -> None:
 
 def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
     from rota.daemon import Daemon
-    from rota.errors import ConfigError
+    from rota.errors import ConfigError, RotaError
     from rota.logs import hide_stray_errors
 
     _spare_the_collector()
@@ -119,13 +119,19 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 f"can't serve metrics and health on {config.http.host}:{config.http.port}: {error.strerror}. "
                 "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
             ) from error
-        except (ExceptionGroup, SystemExit):
-            # A bug of ours, or sys.exit() in a task that a handler has started, which must not pass for a stop. Handlers in
-            # threads would keep the process alive, with leases that nobody extends any more.
+        except (ExceptionGroup, SystemExit) as error:
+            # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass for
+            # a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
+            told: BaseException | None = error.subgroup(RotaError) if isinstance(error, ExceptionGroup) else None
+            while isinstance(told, BaseExceptionGroup):
+                told = told.exceptions[0]
             try:
-                traceback.print_exc()
+                if isinstance(told, RotaError):
+                    typer.echo(f"rota: {told}", err=True)
+                else:
+                    traceback.print_exc()
             finally:
-                os._exit(1)
+                os._exit(told.exit_code if isinstance(told, RotaError) else 1)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:

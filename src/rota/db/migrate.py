@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db.pool import is_pooled
+from rota.db.pool import is_pooled, refuse_encoding
 from rota.db.sql import MIGRATIONS, ROLES, SQL
 from rota.errors import DatabaseUnusable, SchemaMismatch
 
@@ -108,6 +108,7 @@ async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied
     notices: list[str] = []
     conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
+        refuse_encoding(await conn.fetchval("show server_encoding"))
         if is_pooled(conn, pid=await conn.fetchval("select pg_backend_pid()")):
             # The lock would stay behind in a server connection of the pooler's, and keep every later migrator waiting.
             raise DatabaseUnusable(

@@ -35,9 +35,12 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InvalidAuthorizationSpecificationError,  # class 28: a password is being changed, or who is to check it is away
     asyncpg.InvalidCatalogNameError,  # it is being renamed, or restored
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.UndefinedTableError,
+    asyncpg.InsufficientPrivilegeError,  # rights are being given anew
     OSError,  # refused, reset, no such host, no such socket, timed out
 )
-"""What passes by itself: the database is away, restarting, full, closed, locked, or was told to cancel us.
+"""What passes by itself: the database is away, restarting, full, closed, locked, being restored, or was told to cancel us.
 
 At the start, `probe` tells apart what takes a person. Later, jobs run that a daemon which fell would cut off.
 """
@@ -130,11 +133,23 @@ def is_pooled(conn: asyncpg.Connection, *, pid: int) -> bool:
     return pid != conn.get_server_pid()
 
 
+def refuse_encoding(encoding: str) -> None:
+    """Raise DatabaseUnusable for a database that can't hold every text, or holds bytes that are none: one such row ends a claim."""
+    if encoding != "UTF8":
+        raise DatabaseUnusable(
+            f"the database's encoding is {encoding}, and rota needs UTF8: create database … encoding 'UTF8' template template0"
+        )
+
+
 async def probe(dsn: str | None) -> Route:
     """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
     try:
         conn = await asyncpg.connect(dsn, timeout=PATIENCE, statement_cache_size=0)
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.InsufficientPrivilegeError,
+    ) as error:
         raise DatabaseUnusable(
             f"the database refuses us: {error}. Check user, password and database name in the URL"
         ) from error
@@ -146,6 +161,7 @@ async def probe(dsn: str | None) -> Route:
             raise DatabaseUnusable("the server doesn't answer a plain SELECT")
         if row["version"] < 140000:
             raise DatabaseUnusable(f"PostgreSQL {row['version'] // 10000} is too old: rota needs 14 or later")
+        refuse_encoding(row["encoding"])
         if row["read_only"]:
             raise DatabaseUnusable(
                 "this server is read-only (a standby, or default_transaction_read_only is on): "

@@ -363,6 +363,12 @@ async def answer_cancel_requests(db: Connection, *, limit: int) -> list[asyncpg.
     return await db.fetch(SQL["answer_cancel_requests"], limit)
 
 
+async def read_installation(db: Connection) -> str | None:
+    """Return the installation's id."""
+    found: str | None = await db.fetchval(SQL["read_installation"])
+    return found
+
+
 async def raise_fence_tokens(db: Connection) -> bool:
     """Return whether the sequence had fallen behind the clock and was raised."""
     return await db.fetchval(SQL["raise_fence_tokens"]) is not None
