@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import threading
@@ -328,3 +329,17 @@ def strays_apart(job: rota.SyncJob[Any]) -> None:
 def apart(job: rota.SyncJob[Any]) -> None:
     """Repeat the payload in what it raises, in a process of its own."""
     raise ValueError(f"can't use {job.payload!r}")
+
+
+@app.handler("forks")
+def forks(job: rota.SyncJob[Any]) -> list[int]:
+    """Have forked processes of our own work, and end them by SIGTERM, as multiprocessing does."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, job.payload)
+
+
+@app.handler("forks_apart", runs_in="process")
+def forks_apart(job: rota.SyncJob[Any]) -> list[int]:
+    """The same in a process of its own."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, job.payload)

@@ -32,6 +32,7 @@ from rota.handlers.python import is_async
 from rota.job import KEEP, completes_with
 from rota.payload import encode, encode_result
 from rota.signals import Cancel, Retry, Snooze
+from rota.stops import forks_are_not_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 class Line:
     """The line to the daemon: one question at a time, and the order to stop in between."""
 
-    def __init__(self, answers: Any) -> None:
+    def __init__(self, orders: int, answers: Any) -> None:
+        self._orders = orders
+        self._unread = b""
         self._answers = answers
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.stop = threading.Event()
@@ -49,13 +52,24 @@ class Line:
 
     def listen(self) -> None:
         """Read what the daemon says, for as long as it lives."""
-        for line in sys.stdin.buffer:
+        while line := self.read():
             said = json.loads(line)
             if "stop" in said:
                 self.stop_reason = said["stop"]
                 self.stop.set()
             else:
                 self._replies.put(said)
+
+    def read(self) -> bytes:
+        """Read the next line; empty at the end."""
+        # Not by a file object: a thread that waits in one holds its lock, which whoever forks inherits and never gets.
+        pieces = [self._unread]
+        while b"\n" not in pieces[-1]:
+            if not (piece := os.read(self._orders, 1 << 16)):
+                return b""
+            pieces.append(piece)
+        line, _, self._unread = b"".join(pieces).partition(b"\n")
+        return line
 
     def say(self, answer: dict[str, Any]) -> None:
         """Write one line to the daemon."""
@@ -261,9 +275,13 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    line = Line(os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
+    orders = os.dup(0)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  a descriptor is what is wanted
+        os.dup2(nothing.fileno(), 0)  # what the handler reads, or forks and closes, are not our orders
+    line = Line(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
     signal.signal(signal.SIGTERM, lambda *_: line.stop.set())
-    order = json.loads(sys.stdin.buffer.readline())
+    forks_are_not_us()
+    order = json.loads(line.read())
     threading.Thread(target=line.listen, daemon=True, name="rota orders").start()
     handler = find_app(order["app"]).handlers[order["handler"]]
     facts = order["facts"]

@@ -6,8 +6,10 @@ import asyncio
 import os
 import queue
 import signal
+import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
@@ -59,6 +61,7 @@ class Stops:
         seconds, `hung` is called, on a thread of its own.
         """
         loop = asyncio.get_running_loop()
+        forks_are_not_us()
 
         def ordered() -> None:
             self.order()
@@ -74,6 +77,23 @@ class Stops:
         finally:
             for name in SIGNALS:
                 loop.remove_signal_handler(name)
+
+
+@cache
+def forks_are_not_us() -> None:
+    """Have processes that a handler forks take signals as any other process does, from now on.
+
+    Without it, one that multiprocessing ends by SIGTERM either lives on, or tells our own loop by the pipe that it has
+    inherited: we drain.
+    """
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=_take_signals_as_usual)
+
+
+def _take_signals_as_usual() -> None:
+    signal.set_wakeup_fd(-1)
+    for name in SIGNALS:
+        signal.signal(name, signal.SIG_DFL if name == signal.SIGTERM else signal.default_int_handler)
 
 
 class _LastResort:

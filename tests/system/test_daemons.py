@@ -9,6 +9,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
+
 from processes import SOURCE, UP_WITHIN, stopped
 from waiting import eventually
 
@@ -197,6 +199,17 @@ async def test_what_a_handler_prints_is_seen_when_it_is_printed(scene: Scene) ->
     daemon = scene.daemons.start(PYTHONUNBUFFERED="")
     await scene.enqueue("prints", {"text": "seen at once"})
     await eventually(lambda: "seen at once" in daemon.said(), what="the print")
+
+
+@pytest.mark.parametrize("handler", ["forks", "forks_apart"])
+async def test_what_a_handler_forks_and_ends_is_not_the_daemon(scene: Scene, handler: str) -> None:
+    """A forked process has the daemon's signal handlers, and shares the pipe by which they tell the loop: SIGTERM drained us."""
+    daemon = scene.daemons.start()
+    for _ in range(3):
+        await scene.comes_to(await scene.enqueue(handler, [-1, 2]), "succeeded")
+    assert daemon.alive
+    assert daemon.events("node.stopping") == []
+    assert daemon.stop() == 0
 
 
 async def test_a_zombies_writes_are_refused(scene: Scene) -> None:
