@@ -3,6 +3,7 @@
 0 done · 1 failed, or findings · 2 usage or configuration · 3 database or schema
 """
 
+import io
 import sys
 from typing import Annotated
 
@@ -94,6 +95,10 @@ def _options(
 
 def main() -> None:
     """Run the command that the arguments name."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # names may hold what the terminal's encoding has no letter for
     try:
         app()
     except RotaError as error:

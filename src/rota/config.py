@@ -437,7 +437,9 @@ def _from_file(config_file: Path | None, environ: Mapping[str, str], problems: l
     if not named and not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(
+            path.read_text(encoding="utf-8-sig")
+        )  # some editors begin a file with a mark of its encoding
     except OSError as error:
         told_by = "the command line" if config_file else "ROTA_CONFIG" if named else "the current folder"
         problems.append(f"{path} (from {told_by}): can't be read ({error.strerror}); name a file that can")

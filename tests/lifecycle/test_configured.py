@@ -245,7 +245,13 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-@pytest.mark.parametrize("path", ["/x", "//evil.example/", "http://evil.example/", "../x", "a/../../x", "\\x"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/x", "//evil.example/", "http://evil.example/", "../x", "a/../../x", "\\x"),
+        *("%2e%2e/x", ".%2E/x", "a/%2e%2e/%2e%2e/x", "..%2fx", "%2e%2e%2Fx", "..%5cx"),
+    ],
+)
 async def test_a_path_does_not_lead_out_of_the_endpoint(
     path: str, database: Database, conn: Connection[Record]
 ) -> None:
@@ -256,6 +262,16 @@ async def test_a_path_does_not_lead_out_of_the_endpoint(
             job_id = await insert(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
             assert (await ended(conn, job_id)).startswith("dead: ")
     assert not receiver.seen
+
+
+@pytest.mark.parametrize("path", ["a%2Fb", "http%3A%2F%2Fx", "%2Fx", "a/../b", "é ü", "?up=../../x", "%252e%252e/x"])
+async def test_what_is_escaped_in_a_path_stays_escaped(path: str, database: Database, conn: Connection[Record]) -> None:
+    """A number with a slash in it, or a whole URL, is one step of a path."""
+    async with receiving() as receiver:
+        endpoints = {"shop": {"url": f"{receiver.url}/hook", "private": True}}
+        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
+            assert await ended(conn, job_id) == "succeeded"
 
 
 def _python(code: str, **others: Any) -> dict[str, Any]:

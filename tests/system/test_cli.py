@@ -243,6 +243,14 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(
         await conn.execute("drop database rota_test_ascii")
 
 
+async def test_names_are_shown_where_the_output_has_no_letters_for_them(rota: Shell, conn: Connection[Record]) -> None:
+    """In a pipe of a cron job or of a container nobody has set a locale."""
+    await conn.execute("select rota.put_schedule(name => 'café 🦊', every => '1 day', handler => 'h')")
+    shown = await rota("schedule", "list", PYTHONIOENCODING="ascii")
+    assert shown.code == 0
+    assert r"caf\xe9 \U0001f98a" in shown.out
+
+
 async def test_a_read_only_server_is_named_as_such(rota: Shell, database: Database, conn: Connection[Record]) -> None:
     """After a fail-over the old URL leads to a standby: the cure is the URL, not the statement."""
     await conn.execute(f"alter database {database.name} set default_transaction_read_only = on")

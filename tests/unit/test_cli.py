@@ -139,6 +139,8 @@ def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
         instant("soon", "--at")
     with pytest.raises(typer.BadParameter, match="write a duration"):
         duration("soon", "--in")
+    with pytest.raises(typer.BadParameter, match="at most 60000d"):
+        duration("999999999d", "--in")
 
 
 def node(*, handlers: list[str], queues: list[str], state: str = "running", slots: str = "{}") -> LivingNode:

@@ -230,6 +230,13 @@ def test_a_heartbeat_must_beat_thrice_in_the_lease_in_force() -> None:
     ]
 
 
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    """Some editors write one."""
+    file = tmp_path / "rota.toml"
+    file.write_text("[lease]\nduration = '42s'\n", encoding="utf-8-sig")
+    assert load(file, {}, {"DATABASE_URL": URL}).lease.duration == timedelta(seconds=42)
+
+
 @pytest.mark.parametrize(
     ("toml", "remedy"),
     [

@@ -17,10 +17,11 @@ from base64 import b64decode, b64encode
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
+from yarl import URL
 
 from rota.domain.job import instant
 from rota.job import Job  # noqa: TC001  the codec reads the annotations at run time
@@ -200,7 +201,9 @@ def _below(url: str, path: str) -> str:
         return url
     base = url if url.endswith("/") else url + "/"
     there = urljoin(base, path)
-    if not there.startswith(base):
+    # Also as it is sent, and as a server reads it that undoes the escapes first: %2e%2e is a way up, too.
+    sent, read = str(URL(there)), urljoin(base, "./" + unquote(path).replace("\\", "/"))
+    if not (there.startswith(base) and sent.startswith(str(URL(base))) and read.startswith(base)):
         raise Permanent("the path leads out of the endpoint")
     return there
 

@@ -46,6 +46,10 @@ Queue = Annotated[str | None, typer.Option("--queue", help="Only those of this q
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be.")]
 
 
+_LONGEST = timedelta(days=60_000)
+"""What can be added to any instant of these years."""
+
+
 def duration(text: str | None, option: str) -> timedelta | None:
     """Read `30s`, `1h30m` or seconds; a usage error that names the option for anything else."""
     from rota.config import parse_duration
@@ -53,9 +57,12 @@ def duration(text: str | None, option: str) -> timedelta | None:
     if text is None:
         return None
     try:
-        return parse_duration(text)
+        length = parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from error
+    if length > _LONGEST:
+        raise typer.BadParameter(f"{text!r}: choose at most {_LONGEST.days}d", param_hint=option)
+    return length
 
 
 def instant(text: str | None, option: str) -> datetime | None:
