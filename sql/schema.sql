@@ -5,6 +5,7 @@ CREATE SCHEMA rota;
 CREATE FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], reason text DEFAULT NULL::text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
     AS $$
 #variable_conflict use_column
 declare

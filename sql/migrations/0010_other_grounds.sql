@@ -1,4 +1,5 @@
--- What a schedule rests on may be another one than where it was made: the database's language, and the zone data of the daemons.
+-- What a schedule rests on may be another one than where it was made: the database's language, the session's
+-- timezone, and the zone data of the daemons.
 
 create or replace function rota.is_cron(expression text) returns boolean
     language plpgsql immutable strict parallel safe
@@ -113,6 +114,9 @@ begin
         message = 'cron: there is no such day in any year, so this would never fire',
         hint = 'Both day fields must match as soon as one of them starts with *.';
 end $$;
+
+-- It adds start_within, and a day of it is 24 hours, whatever timezone the caller has set.
+alter function rota.backfill_schedule set timezone = 'UTC';
 
 -- Next fires are stored, and rest on the zone data and the rota that found them. Who comes with others finds them anew.
 alter table rota.meta add column planned_with text;

@@ -4,6 +4,7 @@
 """
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -93,8 +94,20 @@ def _options(
     del version
 
 
+def _open_what_is_closed() -> None:
+    """Have the three standard streams lead somewhere, or else the next sockets take their numbers, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def main() -> None:
     """Run the command that the arguments name."""
+    _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
             errors="backslashreplace"

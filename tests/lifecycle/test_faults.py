@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -335,6 +336,54 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
     finally:
         await conn.execute("drop owned by rota_test_refused")
         await conn.execute("drop role rota_test_refused")
+
+
+async def test_a_day_is_24_hours_in_whatever_timezone_was_set_for_everybody(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The server adds days by the clock of the session's zone. At any time of the year one of these crosses a change of it."""
+    app = rota.App("days")
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[int]) -> None:
+        raise rota.Snooze(after=timedelta(days=job.payload))
+
+    await conn.execute(f"alter database {database.name} set timezone = 'Europe/Berlin'")
+    await conn.execute("set timezone = 'Europe/Berlin'")
+    async with node(database.dsn, app):
+        for days in (100, 200, 300):
+            job_id = await insert(conn, "wait", str(days))
+            await conn.fetchval(
+                "select rota.put_schedule(name => $1, handler => 'nobody', every => '1 s', start_within => $2)",
+                f"within {days}",
+                timedelta(days=days),
+            )
+
+            async def waits(job_id: int = job_id) -> Any:
+                return await conn.fetchval("select releases = 1 from rota.jobs where job_id = $1", job_id)
+
+            await eventually(waits, what="the snooze")
+            waiting = await conn.fetchval(
+                "select extract(epoch from run_at - now())::float8 from rota.jobs where job_id = $1", job_id
+            )
+            assert abs(waiting - days * 86400) < 60
+
+        async def three() -> Any:
+            return await conn.fetchval("select count(*) = 3 from rota.jobs where handler = 'nobody'")
+
+        await eventually(three, what="their first fires")
+        for name, within in await conn.fetch(
+            "select name, extract(epoch from start_by - run_at)::float8 from rota.jobs join rota.schedules using (schedule_id)"
+        ):
+            assert abs(within - int(name.split()[1]) * 86400) < 60
+        await conn.execute(
+            "select rota.backfill_schedule(name, array[date_trunc('second', created_at) - interval '1 year']) from rota.schedules"
+        )
+        for name, within in await conn.fetch(
+            "select name, extract(epoch from start_by - run_at)::float8 from rota.jobs join rota.schedules using (schedule_id) "
+            "where scheduled_for < now() - interval '300 days'"
+        ):
+            assert abs(within - int(name.split()[1]) * 86400) < 60
 
 
 async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(

@@ -212,6 +212,23 @@ async def test_what_a_handler_forks_and_ends_is_not_the_daemon(scene: Scene, han
     assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize("streams", [">/dev/full 2>/dev/full", "<&- >&- 2>&-", "2>&1 | head -1"])
+async def test_a_log_that_can_not_be_written_costs_no_job(scene: Scene, streams: str) -> None:
+    """The disk is full, whoever collects the log is gone: the whole fleet would fall with its running jobs."""
+    shell = ("sh", "-c", f'"$@" {streams}', "sh")
+    scene.daemons.launch(within=shell)
+    for handler in ("noop", "gives_up", "noop"):
+        job = await scene.enqueue(handler, {})
+        await scene.comes_to(job, "dead" if handler == "gives_up" else "succeeded")
+    pid = await scene.value("select pid from rota.nodes")
+    os.kill(pid, signal.SIGTERM)
+
+    async def gone() -> bool:
+        return not await scene.value("select count(*) from rota.nodes")
+
+    await eventually(gone, what="its leave")
+
+
 async def test_a_zombies_writes_are_refused(scene: Scene) -> None:
     """A process held still beyond its lease wakes up believing that the job is its own. It can't change a thing.
 

@@ -120,8 +120,8 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
             ) from error
         except (ExceptionGroup, SystemExit) as error:
-            # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass for
-            # a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
+            # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass
+            # for a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
             told: BaseException | None = error.subgroup(RotaError) if isinstance(error, ExceptionGroup) else None
             while isinstance(told, BaseExceptionGroup):
                 told = told.exceptions[0]

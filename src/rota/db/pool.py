@@ -69,6 +69,12 @@ Behind a pooler nothing is kept, and every execution is planned for the table as
 """
 
 
+CLOCK = {"timezone": "UTC"}
+"""A day is 24 hours: in another timezone the server adds days that a change of the clocks makes longer or shorter.
+
+PgBouncer keeps it for each of its clients.
+"""
+
 ISOLATION = {"default_transaction_isolation": "read committed"}
 """Our statements look again at a row that somebody was faster at. Under a stricter one, set for everybody, they would fail."""
 
@@ -233,7 +239,7 @@ async def connect(dsn: str | None, *, route: Route, name: str, patience: float =
 
 def our_settings(route: Route, name: str) -> dict[str, str]:
     """Return the settings of a session in which only our own statements run."""
-    return session_settings(route, name) | ({} if route.pooled else PLANS | ISOLATION)
+    return session_settings(route, name) | CLOCK | ({} if route.pooled else PLANS | ISOLATION)
 
 
 def session_settings(route: Route, name: str) -> dict[str, str]:
