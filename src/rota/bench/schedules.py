@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rota.db import queries
+from rota.lifecycle.scheduler import found_with
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,5 +37,7 @@ async def plant(ground: Ground, tell: Callable[[int], None], *, first: int, last
         await ground.db.execute(PLANT, handler, start, end, PAYLOAD_BYTES)
         await ground.db.execute(PLAN)
         tell(end - start + 1)
+    # Or else the daemons would begin by finding out that these are not the instants which the expressions yield.
+    await queries.stamp_plans(ground.db, **found_with())
     await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
     await ground.db.execute("vacuum (analyze) rota.schedule_definitions")

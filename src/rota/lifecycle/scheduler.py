@@ -158,7 +158,7 @@ class Scheduler:
         async with connection(self._pool) as db:
             if not self._revived:
                 await queries.revive_invalid_schedules(db)
-                self._checked_up_to = None if await queries.examine_plans(db, **_found_with()) else -1
+                self._checked_up_to = None if await queries.examine_plans(db, **found_with()) else -1
                 self._revived = True
             look = await queries.take_due_schedules(
                 db,
@@ -296,7 +296,7 @@ class Scheduler:
             if invalid:
                 await self._stop(db, invalid)
             if last is None:
-                await queries.stamp_plans(db, **_found_with())
+                await queries.stamp_plans(db, **found_with())
             self._checked_up_to = last
 
     async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
@@ -326,7 +326,8 @@ class Scheduler:
 
 
 @cache
-def _found_with() -> dict[str, str]:
+def found_with() -> dict[str, str]:
+    """Return what the next fires that this node finds rest on."""
     return {"rota_version": version("rota"), "tzdata": tzdata_version()}
 
 
