@@ -267,7 +267,7 @@ def test_the_guide_names_what_is_there() -> None:
     for path in re.findall(r"`((?:systemd|docker|prometheus|grafana)/[^`\s]*)`", GUIDE):
         assert (DEPLOY / path).exists(), path
     variables = set(re.findall(r"\bROTA_[A-Z_]+\b", GUIDE + UNIT.read_text() + COMPOSE + DOCKERFILE))
-    known = {name for path in config._SETTINGS for name in config._variables(path)} | config._NO_SETTINGS
+    known = {name for path in config.SETTINGS for name in config.variables(path)} | config.NO_SETTINGS
     assert {"ROTA_DATABASE_URL_FILE", "ROTA_DIRECT_URL_FILE"} <= variables <= known
 
 

@@ -1,0 +1,114 @@
+"""How a single setting is written: durations, whole numbers, URLs, queues; each refusal says what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, SecretStr, StringConstraints
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
+_HOST = r"(?:\[[^\]@/?#]*\]|[^:,@/?#\[\]]*)(?::\d+)?"
+_PAIR = r"[^#&=%]+=[^#&]*"
+_DSN = re.compile(
+    r"(?P<start>postgres(?:ql)?://)(?:(?P<user>[^:@/?#]*)(?P<password>:[^@/?#]*)?@)?"
+    rf"(?P<rest>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*)?)?"
+)
+_QUERY_SECRET = re.compile(r"(?i)((?:^|&)[^=&]*password[^=&]*=)[^&]*")
+
+
+def parse_duration(value: object) -> timedelta:
+    """Read `30s`, `1h30m`, or a bare number of seconds; ValueError, saying how it is written, for anything else."""
+    if isinstance(value, timedelta):
+        return value
+    text = str(value).strip()
+    try:
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            if re.fullmatch(rf"(?:{_PART.pattern})+", text):
+                return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+            return timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("write a duration such as 500ms, 30s, 5m, 1h or 7d")
+
+
+def format_duration(value: timedelta) -> str:
+    """Write a duration as `parse_duration` reads it, in the largest unit that divides it."""
+    milliseconds, remainder = divmod(value, timedelta(milliseconds=1))
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if not remainder and milliseconds and milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms" if milliseconds else "0s"
+
+
+def mask_dsn(dsn: str) -> str:
+    """Show where a URL leads, never its passwords; of what isn't a PostgreSQL URL, nothing."""
+    if not (parts := _DSN.fullmatch(dsn)):
+        return "***"
+    start, user, password, rest, query = parts.group("start", "user", "password", "rest", "query")
+    login = "" if user is None else f"{user}{':***' if password else ''}@"
+    return f"{start}{login}{rest}" + ("?" + _QUERY_SECRET.sub(r"\1***", query) if query else "")
+
+
+def between(low: str, high: str, *, or_for_ever: bool = False) -> BeforeValidator:
+    """Take a duration within these bounds; with `or_for_ever`, 0 becomes None."""
+
+    def check(value: object) -> timedelta | None:
+        duration = parse_duration(value)
+        if or_for_ever and not duration:
+            return None
+        if not parse_duration(low) <= duration <= parse_duration(high):
+            raise ValueError(f"choose {low} to {high}{', or 0 for ever' if or_for_ever else ''}")
+        return duration
+
+    return BeforeValidator(check)
+
+
+def whole(low: int, high: int) -> BeforeValidator:
+    """Take a whole number within these bounds."""
+
+    def check(value: object) -> int:
+        if isinstance(value, int | str) and not isinstance(value, bool):
+            text = str(value).strip()
+            if re.fullmatch(r"[+-]?[0-9]{1,9}", text) and low <= int(text) <= high:
+                return int(text)
+        raise ValueError(f"choose a whole number from {low} to {high}")
+
+    return BeforeValidator(check)
+
+
+def _dsn(value: object) -> SecretStr:
+    text = value.get_secret_value() if isinstance(value, SecretStr) else str(value).strip()
+    if _DSN.fullmatch(text):
+        return SecretStr(text)
+    raise ValueError(
+        "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
+    )
+
+
+def slots_by_queue(value: object) -> Mapping[str, int]:
+    """Read `name:slots,name:slots`, or a table of them; ValueError, saying how it is written, for anything else."""
+    if isinstance(value, str):
+        pairs = [entry.strip().rpartition(":")[::2] for entry in value.split(",") if entry.strip()]
+    elif isinstance(value, Mapping):
+        pairs = [(str(name), slots) for name, slots in value.items()]
+    else:
+        pairs = [("", "")]
+    queues: dict[str, int] = {}
+    for name, slots in ((name.strip(), str(slots).strip()) for name, slots in pairs):
+        if not name or not re.fullmatch(r"[0-9]{1,5}", slots) or int(slots) > 10_000:
+            raise ValueError("write name:slots,name:slots (in the file, name = slots) with 0 to 10000 slots each")
+        if name in queues:
+            raise ValueError(f"name the queue {name!r} once")
+        queues[name] = int(slots)
+    return MappingProxyType(queues)
+
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Dsn = Annotated[SecretStr, BeforeValidator(_dsn)]
+Queues = Annotated[Mapping[str, int], PlainValidator(slots_by_queue), PlainSerializer(dict)]
+Keep = Annotated[timedelta | None, between("1h", "36500d", or_for_ever=True)]
