@@ -92,6 +92,16 @@ async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) ->
     return one.result(), two.result()
 
 
+def cancelling() -> int:
+    """Return how often the current task has been told to end: the telling itself may be lost on the way.
+
+    Where the first statement on a new connection fails, asyncpg's pool closes it, and raises that error in the place of a
+    CancelledError that comes meanwhile. Whoever takes the error for one that passes by itself would go on for ever.
+    """
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
 async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, expendable: bool = False) -> NoReturn:
     """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon.
 
@@ -114,6 +124,8 @@ async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, e
             pause = 0.0
             if service.interval is not None:
                 pause = service.interval.total_seconds() * random.uniform(0.9, 1.0)  # noqa: S311  no secret
+        if cancelling():
+            raise asyncio.CancelledError
         if pause:
             await asyncio.sleep(pause)
 

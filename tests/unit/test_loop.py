@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -104,6 +105,33 @@ async def test_a_service_that_only_looks_on_survives_its_own_bugs(told: Any) -> 
     assert len(told.pauses) == 3
     assert pulse.failures["scripted"] == 1
     assert not pulse.away, "it was no fault of the database's"
+
+
+@pytest.mark.parametrize(("expendable", "error"), [(True, ValueError), (False, ConnectionLost), (False, None)])
+async def test_an_order_to_end_that_is_lost_on_the_way_is_followed_all_the_same(
+    expendable: bool, error: type[Exception] | None
+) -> None:
+    """The pool of the driver raises what went wrong with a connection in its place: a daemon that fell stood for ever."""
+
+    class Deaf:
+        name = "deaf"
+        interval: timedelta | None = timedelta(0)
+
+        async def run_once(self) -> None:
+            begun.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            if error is not None:
+                raise error
+
+    begun, told = asyncio.Event(), Told()
+    running = asyncio.create_task(run_forever(Deaf(), cast("Any", told), Pulse(), expendable=expendable))
+    await begun.wait()
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=10)
+    assert done
+    assert running.cancelled()
+    assert not told.broke
 
 
 def test_who_spares_the_database_rests_for_a_while_and_not_for_days() -> None:

@@ -20,7 +20,7 @@ from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, about_a_row, connection
 from rota.db.queries import Claimed
-from rota.loop import DUTY, backoff_pause
+from rota.loop import DUTY, backoff_pause, cancelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -158,6 +158,8 @@ class Dispatcher:
         while not stopping.is_set():
             self._wake.clear()  # before looking, never after
             pause = await self._look(group)
+            if cancelling():
+                raise asyncio.CancelledError
             if not stopping.is_set():
                 await self._wake.wait(pause)
         self._pulse.ended(self.name)  # a long drain is no standstill

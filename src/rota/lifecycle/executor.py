@@ -13,6 +13,7 @@ from rota.errors import InvalidPayload
 from rota.failure import ERROR_LIMIT, describe, readable
 from rota.handlers.python import ChildFailed
 from rota.logs import carry
+from rota.loop import cancelling
 from rota.payload import encode_result, plain
 from rota.signals import Cancel, Retry, Snooze
 
@@ -77,7 +78,7 @@ class Executor:
             result = await self._calls[claim.handler](attempt, self._environment)
         except asyncio.CancelledError as error:
             if attempt.interruption is None:
-                if _cancelling():
+                if cancelling():
                     raise
                 return _instead(attempt, handler, describe(error, claim))
             if _uncancel():
@@ -97,15 +98,10 @@ class Executor:
         return _finished(attempt, handler, result)
 
 
-def _cancelling() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
-
-
 def _uncancel() -> int:
     """Take back the cancellation by which a handler was interrupted; return how many other ones there are."""
     task = asyncio.current_task()
-    return task.uncancel() if task is not None and task.cancelling() else 0
+    return task.uncancel() if task is not None and cancelling() else 0
 
 
 def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
