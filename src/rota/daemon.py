@@ -513,3 +513,6 @@ async def closing(pool: Pool) -> AsyncIterator[Pool]:
                 await pool.close()
         except LOST:
             pool.terminate()
+        except asyncio.CancelledError:
+            pool.terminate()
+            raise

@@ -421,5 +421,13 @@ async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transact
     except LOST:
         # The connection is gone, and the transaction with it; or an interruption fell into BEGIN, and nobody knows whether it
         # has begun. Such a connection doesn't go back to the pool.
-        with suppress(*LOST):
-            conn.terminate()
+        _hang_up(conn)
+    except asyncio.CancelledError:
+        # So ends the time above in Python 3.11.2 and earlier, where the handler was told to stop before.
+        _hang_up(conn)
+        raise
+
+
+def _hang_up(conn: Connection) -> None:
+    with suppress(*LOST):
+        conn.terminate()

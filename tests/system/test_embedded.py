@@ -265,6 +265,7 @@ def test_two_starters_on_a_new_folder_share_one_server(folder: Path) -> None:
         assert sorted(words[1] for words in said) == ["False", "True"]
         for *_, dsn in said:
             assert ask(dsn, "select 1") == 1
+    until(lambda: gone(int(said[0][0])), what="the end of the orphaned server")
 
 
 def test_whoever_attached_leaves_the_server_to_its_owner(folder: Path) -> None:
