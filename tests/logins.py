@@ -41,9 +41,7 @@ class World:
 
     def dsn(self, login: str) -> str:
         """How a login connects."""
-        parts = urlsplit(self.root)
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{self.prefix}_{login}:secret@{host}"))
+        return as_login(self.root, f"{self.prefix}_{login}")
 
     @asynccontextmanager
     async def connect(self, login: str | None = None) -> AsyncIterator[Connection[Record]]:
@@ -53,6 +51,12 @@ class World:
             yield connection
         finally:
             connection.terminate()
+
+
+def as_login(dsn: str, login: str) -> str:
+    """The same way for somebody else, whose password is `secret`."""
+    parts = urlsplit(dsn)
+    return urlunsplit(parts._replace(netloc=f"{login}:secret@{parts.netloc.rpartition('@')[2]}"))
 
 
 @asynccontextmanager

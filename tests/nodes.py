@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rota
 from rota.config import load
 from rota.daemon import Daemon
 from waiting import eventually
@@ -129,6 +130,18 @@ async def node(
                 await one.ended(within=20)
     if one.fell is not None and not falls:
         raise one.fell
+
+
+def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
+    """One handler that waits until it is let go."""
+    app = rota.App("gated")
+
+    @app.handler("wait")
+    async def wait(job: rota.Job[Any]) -> None:
+        calls.append(job.job_id)
+        await go.wait()
+
+    return app
 
 
 async def insert(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:

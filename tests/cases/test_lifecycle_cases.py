@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rota
 from links import Link
-from nodes import ended, history, insert, ledger, live_row, node, passes, running_row
+from nodes import ended, gated_app, history, insert, ledger, live_row, node, passes, running_row
 from rota import clock
 from rota.db import queries
 from rota.domain.backoff import backoff
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from servers import Database
 
 LONG_AGO = "now() - interval '10 minutes'"
-
-
-def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
-    """One handler that waits until it is let go."""
-    app = rota.App("gated")
-
-    @app.handler("wait")
-    async def wait(job: rota.Job[Any]) -> None:
-        calls.append(job.job_id)
-        await go.wait()
-
-    return app
 
 
 async def test_b45_strict_priority_can_starve_and_the_age_of_what_starves_can_be_seen(

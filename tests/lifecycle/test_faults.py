@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 import rota
-from nodes import ended, history, insert, node, running_row
+from logins import as_login
+from nodes import ended, gated_app, history, insert, node, running_row
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -252,20 +252,11 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
     database: Database, conn: Connection[Record]
 ) -> None:
     """A password that is being changed, a pg_hba.conf mended a minute later: what runs goes on, and so does the daemon."""
-    app = rota.App("refused")
-    go = asyncio.Event()
-    calls: list[int] = []
-
-    @app.handler("wait")
-    async def wait(job: rota.Job[Any]) -> None:
-        calls.append(job.attempt)
-        await go.wait()
-
-    parts = urlsplit(database.dsn)
-    login = parts._replace(netloc=f"rota_test_refused:secret@{parts.netloc.rpartition('@')[2]}")
+    go, calls = asyncio.Event(), list[int]()
+    login = as_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login superuser password 'secret'")
     try:
-        async with node(urlunsplit(login), app, lease__duration="10s") as one:
+        async with node(login, gated_app(go, calls), lease__duration="10s") as one:
             job_id = await insert(conn, "wait")
             await running_row(conn, job_id)
             await conn.execute("alter role rota_test_refused nologin")
@@ -277,7 +268,7 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
                 await conn.execute("alter role rota_test_refused login")
             go.set()
             assert await ended(conn, job_id) == "succeeded"
-            assert calls == [1]
+            assert calls == [job_id]
             assert one.fell is None
     finally:
         await conn.execute("drop role rota_test_refused")
@@ -300,17 +291,8 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
     database: Database, conn: Connection[Record], gone: str, back: str
 ) -> None:
     """A backup is put back, rights are given anew: the whole fleet would fall at once, and every running job with it."""
-    app = rota.App("restored")
-    go = asyncio.Event()
-    calls: list[int] = []
-
-    @app.handler("wait")
-    async def wait(job: rota.Job[Any]) -> None:
-        calls.append(job.attempt)
-        await go.wait()
-
-    parts = urlsplit(database.dsn)
-    login = parts._replace(netloc=f"rota_test_refused:secret@{parts.netloc.rpartition('@')[2]}")
+    go, calls = asyncio.Event(), list[int]()
+    login = as_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login password 'secret'")
     await conn.execute(
         "grant usage on schema rota to rota_test_refused;"
@@ -320,7 +302,7 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
     )
     await conn.execute("select rota.put_schedule(name => 's', every => '1 s', handler => 'nobody', overlap => 'allow')")
     try:
-        async with node(urlunsplit(login), app, lease__duration="10s") as one:
+        async with node(login, gated_app(go, calls), lease__duration="10s") as one:
             job_id = await insert(conn, "wait")
             await running_row(conn, job_id)
             await conn.execute(gone)
@@ -330,7 +312,7 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
                 await conn.execute(back)
             go.set()
             assert await ended(conn, job_id) == "succeeded"
-            assert calls == [1]
+            assert calls == [job_id]
             assert await conn.fetchval("select invalid_reason from rota.schedules") is None
             assert one.fell is None
     finally:
