@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -15,6 +17,7 @@ from rota.db import queries
 from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
+    from rota.bench.daemons import Daemons
     from rota.bench.figures import Show
     from rota.bench.ground import Ground
 
@@ -44,7 +47,7 @@ async def scrape(ground: Ground, show: Show, *, jobs: int, names: int) -> Figure
         daemons(ground, count=1, slots=100, port=port) as running,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
-        await _shown(session, jobs)
+        await _shown(session, running, jobs)
         took, page = [], b""
         with show.step("scrapes", SCRAPES) as tell:
             began = time.perf_counter()
@@ -77,14 +80,18 @@ async def _sample(ground: Ground) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-async def _shown(session: aiohttp.ClientSession, jobs: int) -> None:
+async def _shown(session: aiohttp.ClientSession, running: Daemons, jobs: int) -> None:
     """Wait until a scrape shows so many jobs: before its first sample, a daemon shows none."""
     until = time.monotonic() + SAMPLED_WITHIN
     while time.monotonic() < until:
-        async with session.get("/metrics") as answer:
-            series = _series(await answer.read())
+        running.check()
+        series: list[bytes] = []
+        with suppress(aiohttp.ClientConnectionError):  # its row may be there before its port is open
+            async with session.get("/metrics") as answer:
+                series = _series(await answer.read())
         if sum(float(line.split()[-1]) for line in series if line.startswith(b"rota_jobs{")) >= jobs:
             return
+        await asyncio.sleep(0.05)
     raise DatabaseUnusable(f"the daemon doesn't show {jobs:,} jobs after {SAMPLED_WITHIN:g} s")
 
 
