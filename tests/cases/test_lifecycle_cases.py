@@ -123,11 +123,12 @@ async def test_b59_a_holder_that_was_cut_off_notices_and_counts_for_nothing(
     database: Database, conn: Connection[Record]
 ) -> None:
     """The way to the database is blocked for two leases and restored: the handler was cut, another's success stands."""
-    cut: list[str | None] = []
+    begun, cut = asyncio.Event(), list[str | None]()
     isolated, other = rota.App("isolated"), rota.App("other")
 
     @isolated.handler("work")
     async def work(job: rota.Job[Any]) -> str:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -141,7 +142,7 @@ async def test_b59_a_holder_that_was_cut_off_notices_and_counts_for_nothing(
     with Link(database.dsn) as link:
         async with node(link.dsn, isolated) as one:
             job_id = await insert(conn, "work")
-            await running_row(conn, job_id)
+            await begun.wait()  # the row is there before the answer to the claim, which must not be frozen
             link.freeze(lambda _: True)
             async with node(database.dsn, other):
                 assert await ended(conn, job_id, within=15) == "succeeded"
