@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 
+from rota.demo.fleet import BEARABLE
 from waiting import until
 
 DEMO = [sys.executable, "-m", "rota.demo", "--json"]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(270)
 def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """It is the first thing that anybody runs; what it claims must be in its own record of what happened."""
-    said = subprocess.run(DEMO, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False)
-    report: dict[str, Any] = json.loads(said.stdout)
+    said, report = played(tmp_path)
+    if not report["ok"] and report["stood_still_s"] > BEARABLE:
+        said, report = played(tmp_path)  # leases of three seconds bear no machine that stands still for longer
 
-    assert said.returncode == 0, said.stdout + said.stderr
+    assert "error" not in report, report
+    broken = [f"{check['promise']}: {check['fact']}" for check in report["checks"] if not check["held"]]
+    assert not broken, "\n".join(broken)
     assert report["ok"]
-    assert [check["promise"] for check in report["checks"] if not check["held"]] == []
+    assert said.returncode == 0, said.stderr
     assert report["seconds"] < 90
 
     ended = Counter((job["handler"], job["ended_as"]) for job in report["jobs"])
@@ -92,6 +96,12 @@ def test_daemons_do_not_outlive_a_demo_that_was_killed(tmp_path: Path) -> None:
         demo.wait()
 
     until(lambda: not [pid for pid in children if exists(pid)], within=20, what="the end of all of them")
+
+
+def played(folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """What the demo said in the end."""
+    said = subprocess.run(DEMO, env=environment(folder), capture_output=True, text=True, timeout=120, check=False)
+    return said, json.loads(said.stdout)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -66,12 +66,16 @@ def using(
 
 def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
     """Run `work` on a connection to a database whose schema fits."""
+    return asyncio.run(asked(config, work, name=name))
+
+
+async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
+    """Do the same where a loop runs already."""
     from rota.db.migrate import installation
     from rota.db.pool import Route, connect
 
     dsn = config.require_database()
-
-    async def asked() -> T:
+    with explaining(dsn):
         # As if through a pooler, which takes no settings and keeps no statements: for one command that is as good.
         conn = await connect(dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name=f"rota {name}")
         conn.add_log_listener(lambda _, said: typer.echo(f"note: {printable(said.message)}", err=True))
@@ -80,8 +84,6 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
             return await work(conn)
         finally:
             await conn.close()
-
-    return finish(dsn, asked())
 
 
 def finish(dsn: str, work: Coroutine[Any, Any, T]) -> T:

@@ -1,6 +1,8 @@
 """`rota status`: the whole installation on one screen."""
 
+import asyncio
 import dataclasses
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import ask, using
+from rota.commands.session import ask, asked, using
 from rota.commands.show import age, console, moment, plural, print_json, printable, table
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def status(
         raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
     with using(config_file, dsn, embedded=embedded) as config:
         if watch:
-            _watch(config)
+            asyncio.run(_watch(config))
             return
         found = ask(config, read_status, name="status")
     if as_json:
@@ -249,25 +251,34 @@ def _slots(text: str) -> str:
     return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 
 
-def _watch(config: "Config") -> None:
-    import time
-
+async def _watch(config: "Config") -> None:
+    """Look until Ctrl-C, which is an event here: as an exception it may be lost in a look that ends at that very moment."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     from rota.errors import DatabaseUnusable
 
-    found = ask(config, read_status, name="status")
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGINT)  # a second one ends it the hard way
+        told.set()
+
+    found = await asked(config, read_status, name="status")
     with Live(render(found), console=console(), screen=True) as live:
-        try:
-            while True:
-                time.sleep(EVERY_S)
-                try:
-                    found = ask(config, read_status, name="status")
-                    shown = render(found)
-                except DatabaseUnusable as error:  # it is in an outage that one watches
-                    shown = Group(Text(printable(error), style="red"), "", "before that:", "", render(found))
-                live.update(shown, refresh=True)
-        except KeyboardInterrupt:
-            return
+        loop.add_signal_handler(signal.SIGINT, stop)
+        stopping = asyncio.create_task(told.wait())
+        while not (await asyncio.wait({stopping}, timeout=EVERY_S))[0]:
+            looking = asyncio.create_task(asked(config, read_status, name="status"))
+            await asyncio.wait({stopping, looking}, return_when=asyncio.FIRST_COMPLETED)
+            if not looking.done():
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+                return
+            try:
+                found = looking.result()
+                shown = render(found)
+            except DatabaseUnusable as error:  # it is in an outage that one watches
+                shown = Group(Text(printable(error), style="red"), "", "before that:", "", render(found))
+            live.update(shown, refresh=True)

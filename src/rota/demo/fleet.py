@@ -21,6 +21,7 @@ LEASE = 3.0
 REAP_INTERVAL = 0.5
 POLL_INTERVAL = 0.2
 RESTART_AFTER = 1.0
+GLANCE = 0.02
 
 RUN = ("-m", "rota", "run", "--app", "rota.demo.app:app")
 
@@ -36,6 +37,10 @@ SETTINGS = {
 
 OFTEN_ENOUGH = 8
 """A daemon that had to be started so often is broken, and not the victim of a demo."""
+
+
+BEARABLE = LEASE / 2
+"""For how many seconds the machine may stand still; after that, living daemons lose leases, as they should."""
 
 
 class DemoFailed(Exception):
@@ -106,6 +111,8 @@ class Fleet:
             "DEMO_FOLDER": str(folder),
         }
         self._ending = False
+        self.stood_still = 0.0
+        """The longest time, in seconds, for which the machine gave us no turn."""
         self.daemons = [Daemon(letter, folder / f"{letter}.log") for letter in letters]
 
     def __getitem__(self, letter: str) -> Daemon:
@@ -141,7 +148,9 @@ class Fleet:
                     if len(daemon.lives) >= OFTEN_ENOUGH:
                         raise DemoFailed(f"daemon {daemon.letter} has died {len(daemon.lives)} times")
                     self.start(daemon)
-            await asyncio.sleep(0.02)
+            slept_at = time.monotonic()
+            await asyncio.sleep(GLANCE)
+            self.stood_still = max(self.stood_still, time.monotonic() - slept_at - GLANCE)
 
     def kill(self, daemon: Daemon) -> float:
         """Send kill -9, and return when its process had ended."""
@@ -175,7 +184,7 @@ class Fleet:
             if time.monotonic() > deadline:
                 late = ", ".join(daemon.letter for daemon in self.daemons if daemon.lives_now)
                 raise DemoFailed(f"{late} did not stop within {within:g} s of SIGTERM")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(GLANCE)
         for daemon in self.daemons:
             self._notice_the_end_of(daemon, "stopped")
 

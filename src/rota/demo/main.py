@@ -18,7 +18,7 @@ import asyncpg
 
 from rota.db.migrate import migrate
 from rota.demo.checks import Evidence, check_all
-from rota.demo.fleet import LEASE, REAP_INTERVAL, DemoFailed, Fleet
+from rota.demo.fleet import BEARABLE, LEASE, REAP_INTERVAL, DemoFailed, Fleet
 from rota.demo.screen import Screen, short
 from rota.demo.story import KINDS, Story
 from rota.embedded import EmbeddedPostgres
@@ -109,6 +109,8 @@ async def _play(folder: Path, dsn: str, fleet: Fleet, screen: Screen, report: di
             except DemoFailed as error:
                 _explain(error, fleet, screen, report)
                 return 1
+            finally:
+                report["stood_still_s"] = round(fleet.stood_still, 2)
         finally:
             db.terminate()
             onlooker.terminate()
@@ -176,6 +178,7 @@ async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, 
     else:
         broken = sum(not check.held for check in checks)
         screen.plain(f"{broken} of {len(checks)} promises did not hold: see ✗ above.", style="bold red")
+        _blame_the_machine(fleet, screen)
         _show_logs(fleet, screen, report)
     screen.plain()
     screen.plain("Where to go next", style="bold")
@@ -224,7 +227,16 @@ def _explain(error: DemoFailed, fleet: Fleet, screen: Screen, report: dict[str, 
     screen.close_act()
     screen.plain()
     screen.plain(f"The demo could not go on: {error}.", style="bold red")
+    _blame_the_machine(fleet, screen)
     _show_logs(fleet, screen, report)
+
+
+def _blame_the_machine(fleet: Fleet, screen: Screen) -> None:
+    if fleet.stood_still > BEARABLE:
+        screen.plain(
+            f"But this machine stood still for {fleet.stood_still:.1f} s in between, too long for leases of {LEASE:g} s, and "
+            "everybody on it with it: try again when it is less busy."
+        )
 
 
 def _show_logs(fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:

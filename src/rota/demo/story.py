@@ -205,7 +205,7 @@ class Story:
             return tokens <= ended and ids <= {event["job_id"] for event in paused.events() if _is_refusal(event)}
 
         await self._until(over, within=10, what="the woken daemon's late writes were neither refused nor given up")
-        facts.refused = [event for event in paused.events() if _is_refusal(event)]
+        await self._refusals(paused)
         for held in facts.held_by_paused:
             events = [event for event in facts.refused if event["job_id"] == held.job_id]
             writes = [event["what"] for event in events if event["event"] == "write.refused"]
@@ -213,10 +213,19 @@ class Story:
             did = f"Refused: {listed(writes)}" if writes else "Interrupted, wrote nothing"
             stale = f"token [cyan]{short(held.fence_token)}[/] is stale, {life} has [cyan]{short(token)}[/]"
             screen.say(f"{held}: {stale}. [green]{did}[/]", bullet="[green]✓[/]")
-        facts.stale_writes = await self._metric(paused, "rota_stale_writes_total")
-        screen.say(f"{paused.name}'s /metrics agree: rota_stale_writes_total {facts.stale_writes:g}")
+        screen.say(f"{paused.name}'s /metrics say: rota_stale_writes_total {facts.stale_writes:g}")
         await self._nothing_under_way("the slow jobs did not come to an end")
         screen.say("All of them have finished with their new owners.")
+
+    async def _refusals(self, paused: Daemon) -> None:
+        """Read what the log and the metrics say of them, until they agree: they are read one after the other."""
+        facts, deadline = self.facts, time.monotonic() + 10
+        while time.monotonic() < deadline:
+            facts.refused = [event for event in paused.events() if _is_refusal(event)]
+            facts.stale_writes = await self._metric(paused, "rota_stale_writes_total")
+            if facts.stale_writes == sum(event["event"] == "write.refused" for event in facts.refused):
+                return
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _poison(self) -> None:
         facts, screen, db = self.facts, self._screen, self._db
