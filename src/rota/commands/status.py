@@ -2,8 +2,8 @@
 
 import asyncio
 import dataclasses
-import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +67,8 @@ def status(
         raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
     with using(config_file, dsn, embedded=embedded) as config:
         if watch:
-            asyncio.run(_watch(config))
+            with suppress(KeyboardInterrupt):
+                asyncio.run(_watch(config))
             return
         found = ask(config, read_status, name="status")
     if as_json:
@@ -252,32 +253,20 @@ def _slots(text: str) -> str:
 
 
 async def _watch(config: "Config") -> None:
-    """Look until Ctrl-C, which is an event here: as an exception it may be lost in a look that ends at that very moment."""
+    """Look until Ctrl-C, which cancels us. A cancellation may be lost in the driver, or come back as a lost connection."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     from rota.errors import DatabaseUnusable
-
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
-
-    def stop() -> None:
-        loop.remove_signal_handler(signal.SIGINT)  # a second one ends it the hard way
-        told.set()
+    from rota.loop import cancelling
 
     found = await asked(config, read_status, name="status")
     with Live(render(found), console=console(), screen=True) as live:
-        loop.add_signal_handler(signal.SIGINT, stop)
-        stopping = asyncio.create_task(told.wait())
-        while not (await asyncio.wait({stopping}, timeout=EVERY_S))[0]:
-            looking = asyncio.create_task(asked(config, read_status, name="status"))
-            await asyncio.wait({stopping, looking}, return_when=asyncio.FIRST_COMPLETED)
-            if not looking.done():
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
-                return
+        while not cancelling():
+            await asyncio.sleep(EVERY_S)
             try:
-                found = looking.result()
+                found = await asked(config, read_status, name="status")
                 shown = render(found)
             except DatabaseUnusable as error:  # it is in an outage that one watches
                 shown = Group(Text(printable(error), style="red"), "", "before that:", "", render(found))
