@@ -7,6 +7,7 @@ neither its own lease nor its neighbours'. `Trust` turns on the main loop and en
 from __future__ import annotations
 
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rota.telemetry import Telemetry
 
 TICK = timedelta(milliseconds=250)
+
+LOOKS = 2.0
+"""Seconds for which a request to cancel is looked for: it may overtake the answer to the claim, or find its row locked."""
 
 LAG_SHOWN = 30.0
 """Seconds for which a lag of the main loop is shown: a scrape that comes only now and then must see it."""
@@ -62,12 +66,12 @@ class Heartbeat:
         self._grace = grace
         self._wedged_after = wedged_after
         self._conn: asyncpg.Connection | None = None
-        self._asked_to_look = False
+        self._told_at = -inf
         self.main_turned = boottime()
 
     def look_now(self) -> None:
-        """Extend at the next tick, because somebody may have asked to cancel."""
-        self._asked_to_look = True
+        """Extend what has not been extended since, because somebody may have asked to cancel it."""
+        self._told_at = boottime()
 
     async def run_once(self) -> None:
         """Extend what is due for it; does nothing, and asks nothing, when nothing is."""
@@ -80,11 +84,11 @@ class Heartbeat:
             # Those that wait for their settlement, too: what is done must not be begun again because that takes long.
             if not a.committed and not self._past_its_stop(a, now)
         ]
-        looked, self._asked_to_look = self._asked_to_look, False
-        if not held or not (looked or any(now >= self._due(a, 1.0) for a in held)):
+        told_at = self._told_at if now <= self._told_at + LOOKS else -inf
+        if not any(now >= self._due(a, 1.0) or self._renewed_at(a) <= told_at for a in held):
             return
         # All that will be due soon goes along, so that beats fall together.
-        chosen = held if looked else [a for a in held if now >= self._due(a, 0.5)]
+        chosen = [a for a in held if now >= self._due(a, 0.5) or self._renewed_at(a) <= told_at]
         shortest = min(a.lease for a in chosen)
         found = await self._extend(chosen, patience=max(0.5, shortest / 3))
         self._main.call_soon_threadsafe(self._renewed, chosen, found, now)
@@ -96,8 +100,11 @@ class Heartbeat:
 
     def _due(self, attempt: Attempt, share: float) -> float:
         beat = self._beat or attempt.lease / 3
-        renewed = attempt.trusted_until - attempt.lease + margin(attempt.lease)
-        return renewed + min(beat, attempt.lease / 3) * share
+        return self._renewed_at(attempt) + min(beat, attempt.lease / 3) * share
+
+    def _renewed_at(self, attempt: Attempt) -> float:
+        """When the statement was sent that last extended it; at first, the one that claimed it."""
+        return attempt.trusted_until - attempt.lease + margin(attempt.lease)
 
     def _past_its_stop(self, attempt: Attempt, now: float) -> bool:
         return attempt.stop_by is not None and now > attempt.stop_by
