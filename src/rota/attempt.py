@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
@@ -82,6 +83,7 @@ class Attempt:
                 return None
 
 
+@lru_cache(maxsize=64)  # each attempt asks, and nearly all have the daemon's lease
 def margin(lease: float) -> float:
     """Return how much earlier than the database we take a lease to have ended, in seconds."""
     return min(5.0, max(0.5, lease / 10))

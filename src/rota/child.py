@@ -288,7 +288,8 @@ def main() -> None:
     logs.install(**order["log"])
     logs.hide_stray_errors(_tell_stray)
     logs.show_prints_at_once()
-    logs.carry(facts["job_id"], facts["handler"], facts["queue"], facts["attempt"], facts["schedule"])
+    logs.carry_alike(facts["handler"], facts["queue"], facts["attempt"])
+    logs.carry(facts["job_id"], facts["schedule"])
     login = None if order["database"] is None else blocking.Login(**order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
     try:

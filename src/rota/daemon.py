@@ -245,7 +245,7 @@ class Daemon:
             queues=self._slots,
             lease=config.lease.duration,
             poll_interval=config.poll_interval,
-            execute=executor.execute,
+            start=executor.start,
             on_idle=self.stops.claiming.set if self._until_idle else None,
         )
         drain = Drain(

@@ -296,7 +296,7 @@ async def run_attempt(handler: Handler, attempt: Attempt, environment: Environme
         grace=GRACE,
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(executor.execute(attempt))
+        executor.start(attempt, group)
     if not ended:
         raise asyncio.CancelledError
     return ended[0]

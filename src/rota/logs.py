@@ -31,12 +31,16 @@ _ALL = {"job_id": _JOB_ID, "handler": _HANDLER, "queue": _QUEUE, "attempt": _ATT
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def carry(job_id: int, handler: str, queue: str, attempt: int, schedule: str | int | None) -> None:
-    """Have every record of this context, and of the threads and tasks that come of it, carry these."""
-    _JOB_ID.set(job_id)
+def carry_alike(handler: str, queue: str, attempt: int) -> None:
+    """Have every record of this context, and of the threads and tasks that come of it, carry what many jobs have in common."""
     _HANDLER.set(handler)
     _QUEUE.set(queue)
     _ATTEMPT.set(attempt)
+
+
+def carry(job_id: int, schedule: str | int | None) -> None:
+    """Do the same with what is this job's alone."""
+    _JOB_ID.set(job_id)
     if schedule is not None:
         _SCHEDULE.set(schedule)
 

@@ -247,7 +247,7 @@ class _Drain:
     async def _take(self, attempt: Attempt) -> None:
         self._running.add(attempt)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._executor.execute(attempt))
+            self._executor.start(attempt, group)
         if not attempt.ended_at:
             raise AssertionError(f"handler {attempt.claim.handler!r} cancelled its own task: its job has no outcome")
         await self._settler.run_once()

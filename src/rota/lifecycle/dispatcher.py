@@ -23,7 +23,7 @@ from rota.db.queries import Claimed
 from rota.loop import DUTY, backoff_pause, cancelling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from rota.db.pool import Connection
     from rota.db.queries import Lane
@@ -109,7 +109,7 @@ class Dispatcher:
         queues: Mapping[str, int],
         lease: timedelta,
         poll_interval: timedelta,
-        execute: Callable[[Attempt], Coroutine[None, None, None]],
+        start: Callable[[Attempt, asyncio.TaskGroup], None],
         on_idle: Callable[[], None] | None = None,
     ) -> None:
         self._pool = pool
@@ -130,7 +130,7 @@ class Dispatcher:
         """Attempts that ran or were claimed since the look at all lanes began, which may take several turns."""
         self._lease = lease
         self._poll = poll_interval.total_seconds()
-        self._execute = execute
+        self._start = start
         self._on_idle = on_idle
         self._floors: dict[tuple[str, str, int], datetime] = {}
         self._used: dict[tuple[str, str, int], float] = {}
@@ -321,7 +321,7 @@ class Dispatcher:
             own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
-            group.create_task(self._execute(attempt))
+            self._start(attempt, group)
             if not suspects:
                 lane = (claim.queue, claim.handler, claim.priority)
                 if self._floors.get(lane, ANY_TIME) < claim.run_at:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context, copy_context
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rota.clock import boottime
@@ -12,7 +13,7 @@ from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, 
 from rota.errors import InvalidPayload
 from rota.failure import ERROR_LIMIT, describe, readable
 from rota.handlers.python import ChildFailed
-from rota.logs import carry
+from rota.logs import carry, carry_alike
 from rota.loop import cancelling
 from rota.payload import encode_result, plain
 from rota.signals import Cancel, Retry, Snooze
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rota.attempt import Attempt
     from rota.handlers import Handler
     from rota.job import Environment
+
+SUCCEEDED = Succeeded()
+"""What most handlers end with."""
 
 
 class Executor:
@@ -43,12 +47,19 @@ class Executor:
         self._settle = settle
         self._abandon = abandon
         self._grace = grace
+        self._context = lru_cache(maxsize=256)(_context)
 
-    async def execute(self, attempt: Attempt) -> None:
-        """Take one claim to its outcome. The slot is freed when the outcome is settled, not here."""
+    def start(self, attempt: Attempt, group: asyncio.TaskGroup) -> None:
+        """Take one claim to its outcome, in a task and a context of its own. Its slot is freed when the outcome is settled."""
+        claim = attempt.claim
+        context = self._context(claim.handler, claim.queue, claim.attempt).copy()
+        group.create_task(self._execute(attempt), context=context)
+
+    async def _execute(self, attempt: Attempt) -> None:
+        # Not before: a task that is cancelled before it began never runs, and would settle nothing.
         attempt.task = asyncio.current_task()
         try:
-            outcome = await self.perform(attempt)
+            outcome = await self._perform(attempt)
         except asyncio.CancelledError:
             # The daemon is falling: nothing is written, the lease settles this job.
             self._abandon(attempt)
@@ -56,20 +67,14 @@ class Executor:
         attempt.ended_at = boottime()
         self._settle(attempt, outcome)
 
-    async def perform(self, attempt: Attempt) -> Outcome:
+    async def _perform(self, attempt: Attempt) -> Outcome:
         """Call the handler and say what it did, whatever it did."""
         told = attempt.interruption
         if told is not None:  # before it began
             return told
         claim = attempt.claim
         handler = self._handlers[claim.handler]
-        carry(
-            claim.job_id,
-            claim.handler,
-            claim.queue,
-            claim.attempt,
-            claim.schedule or claim.schedule_id,
-        )
+        carry(claim.job_id, claim.schedule or claim.schedule_id)
         timer = None
         if claim.timeout is not None:
             interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
@@ -98,6 +103,13 @@ class Executor:
         return _finished(attempt, handler, result)
 
 
+def _context(handler: str, queue: str, attempt: int) -> Context:
+    """Return what the contexts of such jobs are copies of: a copy costs less than setting three variables."""
+    context = copy_context()
+    context.run(carry_alike, handler, queue, attempt)
+    return context
+
+
 def _uncancel() -> int:
     """Take back the cancellation by which a handler was interrupted; return how many other ones there are."""
     task = asyncio.current_task()
@@ -113,7 +125,7 @@ def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
         # What job.complete() wrote may have been committed or not: the database knows, and settle asks it.
         text = "the transaction in which job.complete() was called was not committed"
         return _instead(attempt, handler, Failed(kind="NotCommitted", text=text))
-    return Succeeded(encode_result(result))
+    return SUCCEEDED if result is None else Succeeded(encode_result(result))
 
 
 def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
