@@ -166,6 +166,13 @@ async def transactional(job: rota.Job[Any]) -> None:
         await take(float(options(job).get("seconds", 0.01)))
 
 
+@app.handler("transactional thread")
+def transactional_thread(job: rota.SyncJob[Any]) -> None:
+    """Wait in a thread, in a transaction, for a server that takes `seconds` to answer."""
+    with job.transaction() as conn:
+        conn.execute("select pg_sleep(%s)", (options(job)["seconds"],))
+
+
 @app.handler("flaky")
 async def flaky(job: rota.Job[Any]) -> None:
     """Fail with the probability `fails`."""

@@ -24,13 +24,15 @@ class Wire:
         self._host = query["host"][0] if "host" in query else (parts.hostname or "localhost")
         self._port = int(query["port"][0] if "port" in query else (parts.port or 5432))
         self._marked: tuple[bytes, int] | None = None
+        self._silent = False
         self.lost = 0
         """Replies lost so far."""
         self.dsn = ""
 
-    def lose(self, marker: str, *, times: int = 1) -> None:
-        """Lose the replies to the next statements whose text has `marker` in it."""
+    def lose(self, marker: str, *, times: int = 1, silent: bool = False) -> None:
+        """Lose the replies to the next statements whose text has `marker` in it; `silent`: nor is the connection cut."""
         self._marked = (marker.encode(), times)
+        self._silent = silent
 
     async def listen(self) -> asyncio.Server:
         """Take connections on a free port."""
@@ -91,7 +93,8 @@ class Wire:
                 await writer.drain()
             elif head[0] == READY:  # carried out, and committed unless a transaction is open
                 self.lost += 1
-                raise ConnectionAbortedError
+                if not self._silent:
+                    raise ConnectionAbortedError
 
 
 @asynccontextmanager

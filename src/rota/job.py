@@ -205,7 +205,7 @@ class Job(JobFacts[P]):
             # Marked before COMMIT is sent: a row that has gone by the next heartbeat is then no loss.
             self._attempt.committing = completes
             try:
-                await transaction.commit()
+                await _commit(conn, transaction, within=self._attempt.lease)
             except LOST:
                 # Still marked while we ask: until then, a row that has gone says nothing about a loss.
                 if not completes or not await _was_committed(self._attempt, self._environment):
@@ -411,6 +411,16 @@ async def _was_committed(attempt: Attempt, environment: Environment) -> bool:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 2.0)
     return False
+
+
+async def _commit(conn: Connection, transaction: asyncpg.transaction.Transaction, *, within: float) -> None:
+    """Commit. Raises TimeoutError where no answer has come when the lease ends: what became of it, the database is asked."""
+    try:
+        async with asyncio.timeout(within):
+            await transaction.commit()
+    except (TimeoutError, asyncio.CancelledError):
+        _hang_up(conn)
+        raise
 
 
 async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transaction) -> None:

@@ -133,6 +133,22 @@ async def test_a_commit_whose_reply_was_lost_is_asked_of_the_ledger(
     assert await conn.fetchval("select count(*) from public.effects") == 1
 
 
+async def test_a_commit_that_nobody_answers_keeps_no_slot(database: Database, conn: Connection[Record]) -> None:
+    """Over a cut link the driver would wait for a quarter of an hour, for an effect that is in the database all the while."""
+    calls: list[int] = []
+    await conn.execute("create table public.effects (attempt int)")
+    async with wire(database.dsn) as way, node(way.dsn, app_of(calls), queues="default:1") as one:
+        way.lose("COMMIT;", silent=True)
+        job_id = await insert(conn, "commit")
+        await one.told("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost == 1
+        again = await insert(conn, "commit")
+        await one.told("job.settled", job_id=again, settlement="succeeded")
+        assert one.metric("rota_leases_lost_total") == 0
+    assert calls == [1, 1]
+    assert await conn.fetchval("select count(*) from public.effects") == 2
+
+
 async def test_a_step_whose_commit_was_not_heard_of_is_found_by_the_next_attempt(
     database: Database, conn: Connection[Record]
 ) -> None:

@@ -232,6 +232,23 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
         assert cut_off.noise() == []
 
 
+@pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
+async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_given_back(scene: Scene) -> None:
+    """Nothing can interrupt it but its own driver, which by itself would wait for two hours."""
+    pytest.importorskip("psycopg")
+    with island() as away, Link(scene.dsn, host=away.address) as link:
+        cut_off = scene.daemons.start(dsn=link.dsn, within=away.inside, WITNESS_DSN="")
+        await scene.enqueue("transactional thread", {"seconds": 300})
+        asleep = "select exists (select from pg_stat_activity where query like 'select pg_sleep%')"
+        await eventually(lambda: scene.value(asleep))
+
+        away.cut()
+
+        cut_off.wait_for("lease.lost", within=40)
+        away.mend()
+        assert cut_off.alive
+
+
 @pytest.mark.parametrize("on_the_way", ["", "handlers"])
 async def test_b83_connections_cut_in_the_middle_cost_no_second_execution(scene: Scene, on_the_way: str) -> None:
     """A reply that is lost after COMMIT leaves the outcome unknown; it is asked for, or sent again under the same token."""

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     import psycopg
 
 
+ALIVE = {
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "4",
+    "tcp_user_timeout": f"{PATIENCE * 1000:.0f}",
+}
+"""Where the URL says nothing else: a thread that waits for an answer over a cut link hears of it within some fifteen seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Login:
     """Where handlers connect to, and the settings of their sessions."""
@@ -31,6 +40,7 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     """Open a connection in autocommit mode, its transactions at READ COMMITTED. Raises ConfigError where psycopg is missing."""
     try:
         import psycopg  # noqa: PLC0415  optional
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
             "job.transaction() in a plain def handler needs a blocking driver: pip install 'rota[psycopg]'. "
@@ -39,9 +49,10 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     settings = dict(login.settings)
     name = settings.pop("application_name", "rota")
     options = " ".join(f"-c {key}={value}" for key, value in settings.items())
-    conn = psycopg.connect(
-        login.dsn, autocommit=True, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
+    asked: dict[str, Any] = conninfo_to_dict(
+        login.dsn, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
     )
+    conn = psycopg.connect(make_conninfo(**(ALIVE | asked)), autocommit=True)
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if login.pooled:
         conn.prepare_threshold = None
