@@ -232,16 +232,16 @@ class _Drain:
     async def _claim(self, *, at_once: bool) -> list[Any]:
         if at_once:
             await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
-        queues = await queries.list_queues(self._conn, after="", limit=MOST_QUEUES)
-        lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
-        for suspects in (False, True):
-            if not lanes:
-                break
-            found = await queries.claim_due_jobs(
-                self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
-            )
-            if found.claims:
-                return found.claims
+        last = ""
+        while self._handlers and (queues := await queries.list_queues(self._conn, after=last, limit=MOST_QUEUES)):
+            last = queues[-1]
+            lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
+            for suspects in (False, True):
+                found = await queries.claim_due_jobs(
+                    self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
+                )
+                if found.claims:
+                    return found.claims
         return []
 
     async def _take(self, attempt: Attempt) -> None:

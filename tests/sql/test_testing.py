@@ -12,6 +12,7 @@ import pytest
 
 import rota
 from drivers import ASYNC, SYNC
+from rota.lifecycle.dispatcher import MOST_QUEUES
 from rota.testing import (
     Committed,
     Failed,
@@ -105,6 +106,16 @@ async def test_drain_at_once_waits_for_nothing(conn: Connection[Record]) -> None
     assert isinstance(snoozed.outcome, Snoozed)
     with pytest.raises(AssertionError, match="'snooze'"):
         await drain(app, conn, at_once=True, limit=3)
+
+
+async def test_drain_comes_to_the_last_of_many_queues(conn: Connection[Record]) -> None:
+    """A queue for each tenant is not rare, and what a test leaves waiting looks like a bug of the code under test."""
+    app, _ = shop()
+    tenants = [f"tenant {n:03}" for n in range(MOST_QUEUES + 1)]
+    await conn.executemany("insert into rota.jobs (handler, queue) values ('nobodys', $1)", [(t,) for t in tenants])
+    await rota.enqueue(conn, "thread", queue=tenants[-1])
+    (ran,) = await drain(app, conn)
+    assert ran.handler == "thread"
 
 
 async def test_a_handler_that_cancels_its_own_task_ends_the_test_and_does_not_hang_it(conn: Connection[Record]) -> None:

@@ -562,6 +562,7 @@ async def test_status_shows_the_whole_installation(rota: Shell, conn: Connection
     for words in ("1 expired lease", "provider is down", "paused"):
         assert words in text
     assert (await rota("status", "--watch", "--json")).code == 2
+    assert "needs a terminal" in (await rota("status", "--watch")).err
 
 
 async def test_check_finds_nothing_where_all_is_well(rota: Shell) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -65,6 +66,8 @@ def status(
     """Show queues, daemons, and what is paused."""
     if watch and as_json:
         raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
+    if watch and not sys.stdout.isatty():
+        raise typer.BadParameter("needs a terminal to draw on: leave it out, or use --json", param_hint="--watch")
     with using(config_file, dsn, embedded=embedded) as config:
         if watch:
             with suppress(KeyboardInterrupt):
