@@ -254,6 +254,7 @@ def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
         (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), "can't do that now: canceling"),
         (asyncpg.LockNotAvailableError("canceling statement due to lock timeout"), "can't do that now: canceling"),
         (asyncpg.CannotConnectNowError("the database system is starting up"), "no database answers"),
+        (TimeoutError(), "somebody holds a lock"),
     ],
 )
 def test_nobody_is_sent_to_look_for_a_server_that_has_answered(error: Exception, says: str) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WHO_WAITS = "select pid, pg_blocking_pids(pid), query from pg_stat_activity where wait_event_type = 'Lock'"
+
 
 def configure(
     config_file: Path | None = None, dsn: str | None = None, overrides: Mapping[str, Any] | None = None
@@ -158,10 +160,23 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
             return DatabaseUnusable(f"{where} can't do that now: {said}")
         case _ if isinstance(error, LOST):
             return DatabaseUnusable(
-                f"no database answers at {where} ({said}): is the server running, and is the URL right? "
-                "For a first look without a server of your own: rota dev"
+                _unanswered(where) if isinstance(error, TimeoutError) else _unreachable(where, said)
             )
         case asyncpg.PostgresError():
             return DatabaseUnusable(f"{where} can't do that: {said}")
         case _:
             return None
+
+
+def _unreachable(where: str, said: str) -> str:
+    return (
+        f"no database answers at {where} ({said}): is the server running, and is the URL right? "
+        "For a first look without a server of your own: rota dev"
+    )
+
+
+def _unanswered(where: str) -> str:
+    return (
+        f"{where} has not answered in time: the way to it is cut, it has too much to do, or somebody holds a lock that we wait "
+        f"for. Who waits for whom: {WHO_WAITS}"
+    )
