@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from rota.declared import declare
 from rota.domain.declaration import declare as declare_schedule
-from rota.errors import AppNotFound, ConfigError
-from rota.handlers import LONGEST_DELAY, Delivery, Handler
+from rota.domain.given import LONGEST_DELAY, check, check_name
+from rota.errors import AppNotFound, ConfigError, InvalidPayload
+from rota.handlers import Handler
 from rota.handlers.codec import codec_of
 from rota.handlers.python import in_process, in_thread, is_async, on_loop
 from rota.payload import encode
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rota.cron import Fold, Gap
     from rota.declared import HandlerFunction
     from rota.domain.declaration import Declaration
+    from rota.domain.given import Delivery
     from rota.domain.schedule import Misfire, Overlap
     from rota.handlers import Middleware
     from rota.job import Job, SyncJob
@@ -60,6 +62,8 @@ class App:
         release: str | None = None,
         lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
+        check_name("app", name)
+        check(f"app {name!r}", release=release)
         self.name = name
         self.release = release
         self.lifespan = lifespan
@@ -100,8 +104,21 @@ class App:
         function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
         attempt whose daemon died nobody can ask a function.
         The function stays what it is: call it in tests. It gains `.name`, and `.enqueue(conn, payload)` with its kin.
-        Raises ConfigError for a name that is taken, and for a `backoff` or `permanent` that can't be.
+        Raises ConfigError for a name that is taken, and for what can't be.
         """
+        if callable(name):
+            raise ConfigError(f'write @app.handler("{getattr(name, "__name__", "name")}"): the handler needs a name')
+        check_name("handler", name)
+        check(
+            f"handler {name!r}",
+            queue=queue,
+            max_attempts=max_attempts,
+            backoff_base=backoff_base,
+            backoff_cap=backoff_cap,
+            timeout=timeout,
+            delivery=delivery,
+            runs_in=runs_in,
+        )
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
         if not (isinstance(permanent, Sequence) and all(isinstance(each, type) for each in permanent)):
             raise ConfigError(
@@ -188,8 +205,11 @@ class App:
             "dst_fold": dst_fold, "jitter": jitter, "expect_success_within": expect_success_within,
             "description": description, "owner": owner,
         }  # fmt: skip
+        if callable(cron):
+            raise ConfigError('write @app.schedule("0 6 * * *"): the schedule needs a cron expression or every')
+        check("schedule", name=name, handler=handler)
         # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
-        declare_schedule(name or handler or "?", **{**given, "payload": None}, handler=handler or "?")
+        declare_schedule(name or handler or str(cron or "?"), **{**given, "payload": None}, handler=handler or "?")
         if handler is not None:
             self._schedules.append((None, handler, name, given))
 
@@ -212,7 +232,10 @@ class App:
             called = handler or self._name_of(function)
             payload = given["payload"]
             if payload is not None:
-                payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
+                try:
+                    payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
+                except InvalidPayload as error:
+                    raise InvalidPayload(f"schedule {name or called!r}: {error}") from error
             self._add(found, declare_schedule(name or called, **{**given, "payload": payload}, handler=called))
         for other in self._included:
             for each in other.schedules.values():

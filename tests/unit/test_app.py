@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import rota
 from rota.app import find_app
-from rota.errors import AppNotFound, ConfigError
+from rota.errors import AppNotFound, ConfigError, InvalidCron, InvalidPayload
 
 
 def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> None:
@@ -43,6 +43,99 @@ def test_a_handler_takes_exactly_the_job(function: Any) -> None:
     """Found at start, not at the first job."""
     with pytest.raises(ConfigError, match="exactly one argument"):
         rota.App("a").handler("h")(function)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"timeout": 5}, r"handler 'h': timeout = 5: write a timedelta, such as timedelta\(seconds=30\)"),
+        ({"timeout": "5s"}, "timeout = '5s': write a timedelta"),
+        ({"timeout": timedelta(0)}, "timeout = .*: choose more than 0, and at most 366 days"),
+        ({"timeout": timedelta(days=367)}, "choose more than 0, and at most 366 days"),
+        ({"backoff_base": 5}, "backoff_base = 5: write a timedelta"),
+        ({"backoff_cap": 5}, "backoff_cap = 5: write a timedelta"),
+        ({"max_attempts": "8"}, "max_attempts = '8': write a whole number"),
+        ({"max_attempts": 1.5}, "max_attempts = 1.5: write a whole number"),
+        ({"max_attempts": True}, "max_attempts = True: write a whole number"),
+        ({"max_attempts": 0}, "max_attempts = 0: choose 1 to 1000"),
+        ({"queue": 5}, "queue = 5: write a name, a text of 1 to 200 characters on one line"),
+        ({"queue": ""}, "queue = '': write a name"),
+        ({"queue": "a\nb"}, "queue = .*: write a name"),
+        ({"delivery": "once"}, "delivery = 'once': choose 'at_least_once' or 'at_most_once'"),
+        ({"runs_in": "thread"}, "runs_in = 'thread': choose 'process'"),
+    ],
+)
+def test_what_a_handler_is_given_is_checked_where_it_is_declared(given: dict[str, Any], said: str) -> None:
+    """By name, for the database would only say of all handlers together that something is refused, and some not even that."""
+    with pytest.raises(ConfigError, match=said):
+        rota.App("a").handler("h", **given)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 201, 5, None])
+def test_a_handler_and_an_app_have_names(name: Any) -> None:
+    """The name that rows carry: a text on one line."""
+    with pytest.raises(ConfigError, match=r"handler: name = .*: write a name"):
+        rota.App("a").handler(name)
+    with pytest.raises(ConfigError, match=r"app: name = .*: write a name"):
+        rota.App(name)
+
+
+def test_a_bare_decorator_is_told_that_it_lacks_its_name() -> None:
+    """`@app.handler` without parentheses would register nothing, and say nothing."""
+    bare: Any = rota.App("a").handler
+
+    async def send(job: rota.Job[Any]) -> None: ...
+
+    with pytest.raises(ConfigError, match=re.escape('write @app.handler("send"): the handler needs a name')):
+        bare(send)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"every": 5}, "schedule 'h': every = 5: write a timedelta"),
+        ({"jitter": 5}, "schedule 'h': jitter = 5: write a timedelta"),
+        ({"too_late_after": "1h"}, "too_late_after = '1h': write a timedelta"),
+        ({"start_at": "2026-01-01"}, r"start_at = '2026-01-01': write a datetime with a zone"),
+        ({"priority": "5"}, "priority = '5': write a whole number"),
+        ({"max_attempts": 0}, "max_attempts = 0: choose 1 to 1000"),
+        ({"misfire": "x"}, "misfire = 'x': choose 'latest', 'skip' or 'all'"),
+        ({"overlap": "x"}, "overlap = 'x': choose 'skip', 'allow', 'queue_one' or 'replace'"),
+        ({"dst_gap": "x"}, "dst_gap = 'x': choose 'after' or 'skip'"),
+        ({"timezone": 5}, "timezone = 5: write a text"),
+        ({"cron": 5}, "cron = 5: write a text"),
+    ],
+)
+def test_what_a_schedule_is_given_is_checked_where_it_is_declared(given: dict[str, Any], said: str) -> None:
+    """Not at the daemon's start, where `5` would quietly mean seconds, or the schedule be left out."""
+    with pytest.raises(ConfigError, match=said):
+        rota.App("a").schedule(**{**({} if "every" in given else {"cron": "0 0 * * *"}), **given}, handler="h")
+
+
+def test_a_bare_schedule_is_told_what_it_lacks() -> None:
+    """As `@app.handler` without parentheses."""
+    bare: Any = rota.App("a").schedule
+
+    async def send(job: rota.Job[Any]) -> None: ...
+
+    with pytest.raises(ConfigError, match=re.escape('write @app.schedule("0 6 * * *")')):
+        bare(send)
+    with pytest.raises(ConfigError, match="schedule: name = 5: write a name"):
+        rota.App("a").schedule("0 0 * * *", name=cast("Any", 5))
+
+
+def test_a_schedule_without_a_name_is_called_by_its_expression() -> None:
+    """Whose handler it is, only the finished app can tell."""
+    with pytest.raises(InvalidCron, match=r"schedule '0 0 30 2 \*': there is no February 30"):
+        rota.App("a").schedule("0 0 30 2 *")
+
+
+def test_a_payload_that_is_no_json_names_its_schedule() -> None:
+    """Among forty of them."""
+    app = rota.App("a")
+    app.schedule("0 0 * * *", name="nightly", handler="h", payload=object())
+    with pytest.raises(InvalidPayload, match="schedule 'nightly': payload: object is not JSON"):
+        _ = app.schedules
 
 
 def test_wishes_are_checked_where_they_are_made() -> None:

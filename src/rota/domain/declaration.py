@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from rota.cron import Cron, zone
+from rota.domain.given import check
 from rota.errors import ConfigError, InvalidCron
 from rota.payload import encode, seconds
 
@@ -102,6 +103,7 @@ def declare(
 
     Raises ConfigError and InvalidCron, which name the schedule.
     """
+    check(f"schedule {name!r}", cron=cron, every=every, **columns)
     if (cron is None) is (every is None):
         raise ConfigError(f"schedule {name!r} needs either a cron expression or every")
     try:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rota.domain.given import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rota.attempt import Attempt
+    from rota.domain.given import Delivery
     from rota.handlers.codec import Codec
     from rota.job import Environment, Job
 
     Step = Callable[[Job[Any]], Awaitable[Any]]
     Middleware = Callable[[Job[Any], Step], Awaitable[Any]]
-
-Delivery = Literal["at_least_once", "at_most_once"]
-
-LONGEST_DELAY = timedelta(days=366)
 
 
 class Call(Protocol):
