@@ -331,14 +331,15 @@ def find_app(reference: str) -> App:
     attribute = attribute or "app"
     if "" not in sys.path:
         sys.path.insert(0, "")
+    if "/" in module_name:
+        raise AppNotFound(f"no module {module_name!r}: that is a path{_spelling(module_name)}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise AppNotFound(_broken(module_name, error)) from error
         raise AppNotFound(
-            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)} "
-            f"Give the app as module:attribute, such as myapp.jobs:app"
+            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)}"
         ) from error
     except (Exception, SystemExit) as error:
         raise AppNotFound(_broken(module_name, error)) from error
@@ -352,13 +353,14 @@ def find_app(reference: str) -> App:
 
 
 def _broken(module_name: str, error: BaseException) -> str:
-    """Say where in the app's code its import failed: the last line of it that is not the import machinery's."""
+    """Say where in the app's code its import failed: the last line that is neither rota's nor the import machinery's."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen importlib")
+        if frame.filename not in {__file__, importlib.__file__} and not frame.filename.startswith("<frozen importlib")
     ]
-    own = [frame for frame in frames if frame.filename != importlib.__file__]
+    # An app may lie in rota itself, as the demo's does.
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)] or frames
     place = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else None
     place = place or (f"{own[-1].filename}, line {own[-1].lineno}" if own else module_name)
     said = error.msg if isinstance(error, SyntaxError) else error
@@ -366,15 +368,22 @@ def _broken(module_name: str, error: BaseException) -> str:
 
 
 def _spelling(module_name: str) -> str:
-    """End the sentence with the module beside the missing one, in the same package, that is spelled most like it."""
+    """End the sentence with what was probably meant: a file's module, or the one in the same package that is spelled most alike."""
     parent, _, name = module_name.rpartition(".")
-    package = sys.modules.get(parent)
-    beside = [found.name for found in pkgutil.iter_modules(package.__path__ if package else [str(Path.cwd())])]
-    close = get_close_matches(name, beside, 1)
-    return (
-        f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
-        if close
-        else f", found {', '.join(beside[:8])}."
-        if beside
-        else "."
-    )
+    if name == "py" or "/" in module_name:
+        meant = Path(module_name.removesuffix(".py")).absolute()
+        meant = meant.relative_to(Path.cwd()) if meant.is_relative_to(Path.cwd()) else Path(meant.name)
+        found = f"; did you mean {'.'.join(meant.parts)}?"
+    else:
+        # A module that is no package has nothing below it.
+        folders = getattr(sys.modules[parent], "__path__", []) if parent in sys.modules else [str(Path.cwd())]
+        beside = [each.name for each in pkgutil.iter_modules(folders)]
+        close = get_close_matches(name, beside, 1)
+        found = (
+            f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
+            if close
+            else f", found {', '.join(beside[:8])}."
+            if beside
+            else "."
+        )
+    return f"{found} Give the app as module:attribute, such as myapp.jobs:app"

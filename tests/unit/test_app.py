@@ -179,3 +179,13 @@ def test_an_app_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.
         find_app("empty_jobs:app")
     with pytest.raises(AppNotFound, match="no_such_module_at_all"):
         find_app("broken_jobs:app")
+    for path in ("found_jobs.py", "./found_jobs.py", "./found_jobs", f"{tmp_path}/found_jobs.py"):
+        with pytest.raises(AppNotFound, match=rf"no module '{re.escape(path)}'.*; did you mean found_jobs\? Give"):
+            find_app(f"{path}:shop")
+    with pytest.raises(AppNotFound, match=r"did you mean shop\.jobs\?"):
+        find_app("shop/jobs.py:app")
+    (tmp_path / "wrong_jobs.py").write_text(
+        "import rota\napp = rota.App('a')\n\napp.schedule('0 0 30 2 *')\n", encoding="ascii"
+    )
+    with pytest.raises(AppNotFound, match=r"February 30.*\(.*wrong_jobs\.py, line 4\)"):
+        find_app("wrong_jobs:app")
