@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -15,6 +16,7 @@ from links import Link
 from logins import world
 from poolers import find_pgbouncer, pgbouncer
 from rota.db.migrate import VERSION
+from schedule_rows import make_due, make_schedule
 from shell import Shell
 from skew import LIBFAKETIME, skewed_server
 
@@ -149,6 +151,20 @@ async def a_handler_that_nobody_has(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_fleet_that_is_gone(ground: Ground) -> AsyncIterator[None]:
+    """Before anything is due: that is when it can still be mended unnoticed."""
+    await make_job(ground.conn, handler="shop.works", run_at=timedelta(hours=1))
+    yield
+
+
+@asynccontextmanager
+async def a_fleet_gone_from_its_schedules(ground: Ground) -> AsyncIterator[None]:
+    """There is no job yet."""
+    await make_due(ground.conn, await make_schedule(ground.conn, "nightly"), ago=-timedelta(hours=1))
+    yield
+
+
+@asynccontextmanager
 async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
     """Somebody turned it off for a migration, one day."""
     await ground.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
@@ -237,6 +253,14 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_direct_url_to_another_database, 1, "direct URL", "to another database", "let both lead to the same database"),
     (a_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
     (a_handler_that_nobody_has, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
+    (a_fleet_that_is_gone, 1, "daemons", "none is alive, and 1 job and 0 schedules wait", "rota run --app module:app"),
+    (
+        a_fleet_gone_from_its_schedules,
+        1,
+        "daemons",
+        "none is alive, and 0 jobs and 1 schedule wait",
+        "rota run --app module:app",
+    ),
     (a_hot_table_without_autovacuum, 1, "autovacuum", "off for rota.jobs", r"alter table rota.jobs reset \(autovac"),
     (a_snapshot_of_forty_minutes, 1, "snapshot", r"for 40m.*\(pid \d+, postgres, report, idle", "pg_terminate_backend"),
     (a_lease_of_two_beats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),

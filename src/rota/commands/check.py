@@ -1,7 +1,7 @@
 """`rota check`: what is wrong, or about to be, each with what to do."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from shlex import quote
@@ -57,7 +57,7 @@ def check(
 
 async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list[Finding]]":
     """Ask the server what there is to ask, and judge it."""
-    from rota.db import reports
+    from rota.db import reports, schedule_reports
     from rota.db.migrate import installation
 
     asked = datetime.now(UTC)
@@ -67,6 +67,7 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
     letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
     nodes = await reports.list_nodes(db)
     known = await reports.list_handler_names(db)
+    schedules = await schedule_reports.summarise_schedules(db)
     pooled = server.pid != db.get_server_pid()
     return server, [
         *login_findings(server, config),
@@ -76,7 +77,8 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
         *lane_findings(lanes, nodes, known),
         *letter_findings(letters),
         *node_findings(nodes),
-        *(await schedule_findings(db)),
+        *([] if nodes else absence_findings(lanes, schedules)),
+        *(await schedule_findings(db, schedules)),
     ]
 
 
@@ -239,12 +241,24 @@ def node_findings(nodes: "Sequence[LivingNode]") -> Iterator[Finding]:
         )
 
 
-async def schedule_findings(db: "Connection") -> list[Finding]:
+def absence_findings(lanes: "Sequence[Lane]", schedules: Mapping[str, int]) -> Iterator[Finding]:
+    """Tell that no daemon is alive before anything is late; what is due, expired or overdue has findings that say so."""
+    if any(lane.due or lane.expired for lane in lanes) or schedules.get("overdue"):
+        return
+    jobs, fires = sum(lane.future + lane.retrying for lane in lanes), schedules.get("ok", 0)
+    if jobs or fires:
+        yield Finding(
+            check="daemons",
+            finding=f"none is alive, and {plural(jobs, 'job')} and {plural(fires, 'schedule')} wait for their time",
+            do="start one before they are due: rota run --app module:app",
+        )
+
+
+async def schedule_findings(db: "Connection", counts: Mapping[str, int]) -> list[Finding]:
     """Look for schedules that stand still, or do not succeed, or all fire together."""
     from rota.commands.schedule_sheet import SPREAD
     from rota.db import schedule_reports
 
-    counts = await schedule_reports.summarise_schedules(db)
     found = []
     for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
         if not (count := counts.get(state)):
