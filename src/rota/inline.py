@@ -81,7 +81,9 @@ class InlineJob(Job[P], Noted):
         completes = completes_with(checkpoint)
         self._first_transaction(completes=completes)
         if self._environment.handler_pool is None:
-            raise RuntimeError("this job has no database behind it: lend it an asyncpg connection, conn=…")
+            raise RuntimeError(
+                "this job has no database behind it: lend it an asyncpg connection, conn=…; rota call takes --dsn"
+            )
         async with self._environment.handler_pool.acquire() as conn, conn.transaction():
             yield conn
         if completes:
@@ -131,7 +133,9 @@ class InlineSyncJob(SyncJob[P], Noted):
         completes = completes_with(checkpoint)
         self._first_transaction(completes=completes)
         if self._environment.blocking is None:
-            raise RuntimeError("this job has no database behind it: lend it a psycopg connection, conn=…")
+            raise RuntimeError(
+                "this job has no database behind it: lend it a psycopg connection, conn=…; rota call takes --dsn"
+            )
         with self._environment.blocking.connection() as conn, conn.transaction():
             yield conn
         if completes:

@@ -197,6 +197,26 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
     assert await conn.fetchval("select count(*) from rota.job_status") == 0
 
 
+async def test_what_is_configured_can_be_called_like_any_handler(rota: Shell) -> None:
+    """Of these one wants to see most whether they work at all; on the embedded server, too."""
+    (rota.folder / "rota.toml").write_text(
+        '[handlers.command.backup]\nargv = ["/bin/cat"]\n[handlers.http.endpoints.shop]\nurl = "http://127.0.0.1:1/"\n',
+        encoding="ascii",
+    )
+    assert (await rota("call", "command.backup", '{"n": 21}', DATABASE_URL="")).code == 0
+    refused = await rota("call", "http.shop", "--json", DATABASE_URL="")
+    assert refused.code == 1
+    assert "an endpoint with private = true may go there" in refused.json["error"]
+    folder = str(rota.folder / "data")
+    there = await rota(
+        *("call", "shop.writes", '{"n": 7}', "--embedded", "--json"), ROTA_DATA_DIR=folder, DATABASE_URL=""
+    )
+    assert there.code == 1
+    assert 'relation "effects" does not exist' in there.json["error"]
+    (rota.folder / "rota.toml").write_text('[handlers.http.endpoints.shop]\nurl = "ftp://x"\n', encoding="ascii")
+    assert "handlers.http.endpoints.shop.url (from rota.toml): write https://" in (await rota("status")).err
+
+
 async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) -> None:
     """The command and what it prints for other tools do the same; a prefix that can't be one is refused before anything."""
     prefix = f"rt{os.getpid()}_cli"

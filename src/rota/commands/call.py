@@ -1,15 +1,19 @@
 """`rota call`: one attempt of a handler here and now, of which nothing is stored."""
 
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rota.commands.enqueue import given_json
-from rota.commands.options import App, AsJson, ConfigFile, Dsn
-from rota.commands.session import configure, explaining, find_named_app
+from rota.commands.options import App, AsJson, ConfigFile, Dsn, Embedded
+from rota.commands.session import configure, explaining, find_named_app, using
 from rota.commands.show import print_json, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rota.config import Config
     from rota.domain.outcome import Outcome
 
@@ -22,6 +26,7 @@ def call(
     app: App = None,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
+    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
     """Call a handler here and now: no job, no retry, nothing about it is stored. Exit code 1 if it fails.
@@ -31,14 +36,15 @@ def call(
     import asyncio
     import json
 
+    from rota.builtin.configured import configured
     from rota.inline import call_inline
 
-    config = configure(config_file, dsn, {"app": app})
-    found = find_named_app(config)
-    text = given_json(payload) or "{}"
-    url = _database(config)
-    with explaining(url or ""):
-        outcome = asyncio.run(call_inline(found, handler, json.loads(text), dsn=url))
+    with _configuration(config_file, dsn, app, embedded=embedded) as config:
+        found = find_named_app(config).joined_by(configured(config.handlers))
+        text = given_json(payload) or "{}"
+        url = _database(config)
+        with explaining(url or ""):
+            outcome = asyncio.run(call_inline(found, handler, json.loads(text), dsn=url))
     became, said, failed = _told(outcome)
     if as_json:
         print_json({"outcome": became, **({"error": said} if failed else {"result": said})})
@@ -49,6 +55,16 @@ def call(
     else:
         print_json(said)
     raise typer.Exit(1 if failed else 0)
+
+
+@contextmanager
+def _configuration(config_file: Path | None, dsn: str | None, app: str | None, *, embedded: bool) -> "Iterator[Config]":
+    """Yield it, with a database or without."""
+    if embedded:
+        with using(config_file, dsn, embedded=True, overrides={"app": app}) as config:
+            yield config
+    else:
+        yield configure(config_file, dsn, {"app": app})
 
 
 def _database(config: "Config") -> str | None:

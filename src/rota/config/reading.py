@@ -207,6 +207,8 @@ def _said(path: str, name: str, value: str) -> str:
 def _remedy(fault: Any) -> str:
     if fault["type"] == "literal_error":
         return f"choose {fault['ctx']['expected']}"
+    if fault["type"] == "string_pattern_mismatch" and fault["loc"][-1] == "url":
+        return "write https://host/path, without user and password: a header or secret says who we are"
     return str(fault["msg"].removeprefix("Value error, "))
 
 
