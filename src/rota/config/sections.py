@@ -222,7 +222,7 @@ class Config(Section):
         raise NoDatabase(
             "no database: set DATABASE_URL or ROTA_DATABASE_URL (postgresql://user:password@host:5432/database), "
             "pass --dsn, or set database.url in rota.toml; PGHOST and its like do too. "
-            "To try rota without a server of your own: rota dev"
+            "To try rota without a server of your own: rota dev, and --embedded with the other commands"
         )
 
     def require_direct_database(self) -> str:
