@@ -235,7 +235,7 @@ class App:
                 try:
                     payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
                 except InvalidPayload as error:
-                    raise InvalidPayload(f"schedule {name or called!r}: {error}") from error
+                    raise ConfigError(f"schedule {name or called!r}: {error}") from error
             self._add(found, declare_schedule(name or called, **{**given, "payload": payload}, handler=called))
         for other in self._included:
             for each in other.schedules.values():

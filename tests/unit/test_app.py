@@ -11,7 +11,7 @@ import pytest
 
 import rota
 from rota.app import find_app
-from rota.errors import AppNotFound, ConfigError, InvalidCron, InvalidPayload
+from rota.errors import AppNotFound, ConfigError, InvalidCron
 
 
 def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> None:
@@ -134,7 +134,7 @@ def test_a_payload_that_is_no_json_names_its_schedule() -> None:
     """Among forty of them."""
     app = rota.App("a")
     app.schedule("0 0 * * *", name="nightly", handler="h", payload=object())
-    with pytest.raises(InvalidPayload, match="schedule 'nightly': payload: object is not JSON"):
+    with pytest.raises(ConfigError, match="schedule 'nightly': payload: object is not JSON"):
         _ = app.schedules
 
 
