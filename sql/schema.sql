@@ -142,7 +142,7 @@ begin
         if found then
             delete from rota.cancel_requests where job_id = cancel.job_id;
             if stands = 'running' then
-                perform pg_notify('rota_cancel', cancel.job_id::text);
+                perform rota.tell('rota_cancel', cancel.job_id::text);
             end if;
             if rota.is_operator() then
                 insert into rota.audit (action, target, reason)
@@ -155,7 +155,7 @@ begin
         values (cancel.job_id, rota.caller(), why)
         on conflict do nothing;
         if exists (select from rota.jobs where job_id = cancel.job_id) then
-            perform pg_notify('rota_cancel', cancel.job_id::text);
+            perform rota.tell('rota_cancel', cancel.job_id::text);
             if rota.is_operator() then
                 insert into rota.audit (action, target, reason) values ('request cancel', 'job ' || cancel.job_id, why);
             end if;
@@ -221,7 +221,7 @@ begin
         get diagnostics asked = row_count;
     end if;
     if asked > 0 then
-        perform pg_notify('rota_cancel', '');
+        perform rota.tell('rota_cancel', '');
     end if;
     insert into rota.audit (action, target, reason, affected)
     values ('cancel many', concat_ws(', ', 'handler ' || cancel_many.handler, 'queue ' || cancel_many.queue,
@@ -1217,7 +1217,7 @@ begin
     if not found then
         return false;
     end if;
-    perform pg_notify('rota_wake', '');
+    perform rota.tell('rota_wake', '');
     insert into rota.audit (action, target, reason) values ('resume', 'handler ' || resume_handler.name, why);
     return true;
 end $$;
@@ -1237,7 +1237,7 @@ begin
     if not found then
         return false;
     end if;
-    perform pg_notify('rota_wake', '');
+    perform rota.tell('rota_wake', '');
     insert into rota.audit (action, target, reason) values ('resume', 'queue ' || resume_queue.name, why);
     return true;
 end $$;
@@ -1479,11 +1479,24 @@ begin
     return null;
 end $$;
 
-CREATE FUNCTION rota.tell_of_dead_letter() RETURNS trigger
+CREATE FUNCTION rota.tell(channel text, message text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    perform pg_notify('rota_dead', new.job_id::text);
+    if current_setting('rota.notify', true) is distinct from 'off' and pg_notification_queue_usage() < 0.9 then
+        perform pg_notify(channel, message);
+    end if;
+end $$;
+
+COMMENT ON FUNCTION rota.tell(channel text, message text) IS 'NOTIFY where that can be done. `set local rota.notify = off` is for transactions that are to be prepared: polling finds what they bring.';
+
+CREATE FUNCTION rota.tell_of_dead_letter() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform rota.tell('rota_dead', new.job_id::text);
     return null;
 end $$;
 
@@ -1493,7 +1506,7 @@ CREATE FUNCTION rota.wake_dispatchers() RETURNS trigger
     AS $$
 begin
     if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
-        perform pg_notify('rota_wake', '');
+        perform rota.tell('rota_wake', '');
     end if;
     return null;
 end $$;
@@ -1504,7 +1517,7 @@ CREATE FUNCTION rota.wake_schedulers() RETURNS void
     AS $$
 begin
     if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
-        perform pg_notify('rota_wake', 'schedules');
+        perform rota.tell('rota_wake', 'schedules');
     end if;
 end $$;
 
@@ -2242,6 +2255,8 @@ REVOKE ALL ON FUNCTION rota.state_of(job_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.stop_all_clocks() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.stop_clock() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.tell(channel text, message text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.tell_of_dead_letter() FROM PUBLIC;
 

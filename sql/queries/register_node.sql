@@ -26,7 +26,7 @@ with entered as (
     returning node.node_id, node.state
 ),
 told as (
-    select pg_notify('rota_wake', 'nodes')
+    select rota.tell('rota_wake', 'nodes')
     from entered
     where entered.state = 'draining'
 )

@@ -5,5 +5,5 @@ with gone as (
     where node_id = $1
     returning node_id
 )
-select pg_notify('rota_wake', 'nodes')
+select rota.tell('rota_wake', 'nodes')
 from gone

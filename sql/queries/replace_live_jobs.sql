@@ -27,7 +27,7 @@ asked as (
     returning job_id
 ),
 told as (
-    select pg_notify('rota_cancel', '')
+    select rota.tell('rota_cancel', '')
     from asked
     limit 1
 )

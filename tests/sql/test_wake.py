@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from factories import make_job, make_running_job
+from rota.db.sql import SQL
 from statements import settle, sql, succeed, verdict
 
 if TYPE_CHECKING:
@@ -132,6 +133,25 @@ async def test_a_bulk_insert_notifies_once(conn: Connection[Record], ear: Ear) -
         calls = "select calls from pg_stat_xact_user_functions where funcname = 'wake_dispatchers'"
         assert await conn.fetchval(calls) == 1
     assert await ear.so_far() == 1
+
+
+async def test_a_transaction_that_is_to_be_prepared_may_do_without(conn: Connection[Record], ear: Ear) -> None:
+    """PREPARE TRANSACTION refuses whoever has notified: then polling finds what it brings."""
+    await ear.wait()
+    async with conn.transaction():
+        await conn.execute("set local rota.notify = off")
+        await make_job(conn)
+        await conn.execute("insert into rota.schedules (name, handler, every) values ('beat', 'h', '1 hour')")
+    assert await ear.so_far() == 0
+    await make_job(conn)
+    assert await ear.so_far() == 1
+
+
+async def test_nothing_notifies_but_where_it_can_be_done(conn: Connection[Record]) -> None:
+    """A server whose queue of notifications is full refuses the whole transaction: see rota.tell()."""
+    named = "select proname from pg_proc where pronamespace = 'rota'::regnamespace and prosrc ~ 'pg_notify|notify rota'"
+    assert [row["proname"] for row in await conn.fetch(named)] == ["tell"]
+    assert [name for name, text in SQL.items() if "pg_notify" in text.lower()] == []
 
 
 async def test_what_becomes_due_sooner_notifies_and_what_only_runs_does_not(conn: Connection[Record], ear: Ear) -> None:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from links import Link, heartbeats, island, listeners, why_no_island
@@ -170,6 +171,55 @@ async def test_b79_a_listener_that_hears_nothing_any_more_is_noticed_and_holds_u
         link.heal()
         await eventually(lambda: daemon.metric("rota_listener_up") == 1, within=20)
         assert len(daemon.events("listener.up")) == 2
+
+
+async def test_b79_a_full_queue_of_notifications_holds_up_no_job(
+    fragile_scene: Scene, own_server: DurableServer
+) -> None:
+    """Somebody listens and leaves a transaction open, until no NOTIFY on the whole server can commit: it was but a hint."""
+    if await fragile_scene.value("select current_setting('server_version_num')::int") < 170000:
+        pytest.skip("the queue of notifications holds 8 GB before PostgreSQL 17")
+    await fragile_scene.execute("alter system set max_notify_queue_pages = 64")
+    own_server.restart()
+    daemon = fragile_scene.daemons.start(ROTA_POLL_INTERVAL="1s")
+    daemon.wait_for("listener.up")
+    running = await fragile_scene.enqueue("work", {"seconds": 600})
+    await fragile_scene.begins(running)
+
+    deaf, loud = await asyncpg.connect(own_server.dsn), await asyncpg.connect(own_server.dsn)
+    await deaf.execute("listen elsewhere; begin; select 1")
+    with pytest.raises(asyncpg.ProgramLimitExceededError):
+        await loud.execute("select pg_notify('elsewhere', n || repeat('x', 7000)) from generate_series(1, 100000) as n")
+
+    job = await fragile_scene.enqueue("work")
+    lost = await fragile_scene.enqueue("gives_up")
+    await fragile_scene.execute("insert into rota.schedules (name, handler, every) values ('beat', 'work', '1 second')")
+    await fragile_scene.execute("select rota.pause_queue('mail'), rota.pause_handler('mail')")
+    await fragile_scene.execute("select rota.resume_queue('mail'), rota.resume_handler('mail')")
+    assert await fragile_scene.value("select rota.cancel($1)", running) == "requested"
+    await fragile_scene.comes_to(job, "succeeded")
+    await fragile_scene.comes_to(lost, "dead")
+    await fragile_scene.comes_to(running, "cancelled")
+    assert not daemon.events("settlement.rejected")
+    assert daemon.stop() == 0
+
+    await deaf.close()
+    assert await loud.fetchval("select pg_notification_queue_usage()") == 0
+    await loud.close()
+
+
+async def test_what_two_phases_commit_runs_like_all_else(fragile_scene: Scene, own_server: DurableServer) -> None:
+    """PREPARE TRANSACTION refuses whoever has notified, so that a waiting dispatcher would keep such callers from inserting."""
+    await fragile_scene.execute("alter system set max_prepared_transactions = 5")
+    own_server.restart()
+    daemon = fragile_scene.daemons.start()
+    daemon.wait_for("listener.up")
+    caller = await fragile_scene.connection()
+    await caller.execute("begin; set local rota.notify = off")
+    job = await fragile_scene.enqueue("work")
+    await caller.execute("prepare transaction 'first'")
+    await caller.execute("commit prepared 'first'")
+    await fragile_scene.comes_to(job, "succeeded")
 
 
 async def test_slow_answers_cost_no_lease(scene: Scene) -> None:

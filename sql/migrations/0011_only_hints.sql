@@ -1,0 +1,34 @@
+-- A notification is a hint: that none can be sent keeps no job from being inserted, settled or cancelled.
+
+-- One session that listens, on whatever channel of whatever database, and leaves a transaction open keeps the server's one queue of
+-- notifications from being emptied. Once it is full, every transaction that would notify fails at its end; and it stays so until
+-- somebody asks how full it is, which is what moves its beginning on.
+-- For PREPARE TRANSACTION, which refuses whoever has notified, there is the setting.
+create function rota.tell(channel text, message text) returns void
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if current_setting('rota.notify', true) is distinct from 'off' and pg_notification_queue_usage() < 0.9 then
+        perform pg_notify(channel, message);
+    end if;
+end $$;
+revoke all on function rota.tell(text, text) from public;
+comment on function rota.tell is
+    'NOTIFY where that can be done. `set local rota.notify = off` is for transactions that are to be prepared: polling finds what they bring.';
+
+-- Whoever may insert a dead letter need not be able to call it.
+alter function rota.tell_of_dead_letter() security definer set search_path = pg_catalog, pg_temp;
+
+-- Nothing else of these changes, so their text is taken as it stands.
+do $$
+declare
+    teller regprocedure;
+begin
+    for teller in
+        select unnest(array[
+            'rota.wake_dispatchers()', 'rota.wake_schedulers()', 'rota.tell_of_dead_letter()',
+            'rota.cancel(bigint, boolean, text)', 'rota.cancel_many(text, text, timestamptz, integer, text)',
+            'rota.resume_queue(text, text)', 'rota.resume_handler(text, text)']::regprocedure[])
+    loop
+        execute replace(pg_get_functiondef(teller), 'perform pg_notify(', 'perform rota.tell(');
+    end loop;
+end $$;
