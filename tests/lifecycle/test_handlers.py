@@ -380,3 +380,60 @@ async def test_a_transaction_may_idle_for_as_long_as_the_jobs_own_lease(
             assert {await ended(conn, own), await ended(conn, daemons)} == {"succeeded"}
             told[handler] = (await _result(conn, own), await _result(conn, daemons))
     assert set(told.values()) == {("90s", "7s")}, told
+
+
+LEAVE = """
+    set role rota_test_left_behind; set search_path = ''; set statement_timeout = '1min'; listen left_behind;
+    create temp table left_behind (); select pg_advisory_lock(1919906913, 77)
+"""
+LOOK = """
+    select current_user <> session_user, current_setting('search_path') = '', current_setting('statement_timeout') <> '0',
+        exists (select from pg_listening_channels()), to_regclass('left_behind') is not null, '[]'::jsonb
+"""
+HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919906913 and objid = 77"
+
+
+async def test_b75_what_a_handler_leaves_in_a_session_is_gone_for_the_next(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A role, a setting, a temporary table, a lock, a codec: the next job on that connection would find it, and wonder."""
+    app = rota.App("leaves")
+
+    @app.handler("leave on the loop")
+    async def leave_on_the_loop(job: rota.Job[Any]) -> None:
+        async with job.transaction() as theirs:
+            await theirs.execute(LEAVE)
+            await theirs.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    @app.handler("leave in a thread")
+    def leave_in_a_thread(job: rota.SyncJob[Any]) -> None:
+        with job.transaction() as theirs:
+            theirs.execute(LEAVE)
+            theirs.row_factory = psycopg.rows.dict_row
+            theirs.cursor_factory = psycopg.ClientCursor
+
+    @app.handler("look on the loop")
+    async def look_on_the_loop(job: rota.Job[Any]) -> Any:
+        async with job.transaction(checkpoint=1) as theirs:
+            return [list(row) for row in await theirs.fetch(LOOK)]
+
+    @app.handler("look in a thread")
+    def look_in_a_thread(job: rota.SyncJob[Any]) -> Any:
+        with job.transaction(checkpoint=1) as theirs:
+            cursor = theirs.execute(LOOK)
+            return [type(cursor) is psycopg.Cursor, *cursor.fetchall()]
+
+    await conn.execute("create role rota_test_left_behind superuser")
+    try:
+        async with node(database.dsn, app, database__handler_pool_size=1):
+            for where, clean in {
+                "on the loop": [[False, False, False, False, False, "[]"]],
+                "in a thread": [True, [False, False, False, False, False, []]],
+            }.items():
+                assert await ended(conn, await insert(conn, f"leave {where}")) == "succeeded"
+                job_id = await insert(conn, f"look {where}")
+                assert await ended(conn, job_id) == "succeeded"
+                assert await _result(conn, job_id) == clean, where
+                assert await conn.fetchval(HELD) == 0, where
+    finally:
+        await conn.execute("drop role rota_test_left_behind")

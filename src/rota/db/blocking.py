@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
-from rota.db.pool import PATIENCE
+from rota.db.pool import FORGET, PATIENCE
 from rota.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class BlockingPool:
             try:
                 yield conn
             finally:
-                if self._closed or conn.closed or conn.info.transaction_status:  # 0 is idle
+                if self._closed or conn.closed or conn.info.transaction_status or not _forgets(conn):  # 0 is idle
                     conn.close()
                 else:
                     self._idle.append(conn)
@@ -97,3 +97,14 @@ class BlockingPool:
                     return conn
                 conn.close()
         return None
+
+
+def _forgets(conn: psycopg.Connection[Any]) -> bool:
+    """Make the connection like new; False where that can't be done."""
+    from psycopg import Cursor, rows  # noqa: PLC0415  optional, and here we have it
+
+    conn.row_factory, conn.cursor_factory = rows.tuple_row, Cursor
+    with suppress(Exception):
+        conn.execute(FORGET)
+        return True
+    return False

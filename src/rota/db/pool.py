@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
@@ -77,6 +77,16 @@ PgBouncer keeps it for each of its clients.
 
 ISOLATION = {"default_transaction_isolation": "read committed"}
 """Our statements look again at a row that somebody was faster at. Under a stricter one, set for everybody, they would fail."""
+
+
+FORGET = """
+    set session authorization default; reset role; reset all; discard temp;
+    close all; unlisten *; select pg_advisory_unlock_all()
+"""
+"""Makes a session like a new one, but for what is prepared in it: what a handler leaves, the next one must not find.
+
+The driver's own reset leaves a role and temporary tables.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +224,38 @@ async def open_pool(
     return pool
 
 
+class HandlerConnection(asyncpg.Connection):
+    """A connection that is lent to one handler after the other, and remembers which codecs one has set."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._codecs: set[tuple[str, str]] = set()
+
+    async def set_type_codec(self, typename: str, *, schema: str = "public", **options: Any) -> None:
+        """Do as the driver does, and remember it."""
+        self._codecs.add((typename, schema))
+        await super().set_type_codec(typename, schema=schema, **options)
+
+    async def set_builtin_type_codec(self, typename: str, *, schema: str = "public", **options: Any) -> None:
+        """Do as the driver does, and remember it."""
+        self._codecs.add((typename, schema))
+        await super().set_builtin_type_codec(typename, schema=schema, **options)
+
+    async def forget(self) -> None:
+        """Be like new."""
+        await self.execute(FORGET)
+        while self._codecs:
+            typename, schema = self._codecs.pop()
+            await self.reset_type_codec(typename, schema=schema)
+
+
 async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: int, lease: timedelta) -> Pool:
     """Open the pool that handlers' transactions run on: the driver's default settings, and an end to forgotten transactions."""
+
+    async def forget(conn: asyncpg.Connection) -> None:
+        assert isinstance(conn, HandlerConnection)  # noqa: S101  as said below
+        await conn.forget()
+
     return await asyncpg.create_pool(
         dsn,
         min_size=0,
@@ -223,6 +263,8 @@ async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: i
         timeout=PATIENCE,
         statement_cache_size=0 if route.pooled else 100,
         server_settings=handler_session_settings(route, name, lease),
+        connection_class=HandlerConnection,
+        reset=forget,
     )
 
 
