@@ -2075,6 +2075,9 @@ ALTER TABLE ONLY rota.fires
 ALTER TABLE ONLY rota.guards
     ADD CONSTRAINT guards_pkey PRIMARY KEY (resource);
 
+ALTER TABLE rota.jobs
+    ADD CONSTRAINT "handler and unique_key must have at most 2680 bytes together" CHECK (((fence_token IS NOT NULL) OR ((octet_length(handler) + octet_length(unique_key)) <= 2680))) NOT VALID;
+
 ALTER TABLE ONLY rota.handlers
     ADD CONSTRAINT handlers_pkey PRIMARY KEY (handler);
 

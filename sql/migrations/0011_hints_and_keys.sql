@@ -1,4 +1,4 @@
--- A notification is a hint: that none can be sent keeps no job from being inserted, settled or cancelled.
+-- A notification is a hint: that none can be sent keeps no job from being inserted, settled or cancelled. And a bound for what lies in one index.
 
 -- One session that listens, on whatever channel of whatever database, and leaves a transaction open keeps the server's one queue of
 -- notifications from being emptied. Once it is full, every transaction that would notify fails at its end; and it stays so until
@@ -32,3 +32,8 @@ begin
         execute replace(pg_get_functiondef(teller), 'perform pg_notify(', 'perform rota.tell(');
     end loop;
 end $$;
+
+-- Within its bounds an index would still refuse a key of many-byte characters beside a long handler, in words that nobody can read.
+-- Only what has never been claimed is judged: what went into the index by its compression must not be stopped on its way.
+alter table rota.jobs add constraint "handler and unique_key must have at most 2680 bytes together"
+    check (fence_token is not null or octet_length(handler) + octet_length(unique_key) <= 2680) not valid;
