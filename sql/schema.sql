@@ -1298,6 +1298,7 @@ CREATE FUNCTION rota.rotate_ledger(keep interval DEFAULT '7 days'::interval, ahe
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '200ms'
     SET standard_conforming_strings TO 'on'
+    SET "DateStyle" TO 'ISO, YMD'
     AS $_$
 declare
     today date := (now() at time zone 'UTC')::date;

@@ -37,3 +37,6 @@ end $$;
 -- Only what has never been claimed is judged: what went into the index by its compression must not be stopped on its way.
 alter table rota.jobs add constraint "handler and unique_key must have at most 2680 bytes together"
     check (fence_token is not null or octet_length(handler) + octet_length(unique_key) <= 2680) not valid;
+
+-- It writes days as text and reads them again: not every style that a session may have set takes both.
+alter function rota.rotate_ledger(interval, integer) set datestyle = 'ISO, YMD';

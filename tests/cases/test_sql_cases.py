@@ -594,6 +594,20 @@ async def test_b95_keep_zero_is_for_ever(conn: Connection[Record]) -> None:
     assert row["dropped"] == 0
 
 
+@pytest.mark.parametrize("style", ["ISO, DMY", "SQL, YMD", "Postgres, YMD", "German, MDY"])
+async def test_b95_days_are_days_in_whatever_style_they_are_written(conn: Connection[Record], style: str) -> None:
+    """Set for the whole database, it would leave every day's ledger in the default partition, and a service failing."""
+    await conn.execute("set timezone = 'Pacific/Kiritimati'")
+    await conn.execute(f"set datestyle = '{style}'")
+    await conn.execute("select rota.rotate_ledger(ahead => 40)")
+    await conn.execute("set datestyle = 'ISO'; set timezone = 'UTC'")
+    days = await conn.fetchval(
+        "select count(*) from pg_class where relkind = 'r' and relispartition "
+        "and relname in (select 'job_runs_' || to_char(now() + n * interval '1 day', 'YYYYMMDD') from generate_series(0, 40) as n)"
+    )
+    assert days == 41
+
+
 async def test_b95_no_table_refers_to_another(conn: Connection[Record]) -> None:
     """A foreign key would make every prune, and every start, look into the other table."""
     keys = await conn.fetch(
