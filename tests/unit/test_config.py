@@ -327,6 +327,37 @@ def test_every_form_of_url_that_the_driver_takes_is_taken(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        ("?connect_timeout=5", ""),
+        ("?sslmode=require&channel_binding=prefer", "?sslmode=require"),
+        (
+            "?keepalives=1&application_name=shop&keepalives_idle=30&options=-c%20x%3D1",
+            "?application_name=shop&options=-c%20x%3D1",
+        ),
+        (
+            "?gssencmode=disable&target_session_attrs=read-write&load_balance_hosts=random",
+            "?target_session_attrs=read-write",
+        ),
+    ],
+)
+def test_what_only_libpq_knows_of_is_left_out_of_a_url(query: str, kept: str) -> None:
+    """Providers hand out such URLs, and psql takes them; the driver would send it to the server: unrecognized parameter."""
+    url = f"postgresql://shop:{CANARY}@db/shop"
+    assert read(DATABASE_URL=url + query).require_database() == url + kept
+
+
+@pytest.mark.parametrize("demand", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256"])
+def test_a_safety_that_the_driver_can_not_give_is_refused_in_words(demand: str) -> None:
+    """Left out without a word, the connection would be less safe than was asked for."""
+    with pytest.raises(
+        ConfigError, match=rf"the driver knows no {demand.removesuffix('=scram-sha-256')}: .*verify-full"
+    ) as caught:
+        read(DATABASE_URL=f"postgresql://shop:{CANARY}@db/shop?sslmode=require&{demand}")
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "dsn",
     [
         f"host=db password={CANARY}",

@@ -18,6 +18,32 @@ _DSN = re.compile(
     r"(?P<start>postgres(?:ql)?://)(?:(?P<user>[^:@/?#]*)(?P<password>:[^@/?#]*)?@)?"
     rf"(?P<rest>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*)?)?"
 )
+_LIBPQS_OWN = {
+    "connect_timeout",
+    "fallback_application_name",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "load_balance_hosts",
+    "channel_binding",
+    "gssencmode",
+    "gssdelegation",
+    "sslcertmode",
+    "sslcompression",
+    "sslsni",
+}
+"""Parameters of a URL that say how libpq goes about it. asyncpg would hand them on to the server, which knows none of them."""
+
+_DEMANDS = {
+    "channel_binding": "require",
+    "gssencmode": "require",
+    "sslcertmode": "require",
+    "require_auth": "",
+    "requirepeer": "",
+}
+"""Those with which a URL asks for a safety that the driver can't give: with this value, or ('') with any."""
+
 _QUERY_SECRET = re.compile(r"(?i)((?:^|&)[^=&]*password[^=&]*=)[^&]*")
 
 
@@ -83,11 +109,22 @@ def whole(low: int, high: int) -> BeforeValidator:
 
 def _dsn(value: object) -> SecretStr:
     text = value.get_secret_value() if isinstance(value, SecretStr) else str(value).strip()
-    if _DSN.fullmatch(text):
-        return SecretStr(text)
-    raise ValueError(
-        "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
-    )
+    if not (parts := _DSN.fullmatch(text)):
+        raise ValueError(
+            "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
+        )
+    return SecretStr(_for_the_driver(text, parts["query"]) if parts["query"] else text)
+
+
+def _for_the_driver(dsn: str, query: str) -> str:
+    """Leave out what is libpq's own; ValueError where that would make the connection less safe than was asked for."""
+    pairs = [(pair, *pair.split("=", 1)) for pair in query.split("&")]
+    for _, name, value in pairs:
+        if name in _DEMANDS and _DEMANDS[name] in {"", value}:
+            demand = f"{name}={_DEMANDS[name]}" if _DEMANDS[name] else name
+            raise ValueError(f"the driver knows no {demand}: leave it out, and say sslmode=verify-full")
+    kept = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQS_OWN)
+    return dsn[: -len(query)].removesuffix("?") + (f"?{kept}" if kept else "")
 
 
 def slots_by_queue(value: object) -> Mapping[str, int]:
