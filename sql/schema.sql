@@ -1379,6 +1379,11 @@ begin
     select made, schedule_id, at, at, at + start_within, rota.caller(), handler, coalesce(run_schedule_now.payload, payload),
         queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
     from rota.schedule_definitions where schedule_id = which;
+    if not found then
+        raise exception using errcode = 'RT002',
+            message = format('schedule %L was removed at this very moment', left(run_schedule_now.name, 200)),
+            hint = 'Nothing was enqueued.';
+    end if;
     insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, why);
     return made;
 end $$;

@@ -40,3 +40,39 @@ alter table rota.jobs add constraint "handler and unique_key must have at most 2
 
 -- It writes days as text and reads them again: not every style that a session may have set takes both.
 alter function rota.rotate_ledger(interval, integer) set datestyle = 'ISO, YMD';
+
+-- A job_id stands for a job: also where the schedule is removed in the same moment.
+create or replace function rota.run_schedule_now(name text, payload jsonb default null, reason text default null) returns bigint
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(run_schedule_now.reason);
+    which bigint := rota.find_schedule(run_schedule_now.name);
+    at timestamptz := clock_timestamp();
+    made bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
+begin
+    loop
+        -- Between the whole seconds, where no cron expression ever fires.
+        if at = date_trunc('second', at) then
+            at := at + interval '1 microsecond';
+        end if;
+        insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, note)
+        values (at, which, run_schedule_now.name, 'run_now', made, rota.signed_note('asked for', why))
+        on conflict do nothing;
+        exit when found;
+        at := at + interval '1 microsecond';
+    end loop;
+    insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue, priority,
+        max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
+    overriding system value
+    select made, schedule_id, at, at, at + start_within, rota.caller(), handler, coalesce(run_schedule_now.payload, payload),
+        queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
+    from rota.schedule_definitions where schedule_id = which;
+    if not found then
+        raise exception using errcode = 'RT002',
+            message = format('schedule %L was removed at this very moment', left(run_schedule_now.name, 200)),
+            hint = 'Nothing was enqueued.';
+    end if;
+    insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, why);
+    return made;
+end $$;

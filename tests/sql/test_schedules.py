@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from factories import held_up
 from rota.cron import Cron, InvalidCron
 from rota.db.sql import MIGRATIONS
 from schedule_rows import clock, dispositions, fires, make_due, make_schedule
@@ -371,6 +372,27 @@ async def test_run_now_has_an_instant_and_a_job_of_its_own(conn: Connection[Reco
     rows = await conn.fetch("select schedule_id, exclusive, payload, scheduled_for from rota.jobs")
     assert {(row["schedule_id"], row["exclusive"], row["payload"]) for row in rows} == {(made, False, '{"n": 1}')}
     assert all(row["scheduled_for"].microsecond for row in rows)
+
+
+async def _refused(conn: Connection[Record], statement: str) -> str | None:
+    try:
+        await conn.execute(statement)
+    except asyncpg.PostgresError as error:
+        return error.sqlstate
+    return None
+
+
+async def test_run_now_gives_no_number_to_a_job_that_is_not_there(conn: Connection[Record], database: Database) -> None:
+    """Removed between the look at its name and the job: the caller would wait for the end of a job that never was."""
+    await make_schedule(conn)
+    async with database.connect() as other, database.connect() as watcher:
+        await other.execute("begin; lock table rota.fires in share mode")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(_refused(conn, "select rota.run_schedule_now('s')"))
+            await held_up(conn, watched_by=watcher)
+            await other.execute("delete from rota.schedules; commit")
+    assert call.result() == "RT002"
+    assert await conn.fetchval("select count(*) from rota.fires") == 0
 
 
 async def test_ran_knows_what_succeeded(conn: Connection[Record]) -> None:
