@@ -234,6 +234,18 @@ async def a_handler_paused(ground: Ground) -> AsyncIterator[None]:
     yield
 
 
+@asynccontextmanager
+async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
+    """For a minute the server believed that it was years later, and schedules fired; then it was set right."""
+    await ground.conn.execute(
+        "insert into rota.schedules (name, handler, cron) values ('report', 'shop.works', '@daily')"
+    )
+    await ground.conn.execute(
+        "update rota.schedule_clocks set last_fire_at = now() + interval '5 years', next_fire_at = now() + interval '1827 days'"
+    )
+    yield
+
+
 WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
@@ -275,6 +287,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "paused",
         "the handler shop.works is paused .*: bad numbers",
         "rota handler resume shop.works",
+    ),
+    (
+        a_clock_that_was_ahead,
+        1,
+        "schedules ahead",
+        f"report has decided about all instants up to {WHEN}",
+        "add it anew",
     ),
 ]
 

@@ -275,6 +275,14 @@ async def schedule_findings(db: "Connection", counts: Mapping[str, int]) -> list
             )
     found += [
         Finding(
+            check="schedules ahead",
+            finding=f"{name} has decided about all instants up to {moment(upto)}: the server's clock was ahead",
+            do="it fires none of them again: if that can't be waited for, rota schedule remove, and add it anew",
+        )
+        for name, upto in await schedule_reports.find_schedules_ahead(db, limit=NAMED)
+    ]
+    found += [
+        Finding(
             check="crowd",
             finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
             + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),

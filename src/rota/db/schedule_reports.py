@@ -227,6 +227,11 @@ async def find_crowds(db: Connection) -> list[Crowd]:
     return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD)]
 
 
+async def find_schedules_ahead(db: Connection, *, limit: int) -> list[tuple[str, datetime]]:
+    """Return (name, decided up to) of schedules that have decided about instants which are yet to come."""
+    return [(row["name"], row["decided_up_to"]) for row in await db.fetch(SQL["find_schedules_ahead"], limit)]
+
+
 async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezone: str) -> int:
     """Return how many schedules without jitter fire at that instant; those not planned yet if they are alike."""
     count: int = await db.fetchval(SQL["count_crowd"], at, cron, timezone)
