@@ -1,5 +1,6 @@
 -- Look at the server for what makes a queue on it slow or unsafe.
---   -> version text?, read_only bool?, pid int4?, clock timestamptz?, autovacuum bool?, snapshot_age interval?, snapshot_owner text?, prepared_age interval?, user_name text?, may_run bool?, daemon_role text?
+--   -> version text?, read_only bool?, pid int4?, clock timestamptz?, autovacuum bool?, snapshot_age interval?, snapshot_owner text?, prepared_age interval?, notifications float8?, user_name text?, may_run bool?, daemon_role text?
+--   notifications  how full the server's one queue of them is, from 0 to 1
 --   may_run      whether this login could run a daemon, and daemon_role: which role would let it, if there is just one
 -- A session of somebody else shows its snapshot only to members of pg_read_all_stats (or pg_monitor); to others, none is seen.
 select
@@ -18,6 +19,7 @@ select
     oldest.age as snapshot_age,
     oldest.owner as snapshot_owner,
     (select max(clock_timestamp() - prepared) from pg_catalog.pg_prepared_xacts) as prepared_age,
+    pg_notification_queue_usage() as notifications,
     session_user::text as user_name,
     has_sequence_privilege('rota.fence_tokens', 'UPDATE') and has_table_privilege('rota.nodes', 'INSERT') as may_run,
     (

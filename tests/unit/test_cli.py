@@ -184,6 +184,7 @@ def look(**changed: Any) -> ServerLook:
         "snapshot_age": None,
         "snapshot_owner": None,
         "prepared_age": None,
+        "notifications": 0.0,
         "user_name": "me",
         "may_run": True,
         "daemon_role": "rota_daemon",
@@ -202,6 +203,8 @@ def look(**changed: Any) -> ServerLook:
         (look(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), ["snapshot"]),
         (look(snapshot_age=timedelta(minutes=9)), []),
         (look(prepared_age=timedelta(days=2)), ["snapshot"]),
+        (look(notifications=0.4), []),
+        (look(notifications=0.6), ["notifications"]),
     ],
 )
 def test_a_server_is_judged_by_what_it_says(server: ServerLook, found: list[str]) -> None:

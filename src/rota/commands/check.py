@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
 
+FULL = 0.5
+"""From which part on the queue of notifications is told of: at 0.9 we leave them out."""
+
 NAMED = 20
 """How many schedules of a kind are named."""
 
@@ -191,6 +194,12 @@ def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime
             check="snapshot",
             finding=f"a prepared transaction is {age(server.prepared_age)} old",
             do="commit or roll back what pg_prepared_xacts lists: dead rows can't be removed while it lasts",
+        )
+    if server.notifications > FULL:
+        yield Finding(
+            check="notifications",
+            finding=f"the server's queue of notifications is {server.notifications:.0%} full",
+            do="a session that listens has left a transaction open: end it; once it is full, we poll, and others' NOTIFY fails",
         )
 
 

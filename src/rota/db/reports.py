@@ -249,6 +249,7 @@ class ServerLook:
     snapshot_age: timedelta | None
     snapshot_owner: str | None
     prepared_age: timedelta | None
+    notifications: float
     user_name: str
     may_run: bool
     daemon_role: str | None
