@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     import psycopg
 
 
-ALIVE = {
-    "keepalives_idle": "5",
-    "keepalives_interval": "2",
-    "keepalives_count": "4",
-    "tcp_user_timeout": f"{PATIENCE * 1000:.0f}",
-}
-"""Where the URL says nothing else: a thread that waits for an answer over a cut link hears of it within some fifteen seconds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Login:
     """Where handlers connect to, and the settings of their sessions."""
@@ -37,10 +28,12 @@ class Login:
 
 
 def connect(login: Login) -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode, its transactions at READ COMMITTED. Raises ConfigError where psycopg is missing."""
+    """Open a connection in autocommit mode, its transactions at READ COMMITTED. Raises ConfigError where psycopg is missing.
+
+    A thread that waits for an answer over a cut link, which nothing else could interrupt, hears of it within some fifteen seconds.
+    """
     try:
         import psycopg  # noqa: PLC0415  optional
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
             "job.transaction() in a plain def handler needs a blocking driver: pip install 'rota[psycopg]'. "
@@ -49,10 +42,17 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     settings = dict(login.settings)
     name = settings.pop("application_name", "rota")
     options = " ".join(f"-c {key}={value}" for key, value in settings.items())
-    asked: dict[str, Any] = conninfo_to_dict(
-        login.dsn, application_name=name, options=options or None, connect_timeout=int(PATIENCE)
+    conn = psycopg.connect(
+        login.dsn,
+        autocommit=True,
+        application_name=name,
+        options=options or None,
+        connect_timeout=int(PATIENCE),
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=4,
+        tcp_user_timeout=int(PATIENCE * 1000),
     )
-    conn = psycopg.connect(make_conninfo(**(ALIVE | asked)), autocommit=True)
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if login.pooled:
         conn.prepare_threshold = None
