@@ -237,6 +237,7 @@ async def a_handler_paused(ground: Ground) -> AsyncIterator[None]:
 @asynccontextmanager
 async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
     """For a minute the server believed that it was years later, and schedules fired; then it was set right."""
+    await _alive(ground.conn)
     await ground.conn.execute(
         "insert into rota.schedules (name, handler, cron) values ('report', 'shop.works', '@daily')"
     )
