@@ -17,6 +17,8 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import asyncpg
+
 from rota import health, logs, systemd
 from rota.builtin.configured import configured
 from rota.clock import boottime
@@ -62,8 +64,6 @@ from rota.telemetry import Telemetry, make_logger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    import asyncpg
-
     from rota.app import App
     from rota.config import Config
 
@@ -75,6 +75,10 @@ WAITING = frozenset({"settle", "listener", "track record"})
 
 ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
 """Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
+
+
+LAST_WORDS = 2.0
+"""Most seconds that a daemon whose jobs have ended takes to note on their schedules how."""
 
 
 class Watchdog:
@@ -307,6 +311,7 @@ class Daemon:
                             raise
                 # Every execution has ended, and is settled where the database could be reached. Services go last, so that leases
                 # were extended while anything ran.
+                await _note_the_last(track_record)
                 for task in background:
                     task.cancel()
         finally:
@@ -500,6 +505,13 @@ async def _identity(dsn: str, route: Route, name: str) -> Installation:
         return await installation(conn)
     finally:
         await conn.close()
+
+
+async def _note_the_last(record: TrackRecord) -> None:
+    """Have schedules know of jobs that ended a moment ago: nobody else would tell them."""
+    with suppress(*LOST, asyncpg.PostgresError):
+        async with asyncio.timeout(LAST_WORDS):
+            await record.finish()
 
 
 @asynccontextmanager

@@ -65,6 +65,21 @@ async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishe
     assert not await conn.fetchval("select count(*) from rota.nodes")
 
 
+async def test_what_ends_in_the_drain_is_noted_on_its_schedule(database: Database, conn: Connection[Record]) -> None:
+    """A deployment in the middle of the nightly job must not look like a night without one: somebody is woken by that."""
+    gate = Gate()
+    async with node(database.dsn, gate.app) as one:
+        await conn.execute("insert into rota.schedules (name, handler, cron) values ('nightly', 'wait', '0 0 1 1 *')")
+        job_id = await conn.fetchval("select rota.run_schedule_now('nightly')")
+        await running_row(conn, job_id)
+        one.stop()
+        await one.told("node.stopping", how="drain")
+        gate.open.set()
+        await one.ended()
+    assert await ended(conn, job_id) == "succeeded"
+    assert await conn.fetchval("select last_success_at is not null from rota.schedules")
+
+
 async def test_a_dispatcher_without_a_free_slot_is_well_and_one_that_has_stopped_claiming_is_not_asked(
     database: Database, conn: Connection[Record]
 ) -> None:

@@ -16,6 +16,7 @@ from rota.clock import boottime
 from rota.db import queries
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
+from rota.services import track_record
 from rota.services.track_record import TrackRecord
 from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule, utc
 from waiting import eventually
@@ -745,3 +746,17 @@ async def test_what_is_locked_is_noted_later(
     assert (await clock(conn, made))["consecutive_failures"] == 0
     await record.run_once()
     assert (await clock(conn, made))["consecutive_failures"] == 1
+
+
+async def test_at_the_end_of_a_node_all_is_noted_that_nobody_holds_locked(
+    database: Database, conn: Connection[Record], pool: asyncpg.Pool[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rest between the batches, and no wait for an editor's open transaction: the process is on its way out."""
+    monkeypatch.setattr(track_record, "BATCH", 1)
+    made = [await make_schedule(conn, name) for name in ("one", "other", "edited")]
+    record = TrackRecord(pool)
+    for which in made:
+        record.add(which, succeeded=False)
+    async with held(database, "update rota.schedules set paused = true where name = 'edited'"):
+        await record.finish()
+    assert [(await clock(conn, each))["consecutive_failures"] for each in made] == [1, 1, 0]

@@ -23,7 +23,7 @@ class TrackRecord:
 
     Beside the settlements and not in them: those must never wait for a schedule's row, nor pay for it. In a spike of fires
     it keeps to a tenth of the time, and leaves the rest to the jobs. What a node had not noted yet when it died is lost,
-    which costs a `last_success_at` and no job.
+    which costs a `last_success_at` and no job; one that stops in order notes it all.
     """
 
     name = "track record"
@@ -33,6 +33,7 @@ class TrackRecord:
         self._pool = pool
         self._ended: dict[int, tuple[bool, int]] = {}
         self._some = asyncio.Event()
+        self._alone = asyncio.Lock()
 
     def add(self, schedule_id: int, succeeded: bool) -> None:
         """Take the end of a schedule's job: a success, or a dead letter."""
@@ -44,20 +45,33 @@ class TrackRecord:
         """Wait for ends of jobs, and write what has gathered."""
         await self._some.wait()
         self._some.clear()
-        batch = sorted(self._ended)[:BATCH]
-        outcomes = [(schedule_id, *self._ended.pop(schedule_id)) for schedule_id in batch]
-        left = set(batch)
         began = boottime()
-        try:
-            async with connection(self._pool) as db:
-                left = await queries.note_fire_outcomes(db, outcomes)
-        finally:
-            for schedule_id, succeeded, failures in outcomes:
-                if schedule_id in left:
-                    self._come_again(schedule_id, succeeded, failures)
-            if self._ended:
-                self._some.set()
+        left = await self._write()
         await asyncio.sleep(LOCKED_PAUSE if left else rest(AT_ONCE, took=boottime() - began).total_seconds())
+
+    async def finish(self) -> None:
+        """Write all that is left, without rests, once no more will come. What somebody holds locked then is lost."""
+        while not await self._write() and self._ended:
+            pass
+
+    async def _write(self) -> set[int]:
+        """Write one batch; return whose rows are locked: they come again."""
+        async with self._alone:
+            batch = sorted(self._ended)[:BATCH]
+            if not batch:
+                return set()
+            outcomes = [(schedule_id, *self._ended.pop(schedule_id)) for schedule_id in batch]
+            left = set(batch)
+            try:
+                async with connection(self._pool) as db:
+                    left = await queries.note_fire_outcomes(db, outcomes)
+            finally:
+                for schedule_id, succeeded, failures in outcomes:
+                    if schedule_id in left:
+                        self._come_again(schedule_id, succeeded, failures)
+                if self._ended:
+                    self._some.set()
+        return left
 
     def _come_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
         since = self._ended.get(schedule_id)
