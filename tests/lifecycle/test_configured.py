@@ -303,7 +303,8 @@ async def test_a_command_reads_the_payload_and_its_output_is_the_result(
     [
         ("import sys; sys.stderr.write('because'); sys.exit(3)", "dead: permanent", "exit code 3: because"),
         ("import sys; sys.exit(75)", "dead: exhausted", "exit code 75"),
-        ("import os; os.kill(os.getpid(), 9)", "dead: exhausted", "SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", "dead: exhausted", "ended with signal SIGKILL"),
+        ("import os; os.kill(os.getpid(), 35)", "dead: exhausted", "ended with signal 35"),
         ("import sys; sys.stdout.buffer.write(bytes(range(256)) * 100)", "succeeded", ""),
     ],
 )

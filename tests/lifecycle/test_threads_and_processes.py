@@ -51,6 +51,7 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             "async": await insert(conn, "returns async", "[1]"),
             "raised": await insert(conn, "raises", '{"secret": "s3cret-canary"}'),
             "segv": await insert(conn, "dies", '"segv"'),
+            "realtime": await insert(conn, "dies", '"realtime"'),
             "exit": await insert(conn, "dies", '"exit"'),
             "cancel": await insert(conn, "wishes", '"cancel"'),
             "permanent": await insert(conn, "wishes", '"permanent"'),
@@ -62,6 +63,7 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             "async": "succeeded",
             "raised": "dead: exhausted",
             "segv": "dead: exhausted",
+            "realtime": "dead: exhausted",
             "exit": "dead: exhausted",
             "cancel": "cancelled",
             "permanent": "dead: permanent",
@@ -74,6 +76,7 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
         assert dead["error_kind"] == "LookupError"
         assert "s3cret" not in dead["error"]
         assert "SIGSEGV" in (await letter(conn, jobs["segv"]))["error"]
+        assert "ended with signal 35 before" in (await letter(conn, jobs["realtime"]))["error"]
         assert "exit code 7" in (await letter(conn, jobs["exit"]))["error"]
         for wish, job_id in waiting.items():
             await one.told("job.settled", job_id=job_id)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.domain.job import instant
-from rota.handlers.pipes import send
+from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
 from rota.job import Job, inside
 from rota.payload import plain
 from rota.signals import Permanent
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 KEPT = 4000
 """Most bytes of what a command writes that are kept: of its output as the result, of its errors in the failure."""
-
-PIPES_GRACE = 2.0
-"""Seconds after a command's end in which what it wrote is still read."""
 
 _PASSED = ("PATH", "HOME", "LANG", "TZ")
 
@@ -60,19 +57,18 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
         try:
             output, errors, code = await _converse(process, attempt.claim.payload.encode())
         except asyncio.CancelledError:
-            _signal(process, signal.SIGTERM)
+            signal_group(process, signal.SIGTERM)
             with suppress(TimeoutError):
                 async with asyncio.timeout(settings.grace.total_seconds()):
                     await process.wait()
             raise
         finally:
             # Whoever of its group is left, too: a next attempt must not run beside it.
-            _signal(process, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
             await process.wait()
         if code:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             said = plain(errors.decode("utf-8", "backslashreplace"), KEPT).strip()
-            failure = f"{settings.argv[0]} {how}" + (f": {said}" if said else "")
+            failure = f"{settings.argv[0]} ended with {how_it_ended(code)}" + (f": {said}" if said else "")
             raise Permanent(failure) if code in settings.permanent else CommandFailed(failure)
         return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), KEPT)}
 
@@ -92,7 +88,7 @@ async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int
         ]
         code = await process.wait()
         # What it left behind in its group ends with it; what has left the group may hold the pipes open, and isn't waited for.
-        _signal(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
         with suppress(TimeoutError):
             async with asyncio.timeout(PIPES_GRACE):
                 for task in tasks:
@@ -135,8 +131,3 @@ def _environment(settings: Command, job: Job[Any]) -> dict[str, str]:
             "ROTA_SCHEDULED_FOR": instant(job.scheduled_for),
         }
     )
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)

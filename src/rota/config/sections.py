@@ -155,7 +155,7 @@ class HttpJobs(Work):
 
 class Command(Work):
     """What the handler `command.<name>` runs, with the payload on its standard input. Its environment is empty but for `env`,
-    `pass_env`, PATH, HOME and LANG. `permanent`: exit codes that make a dead letter at once.
+    `pass_env`, PATH, HOME, LANG and TZ. `permanent`: exit codes that make a dead letter at once.
     """
 
     argv: Annotated[list[str], Field(min_length=1)]

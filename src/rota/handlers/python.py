@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rota.db.pool import idling
 from rota.errors import ConfigError
-from rota.handlers.pipes import send
+from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
 from rota.job import Job, inside
 from rota.loop import both
 from rota.signals import Cancel, Retry, Snooze
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from rota.handlers import Handler, Step
     from rota.job import SyncJob
-
-PIPES_GRACE = 2.0
-"""Seconds after a process's end in which what it wrote is still read."""
 
 TERM_GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
@@ -144,7 +141,7 @@ def in_process(handler: Handler) -> Step:
                 return await _converse(child, answers, order, job)
             finally:
                 attempt.on_interrupt = None
-                _kill_group(child)
+                signal_group(child, signal.SIGKILL)
                 await child.wait()
 
     return step
@@ -159,14 +156,9 @@ def _end(child: Process, reason: str | None) -> None:
 
     def kill() -> None:
         if child.returncode is None:
-            _kill_group(child)
+            signal_group(child, signal.SIGKILL)
 
     asyncio.get_running_loop().call_later(TERM_GRACE, kill)
-
-
-def _kill_group(child: Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
 
 
 async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
@@ -183,7 +175,7 @@ async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Jo
 async def _end_forks(child: Process, reader: asyncio.StreamReader) -> None:
     """End with the process what it has forked, which holds the pipe open, and wait for no answer from what has left its group."""
     await child.wait()
-    _kill_group(child)
+    signal_group(child, signal.SIGKILL)
     asyncio.get_running_loop().call_later(PIPES_GRACE, reader.feed_eof)
 
 
@@ -209,13 +201,15 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
                 inside(job)[0].committed = True
                 await _relay(child, _nothing())
             case "returned":
-                _kill_group(child)  # threads that the handler has left running would keep it alive
+                signal_group(child, signal.SIGKILL)  # threads that the handler has left running would keep it alive
                 return answer["result"]
             case _:
                 raise _raised(answer)
     code = await child.wait()
     raise ChildFailed(
-        "ProcessDied", f"the handler's process ended with {_how(code)} before it said how it went", permanent=False
+        "ProcessDied",
+        f"the handler's process ended with {how_it_ended(code)} before it said how it went",
+        permanent=False,
     )
 
 
@@ -243,7 +237,3 @@ def _raised(answer: dict[str, Any]) -> BaseException:
             return Cancel(answer["text"])
         case _:
             return ChildFailed(answer["kind"], answer["text"], permanent=answer["permanent"])
-
-
-def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
