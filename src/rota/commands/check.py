@@ -62,6 +62,7 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
     """Ask the server what there is to ask, and judge it."""
     from rota.db import reports, schedule_reports
     from rota.db.migrate import installation
+    from rota.db.pool import is_pooled
 
     asked = datetime.now(UTC)
     server = await reports.examine_server(db)
@@ -71,11 +72,10 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
     nodes = await reports.list_nodes(db)
     known = await reports.list_handler_names(db)
     schedules = await schedule_reports.summarise_schedules(db)
-    pooled = server.pid != db.get_server_pid()
     return server, [
         *login_findings(server, config),
         *server_findings(server, asked=asked, answered=answered),
-        *(await listen_findings(config, await installation(db), pooled=pooled)),
+        *(await listen_findings(config, await installation(db), pooled=is_pooled(db, pid=server.pid))),
         *pause_findings(await reports.list_paused(db)),
         *lane_findings(lanes, nodes, known),
         *letter_findings(letters),

@@ -1,7 +1,7 @@
 """`rota cron`: what an expression means, without a database."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -62,10 +62,10 @@ def explain(expression: Expression, timezone: Timezone = "UTC", as_json: AsJson 
 
 def checked_rule(expression: str, timezone: str, gap: str, fold: str) -> "Rule":
     """Return the rule. Raises InvalidCron."""
-    from rota.cron import Cron
+    from rota.cron import Cron, Fold, Gap
     from rota.domain.schedule import Rule
 
-    for option, value, known in (("--gap", gap, ("after", "skip")), ("--fold", fold, ("first", "both"))):
+    for option, value, known in (("--gap", gap, get_args(Gap)), ("--fold", fold, get_args(Fold))):
         if value not in known:
             raise typer.BadParameter(f"{value!r} is neither of {', '.join(known)}", param_hint=option)
     terms: Any = {"timezone": timezone, "gap": gap, "fold": fold}

@@ -1,7 +1,7 @@
 """`rota dead`: what will not be tried again by itself, and waits for a person."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -23,6 +23,7 @@ from rota.commands.options import (
 )
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, distance, plural, print_json, printable, table
+from rota.domain import settlement
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="dead", help="Look at dead letters, send them back, or end them.", no_args_is_help=True)
 
-REASONS = ("permanent", "exhausted", "poison", "lost", "bad_payload", "expired")
+REASONS = get_args(settlement.Reason)
 
 DeathReason = Annotated[str | None, typer.Option("--reason", help=f"One of {', '.join(REASONS)}.", show_default=False)]
 ErrorKind = Annotated[str | None, typer.Option("--error-kind", help="Only after this error.", show_default=False)]

@@ -1,4 +1,7 @@
-"""What `rota queue` and `rota handler` have in common: pause and resume by name, all that were named or none."""
+"""What `rota queue` and `rota handler` have in common: pause and resume by name, all that were named or none.
+
+`rota schedule` does it in its own way, and says the same of it.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -21,11 +24,7 @@ def pause(config: "Config", kind: Kind, names: Sequence[str], reason: str | None
 
     act = operations.pause_queue if kind == "queue" else operations.pause_handler
     changed = ask(config, lambda db: _each(db, act, names, reason), name=f"{kind} pause")
-    if as_json:
-        print_json({"paused": names, "changed": sum(changed)})
-        return
-    for name, new in zip(names, changed, strict=True):
-        typer.echo(f"{_called(kind, name)} is paused{'' if new else ', as before'}: what runs, runs on")
+    say_paused(kind, names, changed, as_json=as_json, besides=": what runs, runs on")
 
 
 def resume(config: "Config", kind: Kind, names: Sequence[str], reason: str | None, *, as_json: bool) -> None:
@@ -39,11 +38,7 @@ def resume(config: "Config", kind: Kind, names: Sequence[str], reason: str | Non
         return changed, [each.name for each in await reports.list_paused(db) if each.kind == "queue"]
 
     changed, still = ask(config, resumed, name=f"{kind} resume")
-    if as_json:
-        print_json({"resumed": names, "changed": sum(changed)})
-    else:
-        for name, new in zip(names, changed, strict=True):
-            typer.echo(f"{_called(kind, name)} {'goes on' if new else 'was not paused'}")
+    say_resumed(kind, names, changed, as_json=as_json)
     if "*" in still:
         typer.echo("note: all queues are still paused: rota queue resume --all", err=True)
     elif "*" in names and still:
@@ -60,5 +55,23 @@ async def _each(
         return [await act(db, name=name, reason=reason) for name in names]
 
 
-def _called(kind: Kind, name: str) -> str:
-    return "every queue" if kind == "queue" and name == "*" else f"{kind} {name}"
+def say_paused(kind: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool, besides: str = "") -> None:
+    """Say of each whether that is new."""
+    if as_json:
+        print_json({"paused": names, "changed": sum(changed)})
+        return
+    for name, new in zip(names, changed, strict=True):
+        typer.echo(f"{_called(kind, name)} is paused{'' if new else ', as before'}{besides}")
+
+
+def say_resumed(kind: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
+    """Say of each whether it was paused."""
+    if as_json:
+        print_json({"resumed": names, "changed": sum(changed)})
+        return
+    for name, new in zip(names, changed, strict=True):
+        typer.echo(f"{_called(kind, name)} {'goes on' if new else 'was not paused'}")
+
+
+def _called(kind: str, name: str) -> str:
+    return "every queue" if kind == "queue" and name == "*" else f"{kind} {printable(name)}"

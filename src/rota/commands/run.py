@@ -1,6 +1,5 @@
 """`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
 
-import errno
 import os
 import shutil
 import signal
@@ -14,7 +13,8 @@ import typer
 from rota.commands.options import App, ConfigFile, Dsn, Embedded
 from rota.commands.reload import run_anew_at_changes
 from rota.commands.schema import migrate_database
-from rota.commands.session import configure, explaining, using
+from rota.commands.session import configure, explaining, find_named_app, using
+from rota.commands.show import printable
 from rota.errors import Stopped
 
 if TYPE_CHECKING:
@@ -33,16 +33,8 @@ def run(
 ) -> None:
     """Run jobs: one daemon, of which there may be any number."""
     _prepare_process()
-    from rota.app import find_app
-    from rota.errors import ConfigError
-
     with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
-        if config.app is None:
-            raise ConfigError(
-                "no app: pass --app module:app, or set ROTA_APP, or app in rota.toml. "
-                "To see rota run without one: rota dev"
-            )
-        found = find_app(config.app)
+        found = find_named_app(config)
         if embedded:
             migrate_database(config)
         _run_daemon(config, found, until_idle=until_idle)
@@ -103,7 +95,7 @@ def _spare_the_collector() -> None:
 
 def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
     from rota.daemon import Daemon
-    from rota.errors import ConfigError, RotaError
+    from rota.errors import RotaError
     from rota.logs import hide_stray_errors
 
     _spare_the_collector()
@@ -112,13 +104,6 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
     with explaining(config.require_database()):
         try:
             _run_loop(daemon.run())
-        except OSError as error:
-            if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
-                raise
-            raise ConfigError(
-                f"can't serve metrics and health on {config.http.host}:{config.http.port}: {error.strerror}. "
-                "Does another daemon run here? Set ROTA_HTTP_PORT to another port, or to 0 for any free one"
-            ) from error
         except (ExceptionGroup, SystemExit) as error:
             # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass
             # for a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
@@ -127,7 +112,7 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 told = told.exceptions[0]
             try:
                 if isinstance(told, RotaError):
-                    typer.echo(f"rota: {told}", err=True)
+                    typer.echo(f"rota: {printable(told)}", err=True)
                 else:
                     traceback.print_exc()
             finally:

@@ -9,12 +9,12 @@ import typer
 from rota.commands.cron import print_instants
 from rota.commands.enqueue import given_json
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Handler, Reason, duration, instant
+from rota.commands.pausing import say_paused, say_resumed
 from rota.commands.schedule_backfill import backfill
 from rota.commands.schedule_columns import (
     DEFAULTED,
     Name,
     Payload,
-    check_rule,
     takes_columns,
     text_option,
     time_option,
@@ -104,6 +104,7 @@ def set_(
 
     async def edit(db: "Connection") -> "tuple[ScheduleDescription, list[str]]":
         from rota.db import operations
+        from rota.domain.schedule import check_rule
 
         known = await the_schedule(db, name)
         if columns.keys() & {"cron", "every", "timezone", "dst_gap", "dst_fold"}:
@@ -246,11 +247,7 @@ def pause(
 
     with using(config_file, dsn, embedded=embedded) as config:
         changed = ask(config, paused, name="schedule pause")
-    if as_json:
-        print_json({"paused": chosen, "changed": sum(changed)})
-        return
-    for name, new in zip(chosen, changed, strict=True):
-        typer.echo(f"schedule {printable(name)} is paused{'' if new else ', as before'}")
+    say_paused("schedule", chosen, changed, as_json=as_json)
 
 
 @app.command()
@@ -273,11 +270,7 @@ def resume(
 
     with using(config_file, dsn, embedded=embedded) as config:
         changed = ask(config, resumed, name="schedule resume")
-    if as_json:
-        print_json({"resumed": chosen, "changed": sum(changed)})
-        return
-    for name, new in zip(chosen, changed, strict=True):
-        typer.echo(f"schedule {printable(name)} {'goes on' if new else 'was not paused'}")
+    say_resumed("schedule", chosen, changed, as_json=as_json)
 
 
 @app.command("run-now")
@@ -381,7 +374,7 @@ def _say_when(made: "ScheduleDescription", warnings: Sequence[str], *, as_json: 
     else:
         typer.echo(f"next: {relative(following, made.now) or 'never, it has no more instants'}")
     for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"warning: {printable(warning)}", err=True)
 
 
 def _explained(made: "ScheduleDescription") -> str:

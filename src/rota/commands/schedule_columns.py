@@ -124,6 +124,8 @@ def takes_columns(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:
+    from rota.domain.schedule import check_rule
+
     columns = {name: COLUMNS[name].read(value, _option(name)) for name, value in given.items()}
     if columns.keys() & {"cron", "timezone"}:
         check_rule(columns)
@@ -132,18 +134,3 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
 
 def _option(name: str) -> str:
     return f"--{name.removeprefix('dst_').replace('_', '-')}"
-
-
-def check_rule(columns: dict[str, Any]) -> None:
-    """Refuse what rota.cron refuses: it says more, and knows the zones, which SQL can't."""
-    from rota.cron import Cron, zone
-
-    if columns.get("cron") is None:
-        zone(columns.get("timezone") or "UTC")
-        return
-    Cron(
-        columns["cron"],
-        timezone=columns.get("timezone") or "UTC",
-        gap=columns.get("dst_gap") or "after",
-        fold=columns.get("dst_fold") or "first",
-    )

@@ -37,7 +37,9 @@ def find_named_app(config: "Config") -> "App":
     from rota.errors import ConfigError
 
     if config.app is None:
-        raise ConfigError("no app: pass --app module:app, or set ROTA_APP, or app in rota.toml")
+        raise ConfigError(
+            "no app: pass --app module:app, or set ROTA_APP, or app in rota.toml. To see rota run without one: rota dev"
+        )
     return find_app(config.app)
 
 
@@ -45,8 +47,7 @@ def embedded_server() -> "EmbeddedPostgres":
     """The PostgreSQL of `rota dev`, not yet started: enter it."""
     from rota.embedded import EmbeddedPostgres, default_data_dir
 
-    # Terse, because the detail of a refused row is the row, payload and all.
-    return EmbeddedPostgres(data=default_data_dir(), settings={"log_error_verbosity": "terse"})
+    return EmbeddedPostgres(data=default_data_dir())
 
 
 @contextmanager

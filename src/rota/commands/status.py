@@ -75,16 +75,7 @@ def status(
             return
         found = ask(config, read_status, name="status")
     if as_json:
-        print_json(
-            {
-                "queues": found.queues,
-                "nodes": found.nodes,
-                "paused": found.paused,
-                "counted_all": found.counted_all,
-                "schedules": found.schedules,
-                "next_fires": found.next_fires,
-            }
-        )
+        print_json(found)
         return
     console().print(render(found))
 

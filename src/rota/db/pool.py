@@ -143,7 +143,7 @@ async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Co
             await pool.release(conn, timeout=patience)
 
 
-def is_pooled(conn: asyncpg.Connection, *, pid: int) -> bool:
+def is_pooled(conn: Connection, *, pid: int) -> bool:
     """Tell whether a pooler stands between us and the server, whose process answers to `pid`."""
     # PgBouncer makes up the process id that it tells its clients.
     return pid != conn.get_server_pid()

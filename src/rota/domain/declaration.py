@@ -10,8 +10,8 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
-from rota.cron import Cron, zone
 from rota.domain.given import check
+from rota.domain.schedule import check_rule
 from rota.errors import ConfigError, InvalidCron
 from rota.payload import encode, seconds
 
@@ -107,15 +107,7 @@ def declare(
     if (cron is None) is (every is None):
         raise ConfigError(f"schedule {name!r} needs either a cron expression or every")
     try:
-        if cron is not None:
-            Cron(
-                cron,
-                timezone=columns.get("timezone") or "UTC",
-                gap=columns.get("dst_gap") or "after",
-                fold=columns.get("dst_fold") or "first",
-            )
-        else:
-            zone(columns.get("timezone") or "UTC")
+        check_rule({**columns, "cron": cron})
     except InvalidCron as error:
         raise InvalidCron(f"schedule {name!r}: {error}") from error
     if every is not None and every < timedelta(seconds=1):

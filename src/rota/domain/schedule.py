@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rota.cron import Cron, Fold, Gap, next_fire
+from rota.cron import Cron, Fold, Gap, next_fire, zone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Misfire = Literal["latest", "skip", "all"]
 Overlap = Literal["skip", "allow", "queue_one", "replace"]
@@ -131,6 +134,20 @@ class Plan:
     """The first instant that stays undecided, later than now; None: there is none."""
     decided_up_to: datetime | None = None
     fires: tuple[Fire, ...] = field(default=())
+
+
+def check_rule(columns: Mapping[str, Any]) -> None:
+    """Raise InvalidCron for columns of a schedule that rota.cron refuses: it says more than SQL, which doesn't know the zones."""
+    timezone = columns.get("timezone") or "UTC"
+    if (cron := columns.get("cron")) is None:
+        zone(timezone)
+    else:
+        Cron(
+            cron,
+            timezone=timezone,
+            gap=columns.get("dst_gap") or "after",
+            fold=columns.get("dst_fold") or "first",
+        )
 
 
 def plan(

@@ -86,6 +86,7 @@ class EmbeddedPostgres:
         self.data = Path(os.path.abspath(data))  # noqa: PTH100 - as the server sees it: no link resolved
         self.port = port
         self.attached = False
+        # Terse, because the detail of a refused row is the row, payload and all.
         self._settings = {"log_error_verbosity": "terse", **({} if sync else NOT_DURABLE), **settings}
         self._sync = sync
         self._patience = patience.total_seconds()
