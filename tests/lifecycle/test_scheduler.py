@@ -326,6 +326,18 @@ async def test_overlap(conn: Connection[Record], planner: Planner, overlap: str,
     assert await dispositions(conn, made) == became
 
 
+async def test_a_waiting_job_that_is_replaced_is_told_of_like_any_other_that_is_cancelled(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """Who counts how jobs end by the log must not miss those that the scheduler has ended."""
+    made = await make_schedule(conn, overlap="replace")
+    for ago in (20, 10):
+        await make_due(conn, made, ago=ago * SECOND)
+        await planner.turn()
+    assert await conn.fetchval("select outcome from rota.job_runs") == "cancelled"
+    assert planner.said("jobs.replaced") == planner.said("jobs.cancelled") == [{"count": 1}]
+
+
 async def test_a_job_that_waits_for_its_retry_still_counts_as_live(conn: Connection[Record], planner: Planner) -> None:
     """Otherwise an outage of an hour would leave sixty jobs of one schedule running into each other."""
     made = await make_schedule(conn)

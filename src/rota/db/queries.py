@@ -212,6 +212,11 @@ class DueSchedules(NamedTuple):
     paused_from: datetime | None
     rule: Rule
 
+    @property
+    def schedules(self) -> list[tuple[int, int]]:
+        """The schedule_id and version of each."""
+        return list(zip(self.schedule_ids, self.versions, strict=True))
+
 
 class Floor(NamedTuple):
     """Beyond what to look: the instant and schedule_id of the last due one, and the schedule_id of the last to be planned."""
@@ -354,7 +359,7 @@ async def note_fire_outcomes(db: Connection, outcomes: Sequence[tuple[int, bool,
 
 
 async def expire_unstarted_jobs(db: Connection, *, limit: int) -> list[asyncpg.Record]:
-    """Return (job_id, handler, queue) of what was not begun in time and has ended as expired."""
+    """Return (job_id, handler, queue, schedule_id) of what was not begun in time and has ended as expired."""
     return await db.fetch(SQL["expire_unstarted_jobs"], limit)
 
 

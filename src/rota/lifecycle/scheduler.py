@@ -215,7 +215,8 @@ class Scheduler:
                 asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
                 self._telemetry.jobs_replaced(asked)
                 if asked:
-                    await queries.answer_cancel_requests(db, limit=BATCH)
+                    cancelled = await queries.answer_cancel_requests(db, limit=BATCH)
+                    self._telemetry.jobs_ended("cancelled", len(cancelled))
             except asyncpg.PostgresError as error:
                 if not about_a_row(error):
                     raise
@@ -249,13 +250,12 @@ class Scheduler:
                     paused_from=alike.paused_from,
                 )
             except REFUSED as error:
-                reason = str(error)[:500] or type(error).__name__
-                invalid += ((*which, reason) for which in zip(alike.schedule_ids, alike.versions, strict=True))
+                invalid += _refused(alike, error)
                 continue
             following = planned.next_fire_at
             soonest.append(following or now + self._poll)
             fires = _rows(planned)
-            schedules = list(zip(alike.schedule_ids, alike.versions, strict=True))
+            schedules = alike.schedules
             at_once = max(1, BATCH // max(1, len(fires)))
             for start in range(0, len(schedules), at_once):
                 part = schedules[start : start + at_once]
@@ -280,16 +280,14 @@ class Scheduler:
             others: list[Decision] = []
             invalid: list[tuple[int, int, str]] = []
             for alike in page:
-                schedules = list(zip(alike.schedule_ids, alike.versions, strict=True))
                 assert alike.base is not None  # noqa: S101  the query's greatest()
                 try:
                     following = alike.rule.first_after(alike.base)
                 except REFUSED as error:
-                    reason = str(error)[:500] or type(error).__name__
-                    invalid += ((*which, reason) for which in schedules)
+                    invalid += _refused(alike, error)
                     continue
                 if following != alike.next_fire_at:
-                    others.append(Decision(schedules, alike.next_fire_at, following, None, []))
+                    others.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
             if others:
                 moved, _ = await queries.record_fires(db, others)
                 self._telemetry.schedules_moved(moved)
@@ -329,6 +327,11 @@ class Scheduler:
 def found_with() -> dict[str, str]:
     """Return what the next fires that this node finds rest on."""
     return {"rota_version": version("rota"), "tzdata": tzdata_version()}
+
+
+def _refused(alike: DueSchedules, error: Exception) -> list[tuple[int, int, str]]:
+    reason = str(error)[:500] or type(error).__name__
+    return [(*which, reason) for which in alike.schedules]
 
 
 def _rows(planned: Plan) -> list[FireRow]:
