@@ -403,10 +403,10 @@ class Daemon:
         )
 
     def _threads_of(self, queue: str) -> ThreadPoolExecutor:
-        lane = queue if queue in self._slots else "*"
-        if lane not in self._threads:
-            self._threads[lane] = ThreadPoolExecutor(max(1, self._slots[lane]), thread_name_prefix=f"rota {lane}")
-        return self._threads[lane]
+        room = queue if queue in self._slots else "*"  # as in Running.room()
+        if room not in self._threads:
+            self._threads[room] = ThreadPoolExecutor(max(1, self._slots[room]), thread_name_prefix=f"rota {room}")
+        return self._threads[room]
 
     def _end_threads(self) -> None:
         for threads in self._threads.values():

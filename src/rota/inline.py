@@ -196,7 +196,7 @@ class Lent:
         yield self._conn
 
 
-def surroundings(*, conn: Any = None, state: Any = None, **others: Any) -> Environment:
+def surroundings(*, conn: Any = None, state: Any = None) -> Environment:
     """Return what an inline job can reach: a connection, if one is lent."""
     lent = None if conn is None else cast("Any", Lent(conn))
     blocking = None if isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) else lent
@@ -210,7 +210,6 @@ def surroundings(*, conn: Any = None, state: Any = None, **others: Any) -> Envir
         state=state,
         job=InlineJob,
         sync_job=InlineSyncJob,
-        **others,
     )
 
 

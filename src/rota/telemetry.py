@@ -184,7 +184,7 @@ class Telemetry:
         self._event(logging.WARNING, "node.advised", advice=advice)
 
     def node_stopping(self, *, running: int, how: str) -> None:
-        """Say that a signal came: `drain` lets jobs finish, `interrupt` cuts them."""
+        """Say that this daemon is on its way out: `drain` lets jobs finish, `interrupt` cuts them."""
         self._event(logging.INFO, "node.stopping", running=running, how=how)
 
     def node_stopped(self) -> None:
@@ -333,7 +333,7 @@ class Telemetry:
         self._event(logging.WARNING, "lease.lost", job_id=job_id, handler=handler)
 
     def lease_missed(self, *, job_id: int) -> None:
-        """Tell of a token that did not come back, of a job that has just ended or not yet missed twice: a harmless race."""
+        """Tell of a token that did not come back: the job has just been settled, or its lease is lost, as its end will tell."""
         self._event(logging.DEBUG, "lease.missed", job_id=job_id)
 
     def leases_extended(self, *, held: int, extended: int) -> None:

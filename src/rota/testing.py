@@ -209,15 +209,11 @@ class _Drain:
 
     async def run(self, *, at_once: bool, limit: int) -> list[Ran]:
         """Run what is due, and what becomes due by it."""
-        handlers = self._handlers.values()
         await queries.register_handlers(
             self._conn,
             app=self._app.name,
             release=self._app.release,
-            handlers=[
-                (h.name, h.queue, h.max_attempts, h.backoff_base, h.backoff_cap, h.timeout, h.delivery)
-                for h in handlers
-            ],
+            handlers=[handler.row for handler in self._handlers.values()],
         )
         await queries.raise_fence_tokens(self._conn)
         while claims := await self._claim(at_once=at_once):

@@ -91,7 +91,7 @@ MEANING = {
     "scrape_p99_ms": ("{:.2f}", "… 99 of 100"),
     "scrape_series": ("{:,}", "time series in each"),
     "scrape_bytes": ("{:,}", "its size"),
-    "sample_ms": ("{:.1f}", "the query of every ten seconds from which the gauges of all these jobs come: the median"),
+    "sample_ms": ("{:.1f}", "the query of every 15 seconds from which the gauges of all these jobs come: the median"),
     "cpu_us_per_job": (
         "{:.1f}",
         "processor time of the daemons for each job, in microseconds; the server's not included",

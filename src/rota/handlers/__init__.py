@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rota.attempt import Attempt
+    from rota.db.queries import HandlerRow
     from rota.domain.given import Delivery
     from rota.handlers.codec import Codec
     from rota.job import Environment, Job
@@ -48,6 +49,19 @@ class Handler:
     timeout: timedelta | None = None
     delivery: Delivery | None = None
     permanent: tuple[type[BaseException], ...] = ()
+
+    @property
+    def row(self) -> HandlerRow:
+        """The name and the defaults of its jobs, as `rota.handlers` shows them."""
+        return (
+            self.name,
+            self.queue,
+            self.max_attempts,
+            self.backoff_base,
+            self.backoff_cap,
+            self.timeout,
+            self.delivery,
+        )
 
     def inside(self, middleware: Sequence[Middleware]) -> Handler:
         """Return it with further middleware around all that is there."""

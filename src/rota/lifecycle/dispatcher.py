@@ -202,7 +202,7 @@ class Dispatcher:
         wanted = min(LARGEST, sum(rooms.values()))
         under_way = len(self._running)  # before looking: what the last job to end inserted is then seen
         look = Look()
-        lanes = [(self._running.lane(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
+        lanes = [(self._running.room(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
         lanes = [lane for lane in lanes if lane[0] in rooms]
         # Without the sweep once a poll, a lane that fills every free slot would hide more urgent ones for as long as it lasts.
         if lanes and boottime() < self._swept + self._poll:
@@ -365,7 +365,7 @@ class Dispatcher:
     def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
         lanes = []
         for queue in self._own_queues + self._other_queues:
-            room = self._running.lane(queue)
+            room = self._running.room(queue)
             if room in rooms:
                 lanes += [
                     (room, queue, handler, priority, ANY_TIME) for handler in self._handlers for priority in PRIORITIES

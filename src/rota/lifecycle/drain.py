@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rota.db import queries
 from rota.db.pool import TRANSIENT, Pool, connection
 from rota.domain.outcome import Interrupted
-from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import as_verdict, report, write_unfinished
+from rota.lifecycle.settle import settle_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -71,21 +70,17 @@ class Drain:
                 attempt.stuck = True
                 self._telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
         stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
-        outcome = Interrupted(began=True, still_running=True)
         with suppress(*TRANSIENT):
             async with connection(self._pool) as db:
-                terms = {
-                    each.fence_token: each for each in await queries.load_terms(db, node=self._node, attempts=stuck)
-                }
-                decided = {token: decide(each, outcome, self._random) for token, each in terms.items()}
-                verdicts = [as_verdict(each, outcome, decided[token]) for token, each in terms.items()]
-                writable = [verdict for verdict in verdicts if verdict is not None]
-                if writable:
-                    written = await write_unfinished(
-                        db, writable, self._telemetry, expired_only=False, alert=self._alert
-                    )
-                    for token, settlement in written.items():
-                        report(self._telemetry, terms[token], outcome, decided[token], settlement, seconds=None)
+                await settle_alike(
+                    db,
+                    await queries.load_terms(db, node=self._node, attempts=stuck),
+                    Interrupted(began=True, still_running=True),
+                    self._telemetry,
+                    random=self._random,
+                    expired_only=False,
+                    alert=self._alert,
+                )
                 await queries.remove_node(db, node=self._node)
 
 

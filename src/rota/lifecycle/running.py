@@ -46,7 +46,7 @@ class Running:
         """Return the attempts under way, for another thread to read: copying a dict's values is atomic."""
         return tuple(self._attempts.values())
 
-    def lane(self, queue: str) -> str:
+    def room(self, queue: str) -> str:
         """Return whose slots a job of this queue takes: its own, or those that all other queues share."""
         return queue if queue in self._slots else "*"
 
@@ -65,7 +65,7 @@ class Running:
     def add(self, attempt: Attempt) -> None:
         """Take a slot for it, now and not when its task first runs."""
         self._attempts[attempt.claim.fence_token] = attempt
-        self._free[self.lane(attempt.claim.queue)] -= 1
+        self._free[self.room(attempt.claim.queue)] -= 1
         if attempt.suspect:
             self.suspect = attempt
 
@@ -75,7 +75,7 @@ class Running:
             return
         if not settled:
             self.let_go.add(attempt.claim.fence_token)
-        self._free[self.lane(attempt.claim.queue)] += 1
+        self._free[self.room(attempt.claim.queue)] += 1
         self._left.set()
         if attempt.suspect:
             self.suspect = None

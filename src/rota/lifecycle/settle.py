@@ -118,10 +118,7 @@ class Settler:
                 case Succeeded():
                     successes.append((attempt, outcome))
                 case Committed():
-                    self._telemetry.jobs_succeeded([_told(attempt)])
-                    self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
-                    self._ended(attempt, succeeded=True)
-                    self._done(left, attempt)
+                    self._succeeded(left, [attempt])
                 case LeaseLost():
                     self._telemetry.lease_lost(job_id=attempt.claim.job_id, handler=attempt.claim.handler)
                     self._done(left, attempt, settled=False)
@@ -171,16 +168,12 @@ class Settler:
         ]
         written = await queries.settle_succeeded(db, node=self._node, attempts=attempts, results=results)
         if len(written) == len(batch):
-            settled = batch
+            settled = [attempt for attempt, _ in batch]
         else:
             stand = set(written)
-            settled = [ended for ended in batch if ended[0].claim.fence_token in stand]
+            settled = [attempt for attempt, _ in batch if attempt.claim.fence_token in stand]
             await self._examine(db, left, [ended for ended in batch if ended[0].claim.fence_token not in stand])
-        self._telemetry.jobs_succeeded(_told(attempt) for attempt, _ in settled)
-        for attempt, _ in settled:
-            self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
-            self._ended(attempt, succeeded=True)
-            self._done(left, attempt)
+        self._succeeded(left, settled)
 
     async def _write_others(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
         terms = {
@@ -223,10 +216,7 @@ class Settler:
             claim = attempt.claim
             match findings.get(claim.fence_token):
                 case "settled":
-                    self._telemetry.jobs_succeeded([_told(attempt)])
-                    self._telemetry.job_succeeded(claim.job_id, attempt=claim.attempt)
-                    self._ended(attempt, succeeded=True)
-                    self._done(left, attempt)
+                    self._succeeded(left, [attempt])
                 case "written":
                     self._telemetry.settlement_confirmed(job_id=claim.job_id, handler=claim.handler)
                     self._ended(attempt, succeeded=None)
@@ -238,6 +228,13 @@ class Settler:
                     self._telemetry.write_refused(job_id=claim.job_id, handler=claim.handler, what="settlement")
                     self._telemetry.lease_lost(job_id=claim.job_id, handler=claim.handler)
                     self._done(left, attempt)
+
+    def _succeeded(self, left: dict[FenceToken, Ended], attempts: Sequence[Attempt]) -> None:
+        self._telemetry.jobs_succeeded(_told(attempt) for attempt in attempts)
+        for attempt in attempts:
+            self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
+            self._ended(attempt, succeeded=True)
+            self._done(left, attempt)
 
     def _ended(self, attempt: Attempt, *, succeeded: bool | None) -> None:
         """Tell the schedule's side that one of its jobs has left the live ones."""
@@ -311,7 +308,30 @@ def say(outcome: Outcome) -> tuple[str, str | None, str | None]:
             assert_never(outcome)
 
 
-async def write_unfinished(
+async def settle_alike(
+    db: Connection,
+    found: Iterable[Terms],
+    outcome: Outcome,
+    telemetry: Telemetry,
+    *,
+    random: Callable[[], float],
+    expired_only: bool,
+    alert: str | None,
+) -> list[tuple[Terms, str]]:
+    """Settle attempts that all came to the same end, and tell of it; return how each was settled that could be."""
+    terms = {each.fence_token: each for each in found}
+    decided = {token: decide(each, outcome, random) for token, each in terms.items()}
+    verdicts = [as_verdict(each, outcome, decided[token]) for token, each in terms.items()]
+    writable = [verdict for verdict in verdicts if verdict is not None]
+    if not writable:
+        return []
+    written = await _write_unfinished(db, writable, telemetry, expired_only=expired_only, alert=alert)
+    for token, settlement in written.items():
+        report(telemetry, terms[token], outcome, decided[token], settlement, seconds=None)
+    return [(terms[token], settlement) for token, settlement in written.items()]
+
+
+async def _write_unfinished(
     db: Connection, verdicts: Sequence[Verdict], telemetry: Telemetry, *, expired_only: bool, alert: str | None
 ) -> dict[FenceToken, str]:
     """Write them together; where one is refused, each by itself: an odd row is its own fault alone, and its lease settles it."""
@@ -325,7 +345,7 @@ async def write_unfinished(
             return {}
     written: dict[FenceToken, str] = {}
     for verdict in verdicts:
-        written |= await write_unfinished(db, [verdict], telemetry, expired_only=expired_only, alert=alert)
+        written |= await _write_unfinished(db, [verdict], telemetry, expired_only=expired_only, alert=alert)
     return written
 
 

@@ -1,4 +1,4 @@
-"""Step 1 of a job's life: when to look for due jobs."""
+"""Step 1 of a job's life: when to look for due jobs. Due schedules are looked for in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Wake:
         self._flag = asyncio.Event()
 
     def set(self) -> None:
-        """Make the dispatcher look. What a notification says is never trusted, only that it came."""
+        """Make whoever waits look. What a notification says is never trusted, only that it came."""
         self._flag.set()
 
     def clear(self) -> None:

@@ -39,10 +39,7 @@ class Node:
     @property
     def handler_rows(self) -> list[queries.HandlerRow]:
         """The handlers and their defaults, as `rota.handlers` shows them."""
-        return [
-            (h.name, h.queue, h.max_attempts, h.backoff_base, h.backoff_cap, h.timeout, h.delivery)
-            for h in self.handlers.values()
-        ]
+        return [handler.row for handler in self.handlers.values()]
 
     @property
     def names(self) -> Sequence[str]:

@@ -10,8 +10,7 @@ from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Connection, Pool, about_a_row, connection
 from rota.domain.outcome import HolderLost
-from rota.lifecycle.retry_planner import decide
-from rota.lifecycle.settle import ENDS, as_verdict, report, write_unfinished
+from rota.lifecycle.settle import ENDS, settle_alike
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,20 +82,10 @@ class Reaper:
     async def _reap(self, db: Connection, beyond: int) -> int | None:
         """Settle one batch as lost; return beyond which job there may be more."""
         found = await queries.find_expired_leases(db, beyond=beyond, limit=BATCH)
-        expired = {terms.fence_token: terms for terms in found}
-        outcome = HolderLost()
-        decided = {token: decide(terms, outcome, self._random) for token, terms in expired.items()}
-        verdicts = [
-            verdict
-            for token, terms in expired.items()
-            if (verdict := as_verdict(terms, outcome, decided[token])) is not None
-        ]
-        if not verdicts:
-            return None
-        written = await write_unfinished(db, verdicts, self._telemetry, expired_only=True, alert=self._alert)
-        for token, settlement in written.items():
-            terms = expired[token]
-            report(self._telemetry, terms, outcome, decided[token], settlement, seconds=None)
+        settled = await settle_alike(
+            db, found, HolderLost(), self._telemetry, random=self._random, expired_only=True, alert=self._alert
+        )
+        for terms, settlement in settled:
             self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
             self._ended(terms.schedule_id, settlement)
         return found[-1].job_id if len(found) == BATCH else None
