@@ -29,7 +29,7 @@ from rota.db import blocking, drivers
 from rota.errors import Refused, StaleToken
 from rota.failure import describe
 from rota.handlers.python import is_async
-from rota.job import KEEP, completes_with
+from rota.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
 from rota.payload import encode, encode_result
 from rota.signals import Cancel, Retry, Snooze
 from rota.stops import forks_are_not_us
@@ -116,11 +116,8 @@ class ChildFacts:
 
     def _begin(self, *, completes: bool) -> blocking.Login:
         if self._login is None:
-            raise RuntimeError("job.transaction() needs the daemon's database")
-        if self._committed or (completes and self._transaction_used):
-            raise RuntimeError(
-                "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
-            )
+            raise RuntimeError(NO_DATABASE)
+        refuse_after_the_last(completes=completes, used=self._transaction_used, committed=self._committed)
         self._transaction_used = self._transaction_used or completes
         return self._login
 
@@ -135,9 +132,12 @@ class ChildFacts:
     def _claim(self) -> tuple[UUID, int, int]:
         return UUID(self._node), self.job_id, self.fence_token
 
+    def _translated(self, error: Refused, what: str) -> Exception:
+        return self._stale(what) if error.sqlstate == drivers.STALE else error
+
     def _stale(self, what: str) -> StaleToken:
         self._line.say({"is": "stale", "what": what})
-        return StaleToken(f"job {self.job_id}: the claim is no longer the current one; its {what} was refused")
+        return stale_token(self.job_id, self.fence_token, what)
 
 
 class ChildSyncJob(ChildFacts):
@@ -195,13 +195,13 @@ class ChildSyncJob(ChildFacts):
         try:
             drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
-            raise (self._stale("guard") if error.sqlstate == drivers.STALE else error) from None
+            raise self._translated(error, "guard") from None
 
     def _complete(self, conn: Any, result: str | None) -> None:
         try:
             drivers.fetch_sync(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
         except Refused as error:
-            raise (self._stale("complete") if error.sqlstate == drivers.STALE else error) from None
+            raise self._translated(error, "complete") from None
 
 
 class ChildJob(ChildFacts):
@@ -258,13 +258,13 @@ class ChildJob(ChildFacts):
         try:
             await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
-            raise (self._stale("guard") if error.sqlstate == drivers.STALE else error) from None
+            raise self._translated(error, "guard") from None
 
     async def _complete(self, conn: Any, result: str | None) -> None:
         try:
             await drivers.fetch(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
         except Refused as error:
-            raise (self._stale("complete") if error.sqlstate == drivers.STALE else error) from None
+            raise self._translated(error, "complete") from None
 
 
 def main() -> None:

@@ -65,6 +65,25 @@ def completes_with(checkpoint: Any) -> bool:
     return isinstance(checkpoint, _Keep)
 
 
+def refuse_after_the_last(*, completes: bool, used: bool, committed: bool) -> None:
+    """Raise RuntimeError for a transaction after the one in which the job is completed, or for a second one that would do that."""
+    if committed or (completes and used):
+        raise RuntimeError(
+            "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
+        )
+
+
+def stale_token(job_id: int, fence_token: int, what: str) -> StaleToken:
+    """Return the error of an attempt whose claim is somebody else's by now, or nobody's."""
+    return StaleToken(
+        f"job {job_id}: the claim with token {fence_token} is no longer the current one; "
+        f"its {what} was refused and nothing was written"
+    )
+
+
+NO_DATABASE = "job.transaction() needs the daemon's database, and this job runs without a daemon"
+
+
 class JobFacts(Generic[P]):
     """What `Job` and `SyncJob` have in common: the facts of this attempt."""
 
@@ -156,10 +175,7 @@ class JobFacts(Generic[P]):
         return None if lease is None else idling(lease)
 
     def _first_transaction(self, *, completes: bool) -> None:
-        if self._attempt.committed or (completes and self._transaction_used):
-            raise RuntimeError(
-                "job.transaction() completes the job, so an attempt has only one; give checkpoint=… for steps before it"
-            )
+        refuse_after_the_last(completes=completes, used=self._transaction_used, committed=self._attempt.committed)
         self._transaction_used = self._transaction_used or completes
 
     def _translated(self, error: Refused, what: str) -> Exception:
@@ -167,10 +183,7 @@ class JobFacts(Generic[P]):
 
     def _stale(self, what: str) -> StaleToken:
         self._environment.stale_write(self._attempt, what)
-        return StaleToken(
-            f"job {self.job_id}: the claim with token {self.fence_token} is no longer the current one; "
-            f"its {what} was refused and nothing was written"
-        )
+        return stale_token(self.job_id, self.fence_token, what)
 
 
 class Job(JobFacts[P]):
@@ -295,7 +308,7 @@ class SyncJob(JobFacts[P]):
         completes = completes_with(checkpoint)
         self._first_transaction(completes=completes)
         if self._environment.blocking is None:
-            raise RuntimeError("job.transaction() needs the daemon's database, and this job runs without a daemon")
+            raise RuntimeError(NO_DATABASE)
         with self._environment.blocking.connection() as conn:
             from psycopg import OperationalError  # noqa: PLC0415  optional, and here we have it
 

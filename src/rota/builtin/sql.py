@@ -7,11 +7,12 @@ role, whose only right in schema rota is to call `rota.complete`.
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from rota.db.pool import LOST, PATIENCE
+from rota.db.pool import KEEPALIVES, LOST, PATIENCE, idling
 from rota.job import Job, inside
 from rota.signals import Permanent
 
@@ -26,16 +27,13 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
 
     async def sql(job: Job[Any]) -> dict[str, Any] | None:
         attempt, _ = inside(job)
-        lease = f"{int(attempt.lease * 1000)}ms"
         conn = await asyncpg.connect(
             settings.url.get_secret_value(),
             timeout=PATIENCE,
             server_settings={
                 "application_name": f"rota job {job.job_id}",
-                "idle_in_transaction_session_timeout": lease,
-                "tcp_keepalives_idle": "5",
-                "tcp_keepalives_interval": "2",
-                "tcp_keepalives_count": "4",
+                "idle_in_transaction_session_timeout": idling(timedelta(seconds=attempt.lease)),
+                **KEEPALIVES,
             },
         )
         try:
