@@ -36,12 +36,13 @@ from rota.db.pool import (
     connect,
     connection,
     handler_session_settings,
+    no_answer,
     open_handler_pool,
     open_pool,
     probe,
 )
 from rota.domain.job import NodeId
-from rota.errors import DatabaseUnusable, SchemaMismatch
+from rota.errors import SchemaMismatch
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.drain import Drain
@@ -492,10 +493,7 @@ async def _first_look(dsn: str) -> Route:
     try:
         return await probe(dsn)
     except TRANSIENT as error:
-        raise DatabaseUnusable(
-            f"no database answers at {mask_dsn(dsn)} ({error or type(error).__name__}): is the server running, and is the URL "
-            "right? For a first look without a server of your own, try `rota dev`"
-        ) from error
+        raise no_answer(mask_dsn(dsn), str(error) or type(error).__name__) from error
 
 
 async def _identity(dsn: str, route: Route, name: str) -> Installation:

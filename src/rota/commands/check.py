@@ -164,11 +164,13 @@ def pause_findings(paused: "Sequence[Paused]") -> Iterator[Finding]:
 
 def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime) -> Iterator[Finding]:
     """Judge the server."""
+    from rota.db.pool import TO_THE_PRIMARY, WHY_READ_ONLY
+
     if server.read_only:
         yield Finding(
             check="read-only",
-            finding="this server takes no writes (a standby, or default_transaction_read_only is on)",
-            do="give the URL of the primary, or list all hosts with ?target_session_attrs=read-write",
+            finding=f"this server takes no writes {WHY_READ_ONLY}",
+            do=TO_THE_PRIMARY,
         )
     apart = max(server.clock - answered, asked - server.clock)
     if apart > CLOCKS_APART:

@@ -119,7 +119,7 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
     import asyncpg
 
     from rota.config import mask_dsn
-    from rota.db.pool import LOST
+    from rota.db.pool import LOST, TO_THE_PRIMARY, WHY_READ_ONLY, no_answer
     from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
 
     where = mask_dsn(dsn)
@@ -130,10 +130,7 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
         case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
             return DatabaseUnusable(f"{where} refuses us: {said}. Check user, password and database name in the URL")
         case asyncpg.ReadOnlySQLTransactionError():
-            return DatabaseUnusable(
-                f"{where} is read-only (a standby, or default_transaction_read_only is on): "
-                "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
-            )
+            return DatabaseUnusable(f"{where} is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}")
         case asyncpg.InsufficientPrivilegeError() if hint is None:
             return DatabaseUnusable(
                 f"{where} doesn't let this user do that: {said}. Members of rota_client may write the public columns of "
@@ -160,20 +157,11 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
         case asyncpg.QueryCanceledError() | asyncpg.ObjectNotInPrerequisiteStateError() | asyncpg.PostgresSystemError():
             return DatabaseUnusable(f"{where} can't do that now: {said}")
         case _ if isinstance(error, LOST):
-            return DatabaseUnusable(
-                _unanswered(where) if isinstance(error, TimeoutError) else _unreachable(where, said)
-            )
+            return DatabaseUnusable(_unanswered(where)) if isinstance(error, TimeoutError) else no_answer(where, said)
         case asyncpg.PostgresError():
             return DatabaseUnusable(f"{where} can't do that: {said}")
         case _:
             return None
-
-
-def _unreachable(where: str, said: str) -> str:
-    return (
-        f"no database answers at {where} ({said}): is the server running, and is the URL right? "
-        "For a first look without a server of your own: rota dev"
-    )
 
 
 def _unanswered(where: str) -> str:

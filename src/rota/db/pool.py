@@ -91,6 +91,9 @@ FORGET = """
 The driver's own reset leaves a role and temporary tables.
 """
 
+WHY_READ_ONLY = "(a standby, or default_transaction_read_only is on)"
+TO_THE_PRIMARY = "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -160,6 +163,14 @@ def refuse_encoding(encoding: str) -> None:
         )
 
 
+def no_answer(where: str, said: str) -> DatabaseUnusable:
+    """Return the error for a server that can't be reached; `where` is its URL without a password."""
+    return DatabaseUnusable(
+        f"no database answers at {where} ({said}): is the server running, and is the URL right? "
+        "For a first look without a server of your own: rota dev"
+    )
+
+
 async def probe(dsn: str | None) -> Route:
     """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
     try:
@@ -182,10 +193,7 @@ async def probe(dsn: str | None) -> Route:
             raise DatabaseUnusable(f"PostgreSQL {row['version'] // 10000} is too old: rota needs 14 or later")
         refuse_encoding(row["encoding"])
         if row["read_only"]:
-            raise DatabaseUnusable(
-                "this server is read-only (a standby, or default_transaction_read_only is on): "
-                "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
-            )
+            raise DatabaseUnusable(f"this server is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}")
         return Route(
             pooled=is_pooled(conn, pid=row["pid"]), version=row["version"], synchronous_commit=row["synchronous_commit"]
         )
