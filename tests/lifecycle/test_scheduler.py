@@ -13,7 +13,7 @@ import pytest
 
 from factories import make_dead_letter
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import queries, schedule_queries
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
 from rota.services import track_record
@@ -132,7 +132,9 @@ async def test_a_decision_on_an_older_version_touches_nothing(conn: Connection[R
     due = await make_due(conn, made)
     await conn.execute("update rota.schedules set cron = '1 1 * * *'")
     fires = [(due, "run", None, None, None)]
-    decided, told = await queries.record_fires(conn, [queries.Decision([(made, 1)], due, due + HOUR, due, fires)])
+    decided, told = await schedule_queries.record_fires(
+        conn, [schedule_queries.Decision([(made, 1)], due, due + HOUR, due, fires)]
+    )
     assert (decided, told) == (0, [])
     assert await dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
@@ -142,8 +144,8 @@ async def test_a_lost_reply_is_no_second_fire(conn: Connection[Record]) -> None:
     """The same statement sent again finds another next_fire_at."""
     made = await make_schedule(conn)
     due = await make_due(conn, made)
-    again = [queries.Decision([(made, 1)], due, due + HOUR, due, [(due, "run", None, None, None)])]
-    assert [(await queries.record_fires(conn, again))[0] for _ in range(2)] == [1, 0]
+    again = [schedule_queries.Decision([(made, 1)], due, due + HOUR, due, [(due, "run", None, None, None)])]
+    assert [(await schedule_queries.record_fires(conn, again))[0] for _ in range(2)] == [1, 0]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 
 
@@ -696,9 +698,9 @@ async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
     conn: Connection[Record], pool: asyncpg.Pool[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look rests ten times longer than it took: after a night's sleep in the middle of one, that was days."""
-    real, slept = queries.take_due_schedules, [0.0]
+    real, slept = schedule_queries.take_due_schedules, [0.0]
 
-    async def asleep_meanwhile(*args: Any, **kwargs: Any) -> queries.DueLook:
+    async def asleep_meanwhile(*args: Any, **kwargs: Any) -> schedule_queries.DueLook:
         look = await real(*args, **kwargs)
         slept[0] += 8 * 3600
         return look
@@ -706,7 +708,7 @@ async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
     monkeypatch.setattr(scheduler_module, "boottime", lambda: boottime() + slept[0])
     planner = Planner(pool)
     with monkeypatch.context() as night:
-        night.setattr(queries, "take_due_schedules", asleep_meanwhile)
+        night.setattr(schedule_queries, "take_due_schedules", asleep_meanwhile)
         await planner.turn()
     made = await make_schedule(conn)
     await make_due(conn, made, ago=8 * HOUR)

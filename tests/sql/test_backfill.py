@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from rota.db import operations, queries, schedule_reports
+from rota.db import operations, queries, schedule_queries, schedule_reports
 from schedule_rows import clock, make_due, make_schedule
 
 if TYPE_CHECKING:
@@ -167,4 +167,4 @@ async def test_states_are_told_apart(conn: Connection[Record]) -> None:
     }  # fmt: skip
     counted = {state: sum(each == state for each in found.values()) for state in found.values()}
     assert await schedule_reports.summarise_schedules(conn) == counted
-    assert (await queries.sample_schedules(conn))[0] == counted
+    assert (await schedule_queries.sample_schedules(conn))[0] == counted

@@ -538,7 +538,15 @@ def called_in(module: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("login", "module"), [("op", "operations.py"), ("op", "reports.py"), ("node", "queries.py"), ("node", "listen.py")]
+    ("login", "module"),
+    [
+        ("op", "operations.py"),
+        ("op", "reports.py"),
+        ("op", "schedule_reports.py"),
+        ("node", "queries.py"),
+        ("node", "schedule_queries.py"),
+        ("node", "listen.py"),
+    ],
 )
 async def test_each_statement_that_a_role_sends_is_within_its_rights(login: str, module: str, place: World) -> None:
     """A missing right would show itself in a fleet's night, in the one branch that no test had taken."""

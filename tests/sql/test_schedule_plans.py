@@ -17,7 +17,7 @@ import pytest
 
 from plans import Plan, explain, prepare
 from rota.db.pool import Route, our_settings
-from rota.db.queries import DISTANT_PAST, NO_FLOOR
+from rota.db.schedule_queries import DISTANT_PAST, NO_FLOOR
 from rota.db.schedule_reports import BY_HAND
 from rota.db.sql import SQL
 

@@ -15,9 +15,9 @@ from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.latency import percentile
 from rota.bench.schedules import plant
-from rota.db import queries, schedule_reports
+from rota.db import schedule_queries, schedule_reports
 from rota.db.pool import PLANS
-from rota.db.queries import NO_FLOOR
+from rota.db.schedule_queries import NO_FLOOR
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle.scheduler import BATCH, OVERDUE
 
@@ -94,7 +94,7 @@ async def _look(ground: Ground) -> Cost:
         took = []
         for _ in range(LOOKS):
             began = time.perf_counter()
-            await queries.take_due_schedules(db, **LOOK)
+            await schedule_queries.take_due_schedules(db, **LOOK)
             took.append((time.perf_counter() - began) * 1e3)
         pages = await schedule_reports.count_pages_of_a_look(db, **LOOK)
     finally:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rota.cron import Fold, Gap
     from rota.db.pool import Connection
-    from rota.db.queries import Floor
+    from rota.db.schedule_queries import Floor
     from rota.domain.schedule import Misfire, Overlap
 
 CROWD = 1000

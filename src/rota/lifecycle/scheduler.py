@@ -17,9 +17,9 @@ import asyncpg
 
 from rota.clock import boottime
 from rota.cron import tzdata_version
-from rota.db import queries
+from rota.db import queries, schedule_queries
 from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
-from rota.db.queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
+from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.errors import InvalidCron
@@ -157,10 +157,10 @@ class Scheduler:
         asked = boottime()
         async with connection(self._pool) as db:
             if not self._revived:
-                await queries.revive_invalid_schedules(db)
-                self._checked_up_to = None if await queries.examine_plans(db, **found_with()) else -1
+                await schedule_queries.revive_invalid_schedules(db)
+                self._checked_up_to = None if await schedule_queries.examine_plans(db, **found_with()) else -1
                 self._revived = True
-            look = await queries.take_due_schedules(
+            look = await schedule_queries.take_due_schedules(
                 db,
                 shards=shards,
                 overdue=OVERDUE,
@@ -197,7 +197,7 @@ class Scheduler:
         """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
         async with connection(self._pool) as db:
             try:
-                promoted, left = await queries.promote_waiting_fires(db, limit=BATCH)
+                promoted, left = await schedule_queries.promote_waiting_fires(db, limit=BATCH)
             except asyncpg.PostgresError as error:
                 if not about_a_row(error):
                     raise
@@ -212,7 +212,7 @@ class Scheduler:
         # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
         with suppress(TimeoutError):
             try:
-                asked = await queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
+                asked = await schedule_queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
                 self._telemetry.jobs_replaced(asked)
                 if asked:
                     cancelled = await queries.answer_cancel_requests(db, limit=BATCH)
@@ -236,7 +236,7 @@ class Scheduler:
         invalid: list[tuple[int, int, str]] = []
         for alike in due:
             if alike.paused:
-                resumed = await queries.resume_schedules(db, schedules=alike.schedule_ids)
+                resumed = await schedule_queries.resume_schedules(db, schedules=alike.schedule_ids)
                 self._telemetry.schedules_resumed(resumed)
                 if resumed:
                     self._wake.set()
@@ -276,7 +276,7 @@ class Scheduler:
         As after an edit, they lie after this moment. What is due already is left to be decided about.
         """
         async with connection(self._pool) as db:
-            page, last = await queries.list_planned_schedules(db, after=after, limit=BATCH)
+            page, last = await schedule_queries.list_planned_schedules(db, after=after, limit=BATCH)
             others: list[Decision] = []
             invalid: list[tuple[int, int, str]] = []
             for alike in page:
@@ -289,18 +289,18 @@ class Scheduler:
                 if following != alike.next_fire_at:
                     others.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
             if others:
-                moved, _ = await queries.record_fires(db, others)
+                moved, _ = await schedule_queries.record_fires(db, others)
                 self._telemetry.schedules_moved(moved)
             if invalid:
                 await self._stop(db, invalid)
             if last is None:
-                await queries.stamp_plans(db, **found_with())
+                await schedule_queries.stamp_plans(db, **found_with())
             self._checked_up_to = last
 
     async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
         schedules = [(decision, which) for decision in decisions for which in decision.schedules]
         try:
-            decided, told = await queries.record_fires(db, decisions)
+            decided, told = await schedule_queries.record_fires(db, decisions)
         except TRANSIENT:
             raise
         except asyncpg.PostgresError as error:
@@ -319,7 +319,7 @@ class Scheduler:
             await self._replace(db)
 
     async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
-        for schedule_id, name, reason in await queries.stop_invalid_schedules(db, invalid):
+        for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, invalid):
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
 
 

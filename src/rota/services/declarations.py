@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db import operations, queries
+from rota.db import operations, schedule_queries
 from rota.db.pool import TRANSIENT
 from rota.domain.declaration import reconcile
 
@@ -49,7 +49,7 @@ async def apply(
     for turn in range(TRIES):
         if turn:
             await asyncio.sleep(PAUSE)
-        stored = await queries.read_declared(db, app=app, names=list(declarations))
+        stored = await schedule_queries.read_declared(db, app=app, names=list(declarations))
         found = reconcile(declarations.values(), stored, app=app, release=release, force=force)
         writing = [step for step in found if step.writes and step.name not in done and not dry_run]
         for first in range(0, len(writing), BATCH):
@@ -71,7 +71,7 @@ async def apply(
 
 async def _write(db: Connection, app: str, batch: list[Step]) -> dict[str, Step]:
     try:
-        written = await queries.apply_declarations(db, app=app, steps=batch)
+        written = await schedule_queries.apply_declarations(db, app=app, steps=batch)
     except TRANSIENT:
         raise
     except asyncpg.PostgresError as error:

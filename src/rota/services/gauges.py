@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
-from rota.db import queries, reports
+from rota.db import queries, reports, schedule_queries
 from rota.db.pool import Pool, connection
 from rota.loop import rest
 
@@ -47,7 +47,7 @@ class Gauges:
                     if why := reports.why_unclaimed(handler, queue, nodes, known):
                         due = int(unclaimed[queue, handler])
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
-            states, last_success = await queries.sample_schedules(db)
+            states, last_success = await schedule_queries.sample_schedules(db)
         self._telemetry.backlog_sampled(**sample)
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self._telemetry.upkeep_sampled(**upkeep)

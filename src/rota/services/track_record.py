@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import schedule_queries
 from rota.db.pool import Pool, connection
 from rota.loop import rest
 
@@ -64,7 +64,7 @@ class TrackRecord:
             left = set(batch)
             try:
                 async with connection(self._pool) as db:
-                    left = await queries.note_fire_outcomes(db, outcomes)
+                    left = await schedule_queries.note_fire_outcomes(db, outcomes)
             finally:
                 for schedule_id, succeeded, failures in outcomes:
                     if schedule_id in left:
