@@ -1,25 +1,22 @@
 """Everything rota tells the outside: one method per event, which writes the log line and moves the metrics.
 
-Nobody else formats a log line or knows a metric's name. No line carries a payload, a result, a DSN or a header.
-Label values come from what is configured or registered; what somebody merely inserted is `other`.
+Nobody else formats a log line or moves a metric; which there are, `metrics` says. No line carries a payload, a result, a DSN
+or a header. Label values come from what is configured or registered; what somebody merely inserted is `other`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from bisect import bisect_left
 from collections import defaultdict
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from rota.logs import LEVELS, readable
+from rota.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 
     from rota.domain.declaration import Step
     from rota.domain.job import Claim
-
-_DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
 def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
@@ -48,36 +43,6 @@ def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.Fi
     return logger
 
 
-class _Histogram(Collector):
-    """A histogram that takes many observations at once: the client library's own costs more than running a small job."""
-
-    def __init__(self, name: str, documentation: str, label: str | None = None) -> None:
-        self._family = (name, documentation, [label] if label else [])
-        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(_DELAYS) + 1))
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        if not label:
-            self._counts[""] = [0] * (len(_DELAYS) + 1)
-
-    def observe(self, seconds: Iterable[float], label: str = "") -> None:
-        counts = self._counts[label]
-        total = 0.0
-        for value in seconds:
-            counts[bisect_left(_DELAYS, value)] += 1
-            total += value
-        self._sums[label] += total
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        name, documentation, labels = self._family
-        family = HistogramMetricFamily(name, documentation, labels=labels)
-        for label, counts in list(self._counts.items()):
-            running, buckets = 0, []
-            for bound, count in zip([*map(str, _DELAYS), "+Inf"], counts, strict=True):
-                running += count
-                buckets.append((bound, running))
-            family.add_metric([label] if labels else [], buckets, self._sums[label])
-        yield family
-
-
 class Telemetry:
     """The events of one daemon. `watch` is told of each by name and fields, whatever the log level: tests wait on it."""
 
@@ -89,78 +54,13 @@ class Telemetry:
         queues: Collection[str] = (),
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._log = log
         self._watch = watch
         self._handlers = frozenset(handlers)
         self._queues = frozenset(queues)
         self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
-        self.registry = r = CollectorRegistry()
-        self._claimed = Counter("rota_claimed", "Jobs claimed by this daemon.", ["queue"], registry=r)
-        self._settled = Counter("rota_settled", "Attempts settled.", ["queue", "handler", "settlement"], registry=r)
-        self._failed = Counter(
-            "rota_attempts_failed", "Attempts that did not succeed.", ["handler", "kind"], registry=r
-        )
-        self._lost = Counter("rota_leases_lost", "Leases that this daemon lost while it ran the job.", registry=r)
-        self._stale = Counter("rota_stale_writes", "Writes refused because their fence token was stale.", registry=r)
-        self._reaped = Counter("rota_reaped", "Expired leases taken back from whoever held them.", registry=r)
-        self._start_delay = _Histogram("rota_start_delay_seconds", "From the instant a job was due to its start.")
-        self._run_seconds = _Histogram("rota_run_seconds", "How long attempts ran.", "handler")
-        self._fires = Counter("rota_fires", "Fires of schedules, by what became of them.", ["disposition"], registry=r)
-        self._lateness = _Histogram(
-            "rota_fire_lateness_seconds", "From the instant a fire was due to the moment its job was enqueued."
-        )
-        for histogram in (self._start_delay, self._run_seconds, self._lateness):
-            r.register(histogram)
-        self._slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
-        self._loop_lag = Gauge(
-            "rota_loop_lag_seconds", "How late the main loop turned, at worst in half a minute.", registry=r
-        )
-        self._listener_up = Gauge("rota_listener_up", "1 while notifications can arrive.", registry=r)
-        self._service_age = Gauge(
-            "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
-        )
-        cluster = "Of the whole installation: aggregate with max, not sum."
-        self._oldest_due = Gauge(
-            "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
-        )
-        self._oldest_running = Gauge(
-            "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
-        )
-        self._jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
-        self._dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
-        self._oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
-        self._expired = Gauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
-        self._unclaimable = Gauge(
-            "rota_jobs_unclaimable", f"Due jobs whose handler no living node has. {cluster}", registry=r
-        )
-        self._unserved = Gauge(
-            "rota_jobs_unserved",
-            f"Due jobs whose queue no living node that has their handler serves. {cluster}",
-            registry=r,
-        )
-        self._schedules = Gauge(
-            "rota_schedules",
-            f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
-            ["state"],
-            registry=r,
-        )
-        self._last_success = Gauge(
-            "rota_schedule_last_success_timestamp_seconds",
-            "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
-            f"name; of all others the one that has waited longest, as other. {cluster}",
-            ["schedule"],
-            registry=r,
-        )
-        self._paused = Gauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
-        self._oldest_snapshot = Gauge(
-            "rota_oldest_snapshot_seconds",
-            f"Age of the oldest snapshot or prepared transaction that this login sees; it keeps dead rows. {cluster}",
-            registry=r,
-        )
-        self._dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
-        self._sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
-        self._build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
+        self._metrics = Metrics()
+        self.registry = self._metrics.registry
 
     def _event(self, level: int, event: str, **fields: Any) -> None:
         # A full disk, or a pipe that nobody reads any more: elsewhere, an OSError means that the database is away.
@@ -176,7 +76,7 @@ class Telemetry:
 
     def node_started(self, *, version: str, release: str | None, tzdata: str | None, **fields: Any) -> None:
         """Say that this daemon is up, and how it is configured."""
-        self._build.labels(version, release or "", tzdata or "").set(1)
+        self._metrics.build.labels(version, release or "", tzdata or "").set(1)
         self._event(logging.INFO, "node.started", version=version, release=release, **fields)
 
     def node_advised(self, advice: str) -> None:
@@ -203,7 +103,7 @@ class Telemetry:
 
     def loop_lagged(self, lag: float, *, worst: float) -> None:
         """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it."""
-        self._loop_lag.set(worst)
+        self._metrics.loop_lag.set(worst)
         if lag >= 1:
             self._event(
                 logging.WARNING,
@@ -242,11 +142,11 @@ class Telemetry:
 
     def service_aged(self, service: str, age: timedelta) -> None:
         """Tell how long ago a service last succeeded."""
-        self._service_age.labels(service).set(age.total_seconds())
+        self._metrics.service_age.labels(service).set(age.total_seconds())
 
     def listener_changed(self, *, up: bool, why: str | None = None) -> None:
         """Tell whether notifications can arrive; without them, polling finds the jobs. No `why`: it was we who ended it."""
-        self._listener_up.set(up)
+        self._metrics.listener_up.set(up)
         told = {} if why is None else {"why": why}
         self._event(logging.WARNING if told else logging.INFO, "listener.up" if up else "listener.down", **told)
 
@@ -264,9 +164,9 @@ class Telemetry:
             queues[claim.queue] += 1
             due = claim.created_at or claim.run_at
             delays.append((claim.started_at - due).total_seconds())
-        self._start_delay.observe(delays)
+        self._metrics.start_delay.observe(delays)
         for queue, count in queues.items():
-            self._claimed.labels(self._queue(queue)).inc(count)
+            self._metrics.claimed.labels(self._queue(queue)).inc(count)
         if self._debug:
             self._event(logging.DEBUG, "jobs.claimed", count=len(claims), job_ids=[claim.job_id for claim in claims])
 
@@ -276,8 +176,8 @@ class Telemetry:
         for queue, handler, seconds in done:
             ran[queue, handler].append(seconds)
         for (queue, handler), seconds_each in ran.items():
-            self._settled.labels(self._queue(queue), handler, "succeeded").inc(len(seconds_each))
-            self._run_seconds.observe(seconds_each, handler)
+            self._metrics.settled.labels(self._queue(queue), handler, "succeeded").inc(len(seconds_each))
+            self._metrics.run_seconds.observe(seconds_each, handler)
 
     def job_succeeded(self, job_id: int, **fields: Any) -> None:
         """Tell of one success, at debug."""
@@ -298,11 +198,11 @@ class Telemetry:
     ) -> None:
         """Tell what became of an attempt that did not succeed."""
         known = handler if handler in self._handlers else "other"
-        self._settled.labels(self._queue(queue), known, settlement).inc()
+        self._metrics.settled.labels(self._queue(queue), known, settlement).inc()
         if seconds is not None:
-            self._run_seconds.observe([seconds], known)
+            self._metrics.run_seconds.observe([seconds], known)
         if outcome not in {"snoozed", "interrupted", "cancelled"}:
-            self._failed.labels(known, outcome).inc()
+            self._metrics.failed.labels(known, outcome).inc()
         level = {"dead": logging.ERROR, "retried": logging.WARNING}.get(settlement, logging.INFO)
         if outcome == "snoozed" and (fields.get("releases") or 0) < 10:
             level = logging.DEBUG
@@ -324,12 +224,12 @@ class Telemetry:
 
     def write_refused(self, *, job_id: int, handler: str, what: str) -> None:
         """Tell that a write showed a stale token and touched nothing."""
-        self._stale.inc()
+        self._metrics.stale.inc()
         self._event(logging.WARNING, "write.refused", job_id=job_id, handler=handler, what=what)
 
     def lease_lost(self, *, job_id: int, handler: str) -> None:
         """Tell that this daemon lost the lease of a job that it ran, interrupted it, and wrote nothing."""
-        self._lost.inc()
+        self._metrics.lost.inc()
         self._event(logging.WARNING, "lease.lost", job_id=job_id, handler=handler)
 
     def lease_missed(self, *, job_id: int) -> None:
@@ -377,9 +277,9 @@ class Telemetry:
     ) -> None:
         """Count a batch of fires: (disposition, scheduled_for, how many, how late); `planned` - `decided` others were faster at."""
         for disposition, _, count, late in fires:
-            self._fires.labels(disposition).inc(count)
+            self._metrics.fires.labels(disposition).inc(count)
             if disposition == "enqueued":
-                self._lateness.observe([late.total_seconds()] * count)
+                self._metrics.lateness.observe([late.total_seconds()] * count)
         if self._debug:
             self._event(
                 logging.DEBUG,
@@ -392,7 +292,7 @@ class Telemetry:
     def fires_promoted(self, promoted: int) -> None:
         """Tell of fires that had waited for their turn and are enqueued now."""
         if promoted:
-            self._fires.labels("enqueued").inc(promoted)
+            self._metrics.fires.labels("enqueued").inc(promoted)
             self._event(logging.DEBUG, "fires.promoted", count=promoted)
 
     def jobs_replaced(self, asked: int) -> None:
@@ -439,7 +339,7 @@ class Telemetry:
 
     def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:
         """Tell that an expired lease was taken back; what that means for the job, `job.settled` has told at its own level."""
-        self._reaped.inc()
+        self._metrics.reaped.inc()
         self._event(logging.INFO, "lease.reaped", job_id=job_id, handler=handler, settlement=settlement)
 
     def reaper_waits(self, *, jumped_by: float) -> None:
@@ -461,8 +361,8 @@ class Telemetry:
     def slots_sampled(self, slots: Mapping[str, tuple[int, int]]) -> None:
         """Show taken and free slots: queue -> (taken, free)."""
         for queue, (taken, free) in slots.items():
-            self._slots.labels(queue, "taken").set(taken)
-            self._slots.labels(queue, "free").set(free)
+            self._metrics.slots.labels(queue, "taken").set(taken)
+            self._metrics.slots.labels(queue, "free").set(free)
 
     def backlog_sampled(
         self,
@@ -477,34 +377,34 @@ class Telemetry:
         unserved: int,
     ) -> None:
         """Show what the last look at the whole installation found."""
-        for gauge in (self._jobs, self._oldest_due, self._oldest_running, self._dead):
+        for gauge in (self._metrics.jobs, self._metrics.oldest_due, self._metrics.oldest_running, self._metrics.dead):
             gauge.clear()
         for (queue, state), count in jobs.items():
-            self._jobs.labels(self._queue(queue), state).inc(count)
+            self._metrics.jobs.labels(self._queue(queue), state).inc(count)
         for (queue, priority), age in sorted(
             oldest_due.items(), key=itemgetter(1)
         ):  # of those called other, the oldest
-            self._oldest_due.labels(self._queue(queue), priority).set(age)
+            self._metrics.oldest_due.labels(self._queue(queue), priority).set(age)
         for queue, age in sorted(oldest_running.items(), key=itemgetter(1)):
-            self._oldest_running.labels(self._queue(queue)).set(age)
+            self._metrics.oldest_running.labels(self._queue(queue)).set(age)
         for queue, count in dead.items():
-            self._dead.labels(self._queue(queue)).inc(count)
-        self._oldest_dead.set(oldest_dead)
-        self._expired.set(expired)
-        self._unclaimable.set(unclaimable)
-        self._unserved.set(unserved)
+            self._metrics.dead.labels(self._queue(queue)).inc(count)
+        self._metrics.oldest_dead.set(oldest_dead)
+        self._metrics.expired.set(expired)
+        self._metrics.unclaimable.set(unclaimable)
+        self._metrics.unserved.set(unserved)
 
     def upkeep_sampled(
         self, *, paused: Iterable[tuple[str, str]], oldest_snapshot: float, dead_tuples: Mapping[str, int]
     ) -> None:
         """Show what is paused, and what the last look at the server's upkeep found."""
-        self._paused.clear()
+        self._metrics.paused.clear()
         for kind, name in paused:
             known = name == "*" or name in (self._queues if kind == "queue" else self._handlers)
-            self._paused.labels(kind, name if known else "other").set(1)
-        self._oldest_snapshot.set(oldest_snapshot)
+            self._metrics.paused.labels(kind, name if known else "other").set(1)
+        self._metrics.oldest_snapshot.set(oldest_snapshot)
         for table, dead in dead_tuples.items():
-            self._dead_tuples.labels(table).set(dead)
+            self._metrics.dead_tuples.labels(table).set(dead)
 
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
@@ -513,11 +413,13 @@ class Telemetry:
     def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
         """Show how the schedules are, and when those that are watched last succeeded."""
         for state in ("ok", "invalid", "paused", "overdue"):
-            self._schedules.labels(state).set(states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0))
-        self._last_success.clear()
+            self._metrics.schedules.labels(state).set(
+                states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0)
+            )
+        self._metrics.last_success.clear()
         for name, at in last_success.items():
-            self._last_success.labels("other" if name is None else name).set(at)
+            self._metrics.last_success.labels("other" if name is None else name).set(at)
 
     def sample_aged(self, age: timedelta) -> None:
         """Show how old the sampled gauges are."""
-        self._sample_age.set(age.total_seconds())
+        self._metrics.sample_age.set(age.total_seconds())
