@@ -1,4 +1,5 @@
-"""The server itself: make a data folder, start, attach, stop, recover. Where all of it lies, `places` knows.
+"""The server itself: make a data folder, start, attach, stop, recover. `places` knows where all of it lies, `processes` who lives
+there.
 
 Good for `rota demo`, `rota dev` and a single node. The server ends with the process that started it, so several nodes
 need a database of their own. It listens on a Unix socket only, in a folder that nobody but its user may enter; that is
@@ -33,6 +34,7 @@ from rota.embedded.places import (
     server_user,
     version_of,
 )
+from rota.embedded.processes import lives, orphans, parent_of, pid_file, postmaster, works_in
 from rota.errors import ConfigError, DatabaseUnusable
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class EmbeddedPostgres:
         """The server's process, if it runs."""
         if self._process is not None:
             return self._process.pid if self._process.poll() is None else None
-        return self._attached_pid if self._attached_pid and self._works_here(self._attached_pid) else None
+        return self._attached_pid if self._attached_pid and works_in(self.data, self._attached_pid) else None
 
     def start(self) -> Self:
         """Return once the server takes connections; attach if another living process owns it already.
@@ -125,7 +127,7 @@ class EmbeddedPostgres:
         try:
             make_parents(self.data, readable=self._user is not None)
             with self._lock() as record:
-                if (pid := self._postmaster()) and self._owner_lives(pid, record):
+                if (pid := postmaster(self.data)) and self._owner_lives(pid, record):
                     self._attach(pid)
                     return self
                 if pid:
@@ -169,7 +171,7 @@ class EmbeddedPostgres:
     ) -> None:
         self.stop()
 
-    # One process at a time: the lock, and what is known about the folder's server
+    # One process at a time
 
     @contextmanager
     def _lock(self) -> Iterator[int]:
@@ -189,41 +191,22 @@ class EmbeddedPostgres:
         finally:
             os.close(lock)
 
-    def _postmaster(self) -> int | None:
-        """The server that lives in this folder, whoever started it."""
-        lines = self._pid_file()
-        pid = int(lines[0]) if lines and lines[0].isdigit() else None
-        return pid if pid and self._works_here(pid) else None
-
-    def _pid_file(self) -> list[str]:
-        with suppress(FileNotFoundError):
-            return (self.data / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
-        return []
-
-    def _works_here(self, pid: int) -> bool:
-        # Without this a pid from before a crash or a reboot, long since somebody else's, would count as our server.
-        if sys.platform != "linux":
-            return _lives(pid)
-        with suppress(OSError):
-            return Path(f"/proc/{pid}/cwd").samefile(self.data)
-        return False
-
     def _owner_lives(self, pid: int, record: int) -> bool:
         words = os.pread(record, 64, 0).decode(errors="replace").split()
         if len(words) != 2 or words[1] != str(pid):
             return True  # started by other means, pg_ctl for one: nothing of ours to judge
         # An orphan has another parent, and is about to shut down: to attach now would be to lose it in a moment.
-        return _parent_of(pid) == int(words[0]) if sys.platform == "linux" else _lives(int(words[0]))
+        return parent_of(pid) == int(words[0]) if sys.platform == "linux" else lives(int(words[0]))
 
     def _attach(self, pid: int) -> None:
         def known() -> bool:
-            return len(lines := self._pid_file()) >= 8 and lines[7].strip() in {"ready", "standby"}
+            return len(lines := pid_file(self.data)) >= 8 and lines[7].strip() in {"ready", "standby"}
 
         if not _within(self._patience, known):
             raise DatabaseUnusable(
                 f"the PostgreSQL in {self.data} (pid {pid}) isn't getting ready. {self._last_words()}"
             )
-        lines = self._pid_file()
+        lines = pid_file(self.data)
         if not lines[4]:
             raise DatabaseUnusable(
                 f"the PostgreSQL in {self.data} (pid {pid}) has no Unix socket: set DATABASE_URL to reach it"
@@ -234,28 +217,24 @@ class EmbeddedPostgres:
     def _wait_for_the_end_of(self, pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
-        if not _within(self._patience, lambda: not self._works_here(pid)):
+        if not _within(self._patience, lambda: not works_in(self.data, pid)):
             raise DatabaseUnusable(
                 f"the PostgreSQL in {self.data} (pid {pid}) has lost its owner and doesn't end: end it first"
             )
 
     def _clear_up_after_a_crash(self) -> None:
-        lines = self._pid_file()
+        lines = pid_file(self.data)
         if not lines or sys.platform != "linux":
             return
         # A killed server's children hold its shared memory until they notice, and the next one would refuse to start.
-        if not _within(1, lambda: not self._orphans()):
-            for pid in self._orphans():
+        if not _within(1, lambda: not orphans(self.data)):
+            for pid in orphans(self.data):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            _within(5, lambda: not self._orphans())
+            _within(5, lambda: not orphans(self.data))
         # The number in the file may be another process's by now; the server can't tell, and would refuse as well.
-        if lines[0].isdigit() and _lives(int(lines[0])):
+        if lines[0].isdigit() and lives(int(lines[0])):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
-
-    def _orphans(self) -> list[int]:
-        processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in processes if self._works_here(pid) and _command_of(pid) == "postgres"]
 
     # From an empty folder to a server that takes connections
 
@@ -318,7 +297,7 @@ class EmbeddedPostgres:
 
             def settled() -> bool:
                 # Both lines: a file left by a crash may say "ready", too.
-                lines = self._pid_file()
+                lines = pid_file(self.data)
                 ready = len(lines) >= 8 and lines[0] == str(server.pid) and lines[7].strip() == "ready"
                 return ready or server.poll() is not None
 
@@ -403,30 +382,6 @@ class EmbeddedPostgres:
 def _rewrite(record: int, text: str) -> None:
     os.ftruncate(record, 0)
     os.pwrite(record, text.encode(), 0)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _parent_of(pid: int) -> int | None:
-    with suppress(OSError):
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-        )
-    return None
-
-
-def _command_of(pid: int) -> str | None:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    return None
 
 
 def _within(seconds: float, true: Callable[[], bool]) -> bool:
