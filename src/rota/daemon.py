@@ -12,7 +12,7 @@ import random
 import socket
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +33,7 @@ from rota.db.pool import (
     TRANSIENT,
     Pool,
     Route,
+    closing,
     connect,
     connection,
     handler_session_settings,
@@ -63,7 +64,7 @@ from rota.stops import Stops
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from rota.app import App
     from rota.config import Config
@@ -77,22 +78,8 @@ WAITING = frozenset({"settle", "listener", "track record"})
 ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
 """Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
 
-
 LAST_WORDS = 2.0
 """Most seconds that a daemon whose jobs have ended takes to note on their schedules how."""
-
-
-class Watchdog:
-    """Service: tell systemd that the main loop turns."""
-
-    name = "watchdog"
-
-    def __init__(self, interval: timedelta) -> None:
-        self.interval: timedelta | None = interval
-
-    async def run_once(self) -> None:
-        """Feed it."""
-        systemd.notify("WATCHDOG=1")
 
 
 class Daemon:
@@ -286,7 +273,7 @@ class Daemon:
         if isinstance(listener, Listener):
             services.append(listener)
         if (interval := systemd.watchdog_interval()) is not None:
-            services.append(Watchdog(interval))
+            services.append(systemd.Watchdog(interval))
         try:
             async with asyncio.TaskGroup() as group:
                 background: list[asyncio.Task[Any]] = [
@@ -510,19 +497,3 @@ async def _note_the_last(record: TrackRecord) -> None:
     with suppress(*LOST, asyncpg.PostgresError):
         async with asyncio.timeout(LAST_WORDS):
             await record.finish()
-
-
-@asynccontextmanager
-async def closing(pool: Pool) -> AsyncIterator[Pool]:
-    """Close the pool at the end; at once, where it doesn't close by itself in good time."""
-    try:
-        yield pool
-    finally:
-        try:
-            async with asyncio.timeout(5):
-                await pool.close()
-        except LOST:
-            pool.terminate()
-        except asyncio.CancelledError:
-            pool.terminate()
-            raise

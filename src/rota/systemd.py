@@ -37,3 +37,16 @@ def watchdog_interval(environ: Mapping[str, str] = os.environ) -> timedelta | No
     if not (allowed.isdecimal() and int(allowed)):
         return None
     return timedelta(microseconds=int(allowed)) / 2
+
+
+class Watchdog:
+    """Service: tell systemd that the main loop turns."""
+
+    name = "watchdog"
+
+    def __init__(self, interval: timedelta) -> None:
+        self.interval: timedelta | None = interval
+
+    async def run_once(self) -> None:
+        """Feed it."""
+        notify("WATCHDOG=1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,22 @@ async def open_pool(
         server_settings=our_settings(route, name),
     )
     return pool
+
+
+@asynccontextmanager
+async def closing(pool: Pool) -> AsyncIterator[Pool]:
+    """Close the pool at the end; at once, where it doesn't close by itself in good time."""
+    try:
+        yield pool
+    finally:
+        try:
+            async with asyncio.timeout(5):
+                await pool.close()
+        except LOST:
+            pool.terminate()
+        except asyncio.CancelledError:
+            pool.terminate()
+            raise
 
 
 class HandlerConnection(asyncpg.Connection):
