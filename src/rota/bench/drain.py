@@ -63,16 +63,14 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
         flushed = await ground.counters(settled=True)
         dead = await ground.dead_tuples()
     commits = (flushed.commits - before.commits - ours) / jobs
-    statements = None
-    if before.statements is not None and after.statements is not None:
-        statements = (after.statements - before.statements - ours) / jobs
+    statements = commits if after.statements is None else (after.sent_since(before) - ours) / jobs
     seconds = _seconds(resumed, last)
     return Figures(
         jobs=jobs,
         seconds=seconds,
         jobs_per_second=jobs / seconds,
         cpu_us_per_job=used / jobs * 1e6 or None,
-        statements_per_job=commits if statements is None else statements,
+        statements_per_job=statements,
         commits_per_job=commits,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,
         dead_tuples=dead,

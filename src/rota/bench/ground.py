@@ -86,6 +86,12 @@ class Counters:
     commits: int
     statements: int | None
 
+    def sent_since(self, before: Counters) -> int:
+        """Return how many statements were sent since then; where nobody counts them, how many transactions there were."""
+        if self.statements is None or before.statements is None:
+            return self.commits - before.commits
+        return self.statements - before.statements
+
 
 class Ground:
     """A migrated database made for this run."""

@@ -57,10 +57,6 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
         dead = await ground.dead_tuples()
     start = [float(row["start_ms"]) for row in rows]
     claim = [float(row["claim_ms"]) for row in rows]
-    commits = (after.commits - before.commits - ours) / jobs
-    statements = None
-    if before.statements is not None and after.statements is not None:
-        statements = (after.statements - before.statements - ours) / jobs
     return Figures(
         jobs=jobs,
         seconds=seconds,
@@ -71,8 +67,8 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
         insert_p99_ms=percentile(took, 99),
         claim_p50_ms=percentile(claim, 50),
         claim_p99_ms=percentile(claim, 99),
-        statements_per_job=commits if statements is None else statements,
-        commits_per_job=commits,
+        statements_per_job=(after.sent_since(before) - ours) / jobs,
+        commits_per_job=(after.commits - before.commits - ours) / jobs,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,
         dead_tuples=dead,
         rss_mb=rss,

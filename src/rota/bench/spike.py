@@ -67,9 +67,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
     assert fired == due, f"{due} were due, {fired} fired"  # noqa: S101  else there is nothing to tell
     seconds = (last["finished"] - instant).total_seconds()
     commits = (flushed.commits - before.commits - ours) / due
-    statements = commits
-    if before.statements is not None and after.statements is not None:
-        statements = (after.statements - before.statements - ours) / due
+    statements = commits if after.statements is None else (after.sent_since(before) - ours) / due
     return Figures(
         schedules=schedules,
         jobs=due,

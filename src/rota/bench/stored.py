@@ -70,10 +70,6 @@ async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seco
         rss = running.rss_mb()
         after = await ground.counters(settled=False)
     ours = 2  # the counters themselves
-    commits = after.commits - before.commits
-    statements = commits
-    if before.statements is not None and after.statements is not None:
-        statements = after.statements - before.statements
     return Figures(
         schedules=schedules,
         seconds=took,
@@ -82,7 +78,7 @@ async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seco
         look_pages=at_all.pages,
         look_pages_at_few=at_few.pages,
         idle_core_percent=used / took * 100,
-        idle_statements_per_second=(statements - ours) / took / count,
+        idle_statements_per_second=(after.sent_since(before) - ours) / took / count,
         rss_mb=rss,
         daemons=count,
     )

@@ -97,9 +97,8 @@ async def _warning(db: "Connection", job_id: int) -> str | None:
     from rota.db import reports
 
     try:
-        job = await reports.describe_job(db, job_id=job_id)
-        nodes = await reports.list_nodes(db)
-        known = await reports.list_handler_names(db)
+        if (job := await reports.describe_job(db, job_id=job_id)) is None:
+            return None
+        return await reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     except asyncpg.InsufficientPrivilegeError:
         return None  # a client may insert, and see no daemons
-    return None if job is None else reports.why_unclaimed(job.handler, job.queue, nodes, known)

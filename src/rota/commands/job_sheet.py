@@ -40,8 +40,7 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         )
     unclaimed = None
     if job.state in WAITING:
-        nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
-        unclaimed = reports.why_unclaimed(job.handler, job.queue, nodes, known)
+        unclaimed = await reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     return Sheet(
         job=job,
         tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),

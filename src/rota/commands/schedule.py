@@ -344,9 +344,7 @@ async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
 
     found = []
     try:
-        nodes = await reports.list_nodes(db)
-        known = await reports.list_handler_names(db)
-        if why := reports.why_unclaimed(made.handler, made.queue or "default", nodes, known):
+        if why := await reports.find_why_unclaimed(db, handler=made.handler, queue=made.queue or "default"):
             found.append(why)
         if too_many := await crowded(db, made):
             found.append(too_many)

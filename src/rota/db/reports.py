@@ -330,6 +330,11 @@ async def examine_server(db: Connection) -> ServerLook:
     return ServerLook(**row)
 
 
+async def find_why_unclaimed(db: Connection, *, handler: str, queue: str) -> str | None:
+    """Look who is alive, and return why none of them would claim a job of that handler from that queue; None if one would."""
+    return why_unclaimed(handler, queue, await list_nodes(db), await list_handler_names(db))
+
+
 def why_unclaimed(handler: str, queue: str, nodes: Sequence[LivingNode], known: Sequence[str]) -> str | None:
     """Say why no living daemon would claim a job of that handler from that queue; None if one would."""
     if any(node.claims(handler, queue) for node in nodes):
