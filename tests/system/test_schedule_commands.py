@@ -371,6 +371,21 @@ async def test_check_names_what_stands_still_and_what_does_not_succeed(rota: She
     assert [each["name"] for each in silent.json] == ["silent"]
 
 
+async def test_a_schedule_without_a_queue_is_judged_by_its_handlers(rota: Shell, conn: Connection[Record]) -> None:
+    """There its jobs go: a warning about another queue sends somebody to mend what is whole, and hides what isn't."""
+    await conn.execute(
+        """
+        insert into rota.nodes (node_id, host, pid, rota_version, handlers, queues, slots, seen_at)
+        values (gen_random_uuid(), 'here', 1, '0', '{send,count}', '{mail}', '{"mail": 5}', now() + interval '1 hour');
+        insert into rota.handlers (handler, queue, seen_at) values ('send', 'mail', now()), ('count', null, now());
+        """
+    )
+    served = await rota("schedule", "add", "served", "send", "--every", "1h", "--json")
+    assert served.json["warnings"] == []
+    other = await rota("schedule", "add", "other", "count", "--every", "1h", "--json")
+    assert "no living daemon serves the queue 'default'" in other.json["warnings"][0]
+
+
 async def test_a_crowd_without_jitter_is_told_of(rota: Shell, conn: Connection[Record]) -> None:
     """A thousand jobs at the same second are somebody's overload; when the last one is added, and in check."""
     await live(conn)

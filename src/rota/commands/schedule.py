@@ -344,7 +344,9 @@ async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
 
     found = []
     try:
-        if why := await reports.find_why_unclaimed(db, handler=made.handler, queue=made.queue or "default"):
+        queues = {each.handler: each.queue for each in await reports.list_handlers(db)}
+        queue = made.queue or queues.get(made.handler) or "default"
+        if why := await reports.find_why_unclaimed(db, handler=made.handler, queue=queue):
             found.append(why)
         if too_many := await crowded(db, made):
             found.append(too_many)
