@@ -22,7 +22,7 @@ lane as materialized (
     group by live.queue, live.handler
 ),
 alive as materialized (
-    select node.handlers, node.queues, node.state
+    select node.handlers, node.queues, node.slots, node.state
     from rota.nodes as node
     where node.seen_at > now() - interval '15 seconds'
 ),
@@ -35,6 +35,7 @@ judged as materialized (
             where lane.handler = any (alive.handlers)
               and alive.state = 'running'
               and alive.queues && array[lane.queue, '*']
+              and coalesce(alive.slots ->> lane.queue, alive.slots ->> '*') is distinct from '0'
         ) as served
     from lane
 )

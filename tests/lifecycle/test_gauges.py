@@ -46,14 +46,17 @@ def shown(gauges: Gauges, name: str) -> float | None:
     return gauges._telemetry.registry.get_sample_value(name)
 
 
-async def alive(conn: Connection[Record], *, handlers: list[str], queues: list[str], state: str = "running") -> None:
+async def alive(
+    conn: Connection[Record], *, handlers: list[str], queues: list[str], state: str = "running", slots: str = "{}"
+) -> None:
     """Register a daemon that was seen just now."""
     await conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, handlers, queues, slots, state) "
-        "values (gen_random_uuid(), 'here', 1, '0', $1, $2, '{}', $3)",
+        "values (gen_random_uuid(), 'here', 1, '0', $1, $2, $4::text::jsonb, $3)",
         handlers,
         queues,
         state,
+        slots,
     )
 
 
@@ -75,6 +78,15 @@ async def test_due_jobs_that_nobody_would_claim_are_counted_apart(conn: Connecti
     await conn.execute("truncate rota.jobs")
     await gauges.run_once()
     assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 0)
+
+
+async def test_due_jobs_of_a_queue_without_a_slot_are_unserved(conn: Connection[Record], gauges: Gauges) -> None:
+    """It was taken out of what `*` stands for, here and maybe by mistake everywhere."""
+    await alive(conn, handlers=["h"], queues=["mail", "*"], slots='{"mail": 0, "*": 5}')
+    await make_jobs(conn, 2, handler="h", queue="mail")
+    await make_jobs(conn, 1, handler="h", queue="other")
+    await gauges.run_once()
+    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 2)
 
 
 async def test_a_row_that_says_running_and_not_since_when_is_counted_and_has_no_age(

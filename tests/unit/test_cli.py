@@ -162,6 +162,21 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running", slot
     )
 
 
+@pytest.mark.parametrize(
+    ("queues", "slots", "served"),
+    [
+        (["mail", "*"], '{"mail": 0, "*": 5}', False),
+        (["default", "*"], '{"default": 5, "*": 0}', False),
+        (["mail", "*"], '{"mail": 1, "*": 0}', True),
+        (["default", "*"], '{"default": 0, "*": 1}', True),
+    ],
+)
+def test_a_queue_without_a_slot_is_served_by_nobody(queues: list[str], slots: str, served: bool) -> None:
+    """`mail:0,*:5` takes a queue out of those that `*` stands for: its jobs wait, and whoever wonders must be told."""
+    why = why_unclaimed("a", "mail", [node(handlers=["a"], queues=queues, slots=slots)], [])
+    assert (why is None) is served
+
+
 def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
     """One daemon with the handler and another with the queue run nothing together; one that drains claims nothing."""
     both = node(handlers=["a"], queues=["mail"])

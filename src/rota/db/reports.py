@@ -5,15 +5,17 @@ Nothing here locks or changes anything. `schedule_reports` has what they ask abo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -185,6 +187,7 @@ class LivingNode:
     handlers: Sequence[str]
     queues: Sequence[str]
     slots: str
+    """JSON: queue -> slots."""
     state: str
     tzdata: str | None
     started_at: datetime
@@ -202,8 +205,11 @@ class LivingNode:
         return self.claims_from(queue) and handler in self.handlers
 
     def claims_from(self, queue: str) -> bool:
-        """Whether this daemon takes jobs from that queue."""
-        return self.state == "running" and (queue in self.queues or "*" in self.queues)
+        """Whether this daemon takes jobs from that queue. One that has no slot here is not served by `*` either."""
+        if self.state != "running" or not {queue, "*"} & set(self.queues):
+            return False
+        slots = _read_slots(self.slots)
+        return slots.get(queue, slots.get("*")) != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +259,12 @@ class ServerLook:
     user_name: str
     may_run: bool
     daemon_role: str | None
+
+
+@lru_cache(1024)
+def _read_slots(text: str) -> Mapping[str, int]:
+    slots: Mapping[str, int] = json.loads(text)
+    return slots
 
 
 async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
