@@ -118,6 +118,17 @@ async def test_handlers_are_paused_and_a_slip_in_the_name_is_told_of(rota: Shell
     assert await conn.fetchval("select count(*) from rota.audit") == 4
 
 
+async def test_a_handler_whose_jobs_run_at_most_once_is_listed_with_one_attempt(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """Twenty, which all others have by default, would be a promise that it must not keep."""
+    await make_handler(conn, "shop.charge", delivery="at_most_once")
+    await make_handler(conn, "shop.mail")
+    listed = (await rota("handler", "list")).out
+    assert re.search(r"shop\.charge +default +1 ", listed)
+    assert re.search(r"shop\.mail +default +20 ", listed)
+
+
 async def test_pausing_takes_all_that_were_named_or_none(rota: Shell, conn: Connection[Record]) -> None:
     """A name that can't be one refuses the whole command: half of a list is nobody's intention."""
     said = await rota("queue", "pause", "mail", "a\nb")

@@ -31,7 +31,7 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
         (
             each.handler,
             each.queue or "default",
-            each.max_attempts or 20,
+            1 if each.delivery == "at_most_once" else each.max_attempts or 20,
             age(each.timeout),
             each.nodes,
             _state(each),
