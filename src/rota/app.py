@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from rota.declared import declare
 from rota.domain.declaration import declare as declare_schedule
-from rota.domain.given import LONGEST_DELAY, check, check_name
+from rota.domain.given import check, check_name
 from rota.errors import AppNotFound, ConfigError, InvalidPayload
 from rota.handlers import Handler
 from rota.handlers.codec import codec_of
 from rota.handlers.python import in_process, in_thread, is_async, on_loop
 from rota.payload import encode
+from rota.signals import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping

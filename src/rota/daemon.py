@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
 
-WAITING = frozenset({"settle", "listener", "track record"})
+WAITING = frozenset(kind.name for kind in (Settler, Listener, TrackRecord))
 """Services that wait for something to do, so that their age says nothing."""
 
 ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))

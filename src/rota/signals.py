@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+LONGEST_DELAY = timedelta(days=366)
+"""As long as any interval that the database takes."""
+
 
 class Permanent(Exception):
     """It will never work: a dead letter at once, whatever attempts are left."""
@@ -18,7 +21,7 @@ class _Again(Exception):
             raise ValueError(f"{type(self).__name__}(at=…) needs a datetime with a zone, not a naive one")
         if at is not None and not datetime(1970, 1, 1, tzinfo=UTC) <= at < datetime(2200, 1, 1, tzinfo=UTC):
             raise ValueError(f"{type(self).__name__}(at=…) must lie between the years 1970 and 2200")
-        if after is not None and not timedelta(0) <= after <= timedelta(days=366):
+        if after is not None and not timedelta(0) <= after <= LONGEST_DELAY:
             raise ValueError(f"{type(self).__name__}(after=…) must lie between 0 and 366 days")
         super().__init__(after, at)
         self.after = after

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -14,6 +14,7 @@ import asyncpg
 from rota.bench.jobs import NOOP, QUEUE
 from rota.db import queries
 from rota.domain.job import NodeId
+from rota.lifecycle.dispatcher import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 CONNECTIONS = 2
 BATCH = 500
 LEASE = timedelta(seconds=30)
-ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 PRIORITY = 5
 
 

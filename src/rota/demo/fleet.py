@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
+from rota.demo.records import lines_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 LEASE = 3.0
@@ -84,14 +85,9 @@ class Daemon:
         """Whether its process is there, stopped or not."""
         return self.process is not None and self.process.poll() is None
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
         """Read what it has logged in all its lives."""
-        with suppress(FileNotFoundError):
-            for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict):
-                        yield event
+        return lines_of(self.log)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it is still there."""

@@ -96,13 +96,13 @@ class Check:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines, as far as it is there."""
+    """Read the objects in a file of JSON lines, as far as it is there; what else stands between them is left out."""
     found = []
     with suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
                 found.append(json.loads(line))
-    return found
+    return [each for each in found if isinstance(each, dict)]
 
 
 def executions(journal: Iterable[Mapping[str, Any]], daemons: Sequence[Daemon]) -> list[Execution]:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from rota.cron import Fold, Gap
 from rota.domain.schedule import Misfire, Overlap
 from rota.errors import ConfigError
+from rota.signals import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Delivery = Literal["at_least_once", "at_most_once"]
-
-LONGEST_DELAY = timedelta(days=366)
 
 _NAMES = {"name", "queue", "handler", "owner"}
 _TEXTS = {"cron", "timezone", "description", "release"}

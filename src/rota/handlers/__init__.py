@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rota.domain.given import LONGEST_DELAY
+from rota.signals import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
