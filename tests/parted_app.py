@@ -63,7 +63,7 @@ def relays(job: rota.SyncJob[Any]) -> Any:
         job.report_progress(0.5, "half way")
         try:
             job.save_checkpoint("x" * 100_000)
-        except RuntimeError as error:
+        except rota.InvalidPayload as error:
             raise rota.Retry(after=timedelta(0)) from error
         raise AssertionError("a checkpoint of 100 KB was taken")
     return job.checkpoint

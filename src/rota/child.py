@@ -27,7 +27,7 @@ from rota import logs
 from rota.app import find_app
 from rota.db import blocking, drivers
 from rota.errors import Refused, StaleToken
-from rota.failure import describe
+from rota.failure import describe, why_again
 from rota.handlers.python import is_async
 from rota.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
 from rota.payload import encode, encode_result
@@ -292,6 +292,7 @@ def main() -> None:
     logs.carry(facts["job_id"], facts["schedule"])
     login = None if order["database"] is None else blocking.Login(**order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
+    claim = SimpleNamespace(payload=order["payload"])
     try:
         if is_async(function):
             result = asyncio.run(function(ChildJob(facts, payload, line, login)))
@@ -299,12 +300,14 @@ def main() -> None:
             result = function(ChildSyncJob(facts, payload, line, login))
         text = encode_result(result)
         line.say({"is": "returned", "result": None if text is None else json.loads(text)})
-    except (Snooze, Retry) as wish:
-        line.say({"is": type(wish).__name__.lower(), **wish.as_answer()})
+    except Snooze as wish:
+        line.say({"is": "snooze", **wish.as_answer()})
+    except Retry as wish:
+        line.say({"is": "retry", "text": why_again(wish, claim), **wish.as_answer()})
     except Cancel as cancel:
         line.say({"is": "cancel", "text": cancel.reason})
     except (Exception, SystemExit) as error:  # noqa: BLE001  the handler's, whatever it is
-        failed = describe(error, SimpleNamespace(payload=order["payload"]), handler.permanent)
+        failed = describe(error, claim, handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 

@@ -51,6 +51,12 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
     )
 
 
+def why_again(wish: BaseException, claim: HasPayload) -> str:
+    """Return what stands as the error of an attempt that wants another one: the error that the wish was raised from, if any."""
+    because = wish.__cause__ if wish.__suppress_context__ else wish.__context__
+    return "the handler asked to be called again" if because is None else describe(because, claim).text
+
+
 def _kind(error: BaseException) -> str:
     """Return the name of its type, past whatever a metaclass makes of the attribute."""
     return str(type.__dict__["__name__"].__get__(type(error)))

@@ -88,7 +88,8 @@ async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) ->
         async with asyncio.TaskGroup() as group:
             one, two = group.create_task(first), group.create_task(second)
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        error = errors.exceptions[0]
+        raise error from error.__cause__  # with its own cause, and without the group as its context
     return one.result(), two.result()
 
 

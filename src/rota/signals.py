@@ -41,7 +41,10 @@ class _Again(Exception):
 
 
 class Retry(_Again):
-    """It failed, and shall be tried again `after` that long or `at` that instant. The attempt counts."""
+    """It failed, and shall be tried again `after` that long or `at` that instant. The attempt counts.
+
+    The error that it is raised from, `raise Retry(…) from error`, stands in the job's history as that of any other failure does.
+    """
 
 
 class Snooze(_Again):

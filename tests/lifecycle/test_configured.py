@@ -135,6 +135,7 @@ async def test_what_an_answer_means(
                 told = await one.told("job.settled", job_id=job_id, settlement="retried", kind=kind)
                 if kind == "Retry":
                     assert told["due_in_s"] == 3600
+                assert f"answered with status {status}" in (await history(conn, job_id))[0]["error"]
     assert len(receiver.seen) == 1
 
 

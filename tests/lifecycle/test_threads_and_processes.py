@@ -93,6 +93,8 @@ async def test_a_process_saves_and_reports_through_the_daemon(database: Database
     (run,) = await ledger(conn, job_id)
     assert json.loads(run["result"]) == {"done": 1}
     assert run["attempts"] == 2
+    (tried,) = await history(conn, job_id)
+    assert (tried["error_kind"], "InvalidPayload" in tried["error"]) == ("Retry", True)
 
 
 async def test_a_timeout_ends_the_whole_family(

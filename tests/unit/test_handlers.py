@@ -316,6 +316,29 @@ async def test_the_lifespan_is_the_jobs_state() -> None:
     assert left == ["left"]
 
 
+async def test_a_wish_to_be_called_again_keeps_the_error_that_it_was_raised_from() -> None:
+    """Or else a job that is given up after twenty such wishes doesn't say why; its payload's values are masked as ever."""
+    app = rota.App("a")
+
+    @app.handler("h")
+    async def h(job: rota.Job[Any]) -> None:
+        error = ConnectionError(f"no answer for {job.payload['who']}")
+        if job.payload["how"] == "from":
+            raise rota.Retry(after=timedelta(0)) from error
+        try:
+            raise error
+        except ConnectionError as caught:
+            if job.payload["how"] == "inside":
+                raise rota.Retry(after=timedelta(0))  # noqa: B904  what is tested
+            raise rota.Retry(after=timedelta(0)) from (caught if job.payload["how"] == "caught" else None)
+
+    for how in ("from", "inside", "caught", "from none"):
+        outcome = await perform(app, "h", {"how": how, "who": "somebody"})
+        assert isinstance(outcome, Failed)
+        assert (outcome.kind, outcome.permanent) == ("Retry", False)
+        assert ("ConnectionError: no answer for ***" in outcome.text) is (how != "from none")
+
+
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_what_a_handler_raises_says_what_becomes_of_its_job(threaded: bool) -> None:
     """The same words in a coroutine and in a thread."""

@@ -170,11 +170,12 @@ async def _exchange(
             kept = (await answer.content.read(KEPT)).decode("utf-8", "backslashreplace")
             return {"status": answer.status, "body": plain(kept, 2 * KEPT)}
         host = urlsplit(url).hostname
+        said = f"{host} answered with status {answer.status}"
         if answer.status in permanent:
-            raise Permanent(f"{host} answered with status {answer.status}")
+            raise Permanent(said)
         if (after := _retry_after(answer.headers)) is not None:
-            raise Retry(after=after)
-        raise Unsuccessful(f"{host} answered with status {answer.status}")
+            raise Retry(after=after) from Unsuccessful(said)
+        raise Unsuccessful(said)
 
 
 def _about(job: Job[Any]) -> dict[str, str]:

@@ -232,7 +232,9 @@ def _raised(answer: dict[str, Any]) -> BaseException:
         case "snooze":
             return Snooze.of(answer)
         case "retry":
-            return Retry.of(answer)
+            wish = Retry.of(answer)
+            wish.__cause__ = ChildFailed("Retry", answer["text"], permanent=False)
+            return wish
         case "cancel":
             return Cancel(answer["text"])
         case _:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rota.clock import boottime
 from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
 from rota.errors import InvalidPayload
-from rota.failure import ERROR_LIMIT, describe, readable
+from rota.failure import ERROR_LIMIT, describe, readable, why_again
 from rota.handlers.python import ChildFailed
 from rota.logs import carry, carry_alike
 from rota.loop import cancelling
@@ -140,7 +140,9 @@ def _meant(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
         case Snooze():
             return Snoozed(error.after, error.at)
         case Retry():
-            return Failed(kind="Retry", text="the handler asked to be called again", after=error.after, at=error.at)
+            told = error.__cause__
+            text = str(told) if isinstance(told, ChildFailed) else why_again(error, attempt.claim)
+            return Failed(kind="Retry", text=text, after=error.after, at=error.at)
         case Cancel():
             return Cancelled(readable(error.reason))
     if attempt.interruption is not None:
