@@ -12,6 +12,8 @@ from rota import payload as json_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rota.domain.given import Delivery
+
 
 class Columns(TypedDict, total=False):
     """What `enqueue` takes by name: the public columns of rota.jobs, and on_conflict. None: the default."""
@@ -27,7 +29,7 @@ class Columns(TypedDict, total=False):
     retry_for: timedelta | None
     timeout: timedelta | None
     lease: timedelta | None
-    delivery: Literal["at_least_once", "at_most_once"] | None
+    delivery: Delivery | None
     start_by: datetime | None
     idempotency_key: str | None
     meta: Mapping[str, Any] | None
