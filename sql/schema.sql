@@ -1354,6 +1354,7 @@ end $_$;
 CREATE FUNCTION rota.run_schedule_now(name text, payload jsonb DEFAULT NULL::jsonb, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
     AS $$
 #variable_conflict use_column
 declare

@@ -41,9 +41,9 @@ alter table rota.jobs add constraint "handler and unique_key must have at most 2
 -- It writes days as text and reads them again: not every style that a session may have set takes both.
 alter function rota.rotate_ledger(interval, integer) set datestyle = 'ISO, YMD';
 
--- A job_id stands for a job: also where the schedule is removed in the same moment.
+-- A job_id stands for a job: also where the schedule is removed in the same moment. And a day of start_within is 24 hours.
 create or replace function rota.run_schedule_now(name text, payload jsonb default null, reason text default null) returns bigint
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 #variable_conflict use_column
 declare
     why text := rota.bounded_note(run_schedule_now.reason);

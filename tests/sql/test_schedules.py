@@ -363,6 +363,18 @@ async def test_pausing_can_cancel_what_it_had_enqueued(conn: Connection[Record])
     assert await conn.fetchval("select state from rota.job_status where job_id = $1", job) == "cancelled"
 
 
+async def test_run_now_takes_a_day_for_24_hours_in_whatever_timezone_it_is_called(conn: Connection[Record]) -> None:
+    """The server adds days by the clock of the session's zone. At any time of the year one of these crosses a change of it."""
+    await conn.execute("set timezone = 'Europe/Berlin'")
+    for days in (100, 200, 300):
+        await conn.execute(
+            "select rota.put_schedule('s', handler => 'x', every => '1 h', start_within => $1)", timedelta(days)
+        )
+        job = await conn.fetchval("select rota.run_schedule_now('s')")
+        left = await conn.fetchval("select extract(epoch from start_by - run_at) from rota.jobs where job_id = $1", job)
+        assert left == days * 24 * 3600
+
+
 async def test_run_now_has_an_instant_and_a_job_of_its_own(conn: Connection[Record]) -> None:
     """Beside whatever else runs, also while paused; the clock doesn't move."""
     made = await make_schedule(conn, paused=True, payload='{"n": 1}')
