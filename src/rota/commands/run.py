@@ -90,7 +90,7 @@ def _spare_the_collector() -> None:
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5000, 20, 20)
+    gc.set_threshold(25_000, 20, 20)
 
 
 def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
