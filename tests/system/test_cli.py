@@ -375,6 +375,7 @@ async def test_what_a_job_carries_is_shown_only_when_asked_for(rota: Shell, conn
         assert CANARY not in said.out + said.err
 
     assert CANARY in (await rota("dead", "show", job_id, "--payload")).out
+    assert "--errors" in (await rota("job", "show", job_id)).err
     assert CANARY in (await rota("job", "show", job_id, "--errors")).out
     assert (await rota("job", "show", job_id, "--payload", "--json")).json["payload"] == {"password": CANARY}
 

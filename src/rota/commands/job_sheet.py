@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
         ]
         columns = ("attempt#", "outcome", "error…", "started", "took#", "node")
         out.print("\nattempts that did not succeed\n", table(None, *columns, rows=rows))
+        if not errors:
+            typer.echo("what the errors said: the same command with --errors", err=True)
     for each in seen.tried if errors else ():
         out.print(f"\nattempt {each.attempt}:\n{printable(each.error) or '(no text)'}", soft_wrap=True)
 
