@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -30,7 +30,7 @@ LOOKS = 300
 SETTLES_WITHIN = 8.0
 """Seconds in which a daemon has opened its connections, registered, and looked at everything once."""
 
-LOOK: dict[str, Any] = {
+LOOK: schedule_queries.Look = {
     "shards": EVERY_SHARD,
     "overdue": OVERDUE,
     "turn": 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from rota.db.sql import SQL
 from rota.domain.declaration import Stored
@@ -85,18 +85,25 @@ class DueLook(NamedTuple):
     waiting: bool
 
 
-async def take_due_schedules(
-    db: Connection,
-    *,
-    shards: Sequence[int],
-    overdue: timedelta,
-    turn: int,
-    floor: Floor,
-    limit: int,
-    horizon: timedelta,
-) -> DueLook:
+class Look(TypedDict):
+    """What `take_due_schedules` is asked with, in the order of its parameters."""
+
+    shards: Sequence[int]
+    overdue: timedelta
+    turn: int
+    floor: Floor
+    limit: int
+    horizon: timedelta
+
+
+def arguments_of(look: Look) -> tuple[object, ...]:
+    """Return the statement's arguments."""
+    return look["shards"], look["overdue"], look["turn"], *look["floor"], look["limit"], look["horizon"]
+
+
+async def take_due_schedules(db: Connection, **look: Unpack[Look]) -> DueLook:
     """Return the due schedules of these shards beyond `floor`, with NO_FLOOR also the overdue ones of all others."""
-    rows = await db.fetch(SQL["take_due_schedules"], shards, overdue, turn, *floor, limit, horizon)
+    rows = await db.fetch(SQL["take_due_schedules"], *arguments_of(look))
     return DueLook(_alike(rows), rows[0][19], rows[0][20], rows[0][21])
 
 

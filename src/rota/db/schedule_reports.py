@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from rota.db.schedule_queries import Look, arguments_of
 from rota.db.sql import SQL
 from rota.domain.schedule import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import datetime
 
     from rota.cron import Fold, Gap
     from rota.db.pool import Connection
-    from rota.db.schedule_queries import Floor
     from rota.domain.schedule import Misfire, Overlap
 
 CROWD = 1000
@@ -238,19 +237,10 @@ async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezon
     return count
 
 
-async def count_pages_of_a_look(
-    db: Connection,
-    *,
-    shards: Sequence[int],
-    overdue: timedelta,
-    turn: int,
-    floor: Floor,
-    limit: int,
-    horizon: timedelta,
-) -> int:
+async def count_pages_of_a_look(db: Connection, **look: Unpack[Look]) -> int:
     """Return how many pages one `take_due_schedules` reads, by its plan."""
-    look = "explain (analyze, buffers, format json) " + SQL["take_due_schedules"]
-    text: str = await db.fetchval(look, shards, overdue, turn, *floor, limit, horizon)
+    explained = "explain (analyze, buffers, format json) " + SQL["take_due_schedules"]
+    text: str = await db.fetchval(explained, *arguments_of(look))
     plan = json.loads(text)[0]["Plan"]
     pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return pages
