@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
-from rota.db.pool import FORGET, PATIENCE
+from rota.db.pool import FORGET, KEEPALIVES, PATIENCE
 from rota.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     settings = dict(login.settings)
     name = settings.pop("application_name", "rota")
     options = " ".join(f"-c {key}={value}" for key, value in settings.items())
+    # libpq has the server's settings for its own end, too, under shorter names.
+    alive: dict[str, Any] = {setting.removeprefix("tcp_"): value for setting, value in KEEPALIVES.items()}
     conn = psycopg.connect(
         login.dsn,
         autocommit=True,
         application_name=name,
         options=options or None,
         connect_timeout=int(PATIENCE),
-        keepalives_idle=5,
-        keepalives_interval=2,
-        keepalives_count=4,
         tcp_user_timeout=int(PATIENCE * 1000),
+        **alive,
     )
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if login.pooled:
