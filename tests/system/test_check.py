@@ -359,3 +359,18 @@ async def test_no_name_moves_the_cursor_or_turns_the_line_around(ground: Ground)
         assert all(char.isprintable() or char == "\n" for char in shown), command
     assert any(evil in each["finding"] for each in (await ground.rota("check", "--json")).json["findings"])
     assert "resume 'mail\\u202e\\u2066; rm'" in (await ground.rota("check")).out
+
+
+async def test_a_check_that_the_database_refuses_is_a_finding_and_the_others_still_run(ground: Ground) -> None:
+    """One row or one right must not hide every other fault."""
+    await ground.conn.execute("select rota.pause_queue('mail')")
+    await ground.conn.execute("alter table rota.dead_letters rename to dead_letters_elsewhere")
+    try:
+        said = await ground.rota("check", "--json")
+    finally:
+        await ground.conn.execute("alter table rota.dead_letters_elsewhere rename to dead_letters")
+    assert said.code == 1
+    assert {(each["check"], each["object"]) for each in said.json["findings"]} == {
+        ("paused", "the queue mail"),
+        ("incomplete", "dead letters"),
+    }

@@ -1,0 +1,107 @@
+"""`rota check`: report each fault, or fault to come, with its cause and its cure.
+
+To add a check, write a function of the type `Check` beside its relatives and enter it in CHECKS.
+"""
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from rota.commands.check import connections, jobs, nodes, schedules
+from rota.commands.check.finding import Check, Facts, Finding
+from rota.commands.check.server import check_server, server_findings
+from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
+from rota.commands.session import ask, explained, using
+from rota.commands.show import plural, print_json, printable
+
+if TYPE_CHECKING:
+    from rota.config import Config
+    from rota.db.pool import Connection
+    from rota.db.reports import ServerLook
+
+__all__ = ["CHECKS", "check", "examine", "server_findings"]
+
+CHECKS: tuple[Check, ...] = (
+    connections.check_login,
+    check_server,
+    connections.check_listen_route,
+    jobs.check_paused,
+    jobs.check_unclaimed,
+    jobs.check_leases,
+    jobs.check_dead_letters,
+    nodes.check_zone_data,
+    nodes.check_absence,
+    schedules.check_states,
+    schedules.check_ahead,
+    schedules.check_crowds,
+)
+"""Every check, in the order in which findings are printed."""
+
+
+def check(
+    config_file: ConfigFile = None,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is wrong, or about to be. Exit code 1 if there is something, 3 if the database can't be used."""
+    with using(config_file, dsn, embedded=embedded) as config:
+        server, found = ask(config, partial(examine, config), name="check")
+    advice = [
+        Finding(check="configuration", object="configuration", finding=each.finding, do=each.do)
+        for each in config.warnings
+    ]
+    findings = [*advice, *found]
+    if as_json:
+        print_json({"server_version": server.version, "findings": findings})
+    else:
+        for each in findings:
+            typer.echo(printable(f"{each.check}: {each.finding}\n    {each.do}"))
+        typer.echo(f"PostgreSQL {server.version}, schema in order, {plural(len(findings), 'finding')}", err=True)
+    raise typer.Exit(1 if findings else 0)
+
+
+async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list[Finding]]":
+    """Read the shared facts, then run every check. A check that fails becomes a finding; the others still run."""
+    from asyncpg import PostgresError
+
+    facts = await _read_facts(config, db)
+    findings: list[Finding] = []
+    for each in CHECKS:
+        try:
+            findings += await each(facts)
+        except PostgresError as error:
+            findings.append(_incomplete(each, error, config))
+    return facts.server, findings
+
+
+async def _read_facts(config: "Config", db: "Connection") -> Facts:
+    from rota.db import reports, schedule_reports
+
+    asked = datetime.now(UTC)
+    found = await reports.examine_server(db)
+    answered = datetime.now(UTC)
+    return Facts(
+        db=db,
+        config=config,
+        server=found,
+        asked=asked,
+        answered=answered,
+        lanes=await reports.summarise_live_jobs(db),
+        nodes=await reports.list_nodes(db),
+        known_handlers=await reports.list_handler_names(db),
+        schedules=await schedule_reports.summarise_schedules(db),
+    )
+
+
+def _incomplete(failed: Check, error: Exception, config: "Config") -> Finding:
+    """Describe a check that the database refused. Only the server's message is shown: its detail may hold a row."""
+    name = getattr(failed, "__name__", str(failed)).removeprefix("check_").replace("_", " ")
+    return Finding(
+        check="incomplete",
+        object=name,
+        finding=f"the check of {name} failed: {explained(error, config.require_database())}",
+        do="mend what the message names, then run rota check again: until then this part is unknown, not in order",
+    )

@@ -1,0 +1,96 @@
+"""Checks of queues, live jobs and dead letters."""
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.show import age, moment, plural
+
+if TYPE_CHECKING:
+    from rota.commands.check.finding import Facts
+    from rota.db.reports import LetterGroup, Paused
+
+
+async def check_paused(facts: "Facts") -> list[Finding]:
+    """Report paused queues and handlers: intended once, and easily forgotten."""
+    from rota.db import reports
+
+    paused = await reports.list_paused(facts.db)
+    return capped("paused", [_paused(each) for each in paused[:NAMED]], len(paused), "rota status lists them")
+
+
+def _paused(each: "Paused") -> Finding:
+    everything = each.kind == "queue" and each.name == "*"
+    what = "every queue" if everything else f"the {each.kind} {each.name}"
+    since = f" since {moment(each.paused_at)}" if each.paused_at else ""
+    by = f" by {each.paused_by}" if each.paused_by else ""
+    return Finding(
+        check="paused",
+        object=what,
+        finding=f"{what} is paused{since}{by}: {each.reason or 'no reason given'}",
+        do=f"rota {each.kind} resume {'--all' if everything else quote(each.name)}, once the reason is gone",
+        alert="RotaPausedForLong",
+    )
+
+
+async def check_unclaimed(facts: "Facts") -> list[Finding]:
+    """Report lanes with due jobs that no living daemon would claim."""
+    from rota.db.reports import why_unclaimed
+
+    unclaimed = [
+        (lane, why)
+        for lane in facts.lanes
+        if lane.due and (why := why_unclaimed(lane.handler, lane.queue, facts.nodes, facts.known_handlers))
+    ]
+    findings = [
+        Finding(
+            check="unclaimed",
+            object=f"handler {lane.handler} in queue {lane.queue}",
+            finding=f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, "
+            f"the oldest for {age(lane.oldest_due)}",
+            do=why,
+            alert="RotaUnclaimable",
+        )
+        for lane, why in unclaimed[:NAMED]
+    ]
+    return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
+
+
+async def check_leases(facts: "Facts") -> list[Finding]:
+    """Report expired leases that no daemon has taken back."""
+    expired = sum(lane.expired for lane in facts.lanes)
+    if not expired:
+        return []
+    return [
+        Finding(
+            check="leases",
+            object=plural(expired, "job"),
+            finding=f"{plural(expired, 'lease')} expired and not yet reaped",
+            do="look again in some seconds; if it stays, no daemon is alive that reaps: start one, or see its log"
+            if facts.nodes
+            else "no daemon is alive to take them back: start one with rota run --app module:app",
+            alert="RotaLeasesNotReaped",
+        )
+    ]
+
+
+async def check_dead_letters(facts: "Facts") -> list[Finding]:
+    """Report dead letters, by handler, queue, reason and kind of error."""
+    from rota.db import reports
+
+    groups = await reports.summarise_dead_letters(facts.db, which=reports.LetterFilter())
+    return capped("dead letters", [_letters(group) for group in groups[:NAMED]], len(groups), "rota dead summary")
+
+
+def _letters(group: "LetterGroup") -> Finding:
+    what = f"{plural(group.letters, 'dead letter')} of {group.handler} in queue {group.queue}: {group.reason}"
+    chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
+    if group.error_kind:
+        chosen += f" --error-kind {quote(group.error_kind)}"
+    return Finding(
+        check="dead letters",
+        object=f"handler {group.handler} in queue {group.queue}",
+        finding=f"{what}, {group.error_kind}" if group.error_kind else what,
+        do=f"rota dead list {chosen}, then rota dead redrive or discard with the same filters",
+        alert="RotaDeadLetters",
+    )

@@ -1,0 +1,46 @@
+"""Checks of the daemons, and of their absence."""
+
+from typing import TYPE_CHECKING
+
+from rota.commands.check.finding import Finding
+from rota.commands.show import plural
+
+if TYPE_CHECKING:
+    from rota.commands.check.finding import Facts
+
+
+async def check_zone_data(facts: "Facts") -> list[Finding]:
+    """Report daemons with different time zone data: where zones have changed, they compute different fires."""
+    releases: dict[str, list[str]] = {}
+    for node in facts.nodes:
+        releases.setdefault(node.tzdata or "unknown", []).append(f"{node.host}:{node.pid}")
+    if len(releases) < 2:
+        return []
+    shown = "; ".join(f"{release} on {', '.join(where[:3])}" for release, where in sorted(releases.items()))
+    return [
+        Finding(
+            check="tzdata",
+            object="daemons",
+            finding=f"daemons have different time zone data: {shown}",
+            do="install the same tzdata everywhere: where zones have changed, they compute different fires",
+            alert="RotaReleasesMixed",
+        )
+    ]
+
+
+async def check_absence(facts: "Facts") -> list[Finding]:
+    """Report that no daemon is alive before anything is late. Once something is due or overdue, other findings say so."""
+    if facts.nodes or any(lane.due or lane.expired for lane in facts.lanes) or facts.schedules.get("overdue"):
+        return []
+    jobs, fires = sum(lane.future + lane.retrying for lane in facts.lanes), facts.schedules.get("ok", 0)
+    if not jobs and not fires:
+        return []
+    return [
+        Finding(
+            check="daemons",
+            object="daemons",
+            finding=f"none is alive, and {plural(jobs, 'job')} and {plural(fires, 'schedule')} wait for their time",
+            do="start one before they are due: rota run --app module:app",
+            alert="RotaGone",
+        )
+    ]

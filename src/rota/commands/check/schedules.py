@@ -1,0 +1,87 @@
+"""Checks of schedules."""
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.show import age, moment, plural
+
+if TYPE_CHECKING:
+    from rota.commands.check.finding import Facts
+    from rota.db.schedule_reports import ScheduleLine
+
+
+async def check_states(facts: "Facts") -> list[Finding]:
+    """Report schedules that are invalid, overdue, or without a success in time."""
+    from rota.db import schedule_reports
+
+    found = []
+    for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
+        if count := facts.schedules.get(state):
+            named = await schedule_reports.list_schedules(facts.db, handler=None, state=state, limit=NAMED)
+            findings = [judge(each) for each in named]
+            found += capped(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
+    return found
+
+
+async def check_ahead(facts: "Facts") -> list[Finding]:
+    """Report schedules that decided about future instants while the server's clock was ahead."""
+    from rota.db import schedule_reports
+
+    return [
+        Finding(
+            check="schedules ahead",
+            object=name,
+            finding=f"{name} has decided about all instants up to {moment(upto)}: the server's clock was ahead",
+            do="it fires none of them again: if that can't be waited for, rota schedule remove, and add it anew",
+        )
+        for name, upto in await schedule_reports.find_schedules_ahead(facts.db, limit=NAMED)
+    ]
+
+
+async def check_crowds(facts: "Facts") -> list[Finding]:
+    """Report instants that too many schedules without jitter share."""
+    from rota.commands.schedule_sheet import SPREAD
+    from rota.db import schedule_reports
+
+    return [
+        Finding(
+            check="crowd",
+            object=crowd.sample,
+            finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
+            + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
+            do=SPREAD,
+        )
+        for crowd in await schedule_reports.find_crowds(facts.db)
+    ]
+
+
+def _invalid(each: "ScheduleLine") -> Finding:
+    return Finding(
+        check="invalid schedules",
+        object=each.name,
+        finding=f"{each.name} stands still: {each.invalid_reason}",
+        do=f"rota schedule set {quote(each.name)} --cron … or --timezone …",
+        alert="RotaSchedulesInvalid",
+    )
+
+
+def _overdue(each: "ScheduleLine") -> Finding:
+    since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
+    return Finding(
+        check="overdue schedules",
+        object=each.name,
+        finding=f"{each.name} is due {since}, and nobody decides about it",
+        do="start a daemon, of any app: rota run --app module:app; or see the log of one that lives",
+        alert="RotaSchedulesOverdue",
+    )
+
+
+def _silent(each: "ScheduleLine") -> Finding:
+    last = f"its last was {moment(each.last_success_at)}" if each.last_success_at else "there was none yet"
+    return Finding(
+        check="no success",
+        object=each.name,
+        finding=f"{each.name} has not succeeded within {age(each.expect_success_within)}: {last}",
+        do=f"rota why {quote(each.name)}, or rota schedule show {quote(each.name)}",
+    )

@@ -1,0 +1,113 @@
+"""Checks of the PostgreSQL server."""
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from rota.commands.check.finding import Finding
+from rota.commands.show import age
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rota.commands.check.finding import Facts
+    from rota.db.reports import ServerLook
+
+CLOCKS_APART = timedelta(seconds=2)
+OLD_SNAPSHOT = timedelta(minutes=10)
+
+NOTIFY_QUEUE_FULL = 0.5
+"""Fraction of the notification queue in use from which on it is a finding. At 0.9 the daemons stop notifying."""
+
+
+def _read_only(server: "ServerLook") -> list[Finding]:
+    """Report a server that accepts no writes."""
+    from rota.db.pool import TO_THE_PRIMARY, WHY_READ_ONLY
+
+    found = Finding(
+        check="read-only",
+        object="server",
+        finding=f"this server takes no writes {WHY_READ_ONLY}",
+        do=TO_THE_PRIMARY,
+    )
+    return [found] if server.read_only else []
+
+
+def _clock(server: "ServerLook", asked: datetime, answered: datetime) -> list[Finding]:
+    """Report a difference between the server's clock and this machine's."""
+    apart = max(server.clock - answered, asked - server.clock)
+    found = Finding(
+        check="clock",
+        object="server",
+        finding=f"the server's clock and this machine's are {age(apart)} apart",
+        do="leases don't mind, they use the server's clock; but run NTP on both, or logs and --at will mislead you",
+    )
+    return [found] if apart > CLOCKS_APART else []
+
+
+def _autovacuum(server: "ServerLook") -> list[Finding]:
+    """Report rota.jobs without autovacuum."""
+    found = Finding(
+        check="autovacuum",
+        object="rota.jobs",
+        finding="autovacuum is off for rota.jobs",
+        do="alter table rota.jobs reset (autovacuum_enabled), and autovacuum = on: without it, claims become slow",
+    )
+    return [] if server.autovacuum else [found]
+
+
+def _snapshots(server: "ServerLook") -> list[Finding]:
+    """Report transactions that have kept dead rows from being removed for too long."""
+    found = []
+    if server.snapshot_age is not None and server.snapshot_age > OLD_SNAPSHOT:
+        found.append(
+            Finding(
+                check="snapshot",
+                object=server.snapshot_owner or "a session",
+                finding=f"a transaction has held its snapshot for {age(server.snapshot_age)} ({server.snapshot_owner})",
+                do="end it, or select pg_terminate_backend(pid): dead rows can't be removed while it lasts",
+                alert="RotaSnapshotHeld",
+            )
+        )
+    if server.prepared_age is not None and server.prepared_age > OLD_SNAPSHOT:
+        found.append(
+            Finding(
+                check="snapshot",
+                object="a prepared transaction",
+                finding=f"a prepared transaction is {age(server.prepared_age)} old",
+                do="commit or roll back what pg_prepared_xacts lists: dead rows can't be removed while it lasts",
+                alert="RotaSnapshotHeld",
+            )
+        )
+    return found
+
+
+def _notifications(server: "ServerLook") -> list[Finding]:
+    """Report a notification queue that fills up."""
+    used = server.notifications
+    found = Finding(
+        check="notifications",
+        object="server",
+        finding=f"the server's queue of notifications is {used:.0%} full",
+        do="a session that listens has left a transaction open: end it; once it is full, we poll, and others' NOTIFY fails",
+    )
+    return [found] if used > NOTIFY_QUEUE_FULL else []
+
+
+CHECKS: "tuple[Callable[[ServerLook], list[Finding]], ...]" = (
+    _read_only,
+    _autovacuum,
+    _snapshots,
+    _notifications,
+)
+"""What the answer of `examine_server` is judged by, the clock apart."""
+
+
+def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime) -> list[Finding]:
+    """Return the findings about the server, which told its time between the two instants of this machine's clock."""
+    found = _clock(server, asked, answered)
+    return [*found, *(finding for each in CHECKS for finding in each(server))]
+
+
+async def check_server(facts: "Facts") -> list[Finding]:
+    """Report settings and states of the server that make a queue slow or unsafe."""
+    return server_findings(facts.server, asked=facts.asked, answered=facts.answered)
