@@ -207,7 +207,8 @@ def test_every_error_is_told_at_once_with_value_source_and_remedy() -> None:
         ("retention.job_runs", ["0", "1h", 604800], ["59m", "7"]),
         ("database.pool_size", [2, "100"], [1, "101", True, 5.0, "5.0", "", "٣"]),
         ("http.port", [0, 65535], [-1, 65536, "http", "tcp://10.0.0.1:80"]),
-        ("queues", ["default:0", {"default": 10_000}], ["mail:", ":5", "mail:-1", "mail:10001", "a:1,a:2", {"": 1}, 5]),
+        ("queues", ["*:1", {"default": 10_000}], ["mail:", ":5", "mail:-1", "mail:10001", "a:1,a:2", {"": 1}, 5]),
+        ("queues", ["a:0,b:1"], ["", " ", ",", " , ,", "default:0", "*:0", "a:0,b:0,*:0", {}, {"default": 0}]),
         ("queues", [{"mail": 1}], [{"mail": True}, {"mail": 1.5}, {"mail": None}, ["mail"]]),
     ],
 )
@@ -259,14 +260,36 @@ def test_a_misspelt_variable_is_an_error() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["ROTA_PORT", "ROTA_SERVICE_HOST", "ROTA_PORT_9843_TCP_ADDR", "ROTA_HTTP_SERVICE_PORT"]
-)
-def test_somebody_elses_variable_only_warns(name: str) -> None:
-    """Kubernetes sets these for a Service called rota: a daemon that refused them would never start there."""
-    assert (
-        read(**{name: "tcp://10.0.0.1:9843"}).warnings[0].finding == f"{name} is ignored, for rota has no such setting"
-    )
+def test_an_unknown_variable_only_warns() -> None:
+    """Another program may use the same prefix."""
+    (warning,) = read(ROTA_WOMBAT="1").warnings
+    assert warning.finding == "ROTA_WOMBAT is ignored, for rota has no such setting"
+
+
+@pytest.mark.parametrize("service", ["ROTA", "ROTA_HTTP", "ROTA_DATABASE", "ROTA_LEASE", "ROTA_LOG", "ROTA_QUEUE"])
+def test_the_variables_of_a_kubernetes_service_are_ignored(service: str) -> None:
+    """Kubernetes sets these in each pod of the namespace. The pod's owner can't unset them."""
+    links = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "80",
+        f"{service}_SERVICE_PORT_HTTP": "80",
+        f"{service}_PORT": "tcp://10.0.0.1:80",
+        f"{service}_PORT_80_TCP": "tcp://10.0.0.1:80",
+        f"{service}_PORT_80_TCP_PROTO": "tcp",
+        f"{service}_PORT_80_TCP_PORT": "80",
+        f"{service}_PORT_80_TCP_ADDR": "10.0.0.1",
+        f"{service}_PORT_53_UDP": "udp://[fd00::1]:53",
+    }
+    config = read(**links)
+    assert (config.warnings, config.http.port) == ((), 9843)
+
+
+def test_a_value_is_hidden_only_where_it_may_be_a_secret() -> None:
+    """A refused value that is not shown can't be found."""
+    assert refusal("", {"http.port": "tcp://10.0.0.1:80"}) == [
+        "http.port = 'tcp://10.0.0.1:80' (from the command line): choose a whole number from 0 to 65535"
+    ]
+    assert refusal("", {"lease.duration": "password rotation"})[0].startswith("lease.duration = 'password rotation'")
 
 
 # The database
@@ -280,6 +303,31 @@ def test_no_database_is_an_error_only_for_who_needs_one() -> None:
     assert caught.value.exit_code == 2
     for name in ("DATABASE_URL", "ROTA_DATABASE_URL", "--dsn", "rota.toml", "PGHOST", "rota dev"):
         assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("postgresql://,/shop", "before and after each comma"),
+        ("postgresql://a,/shop", "before and after each comma"),
+        ("postgresql://a,:5433/shop", "before and after each comma"),
+        ("postgresql://a:0/shop", "1 to 65535"),
+        ("postgresql://a:1,[::1]:65536/shop", "1 to 65535"),
+        ("postgresql://a/shop?connect_timeout=-1", "whole number"),
+        ("postgresql://a/shop?connect_timeout=nan", "whole number"),
+        ("postgresql://a/shop?target_session_attrs=master", "read-write"),
+    ],
+)
+def test_a_url_that_no_connection_could_use_is_refused_at_start(url: str, remedy: str) -> None:
+    """The driver notices these only when it connects, or takes an empty host for localhost."""
+    (line,) = refusal(DATABASE_URL=url)
+    assert remedy in line
+
+
+def test_a_command_without_a_program_is_refused() -> None:
+    """Each of its jobs would fail."""
+    (line,) = refusal("[handlers.command.backup]\nargv = [' ']")
+    assert "write the program first" in line
 
 
 def test_listening_goes_around_the_pooler_if_told() -> None:

@@ -42,6 +42,18 @@ _NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NO_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15"),
+        *("224.0.0.0/4", "240.0.0.0/4"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+        # Public numbers that cloud providers route to services of their own platform: Azure, IBM Cloud (2), Google Cloud (2).
+        *("168.63.129.16/32", "161.26.0.0/16", "166.8.0.0/14", "199.36.153.4/30", "199.36.153.8/30"),
+    )
+]
+"""Networks that are refused besides those that the ipaddress module calls private, whose list differs between Python versions."""
 
 
 class PrivateAddress(Permanent):
@@ -116,15 +128,16 @@ def signature(secret: str, idempotency_key: str, body: bytes, *, now: float) -> 
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is on the public internet, also where it is wrapped in another one."""
+    """Return whether an address is on the public internet. An IPv4 address mapped or translated to IPv6 counts as itself."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return found.is_global and not found.is_multicast and not found.is_reserved
+        if found.ipv4_mapped is not None:
+            return is_public(str(found.ipv4_mapped))
+        if found in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        if found not in _GLOBAL_UNICAST:
+            return False
+    return found.is_global and not any(found in network for network in _NOT_PUBLIC)
 
 
 def _public_socket(address: Any) -> socket.socket:

@@ -8,7 +8,8 @@ serve, unless it names `*`, which is every other queue. Durations are `500ms`, `
 number of seconds.
 
 An unknown key in the file is an error. An unknown `ROTA_*` variable is one only when it is all but a setting's name,
-hence a slip; any other is somebody else's (Kubernetes sets `ROTA_PORT` for a Service named rota) and just a warning.
+hence a slip; any other belongs to another program and is a warning. The variables that Kubernetes sets for a Service named
+`rota` or `rota-http` (`ROTA_HTTP_PORT=tcp://…`, `ROTA_SERVICE_HOST`) are ignored.
 
 Three floors: `values` (how one is written), `sections` (which there are), `reading` (where they come from).
 """

@@ -6,6 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,11 @@ from rota.config.sections import Advice, Config, leaves
 from rota.config.values import format_duration, parse_duration
 from rota.errors import ConfigError
 
-_SECRET_IN_TEXT = re.compile(r"(?i)://|password")
+_LOGIN_IN_TEXT = re.compile(r"(?i)(?<=://)(?![^/@\s:]*(:\d+)?(/[^@]*)?$).*|(?<=password=).*")
+"""The part that may be a password in a setting that is not secret: someone pasted a database URL into the wrong variable."""
+
+_SERVICE_LINK_NAME = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 SETTINGS = [path for path, _ in leaves(Config())]
 """The path of each, as in `lease.duration`."""
@@ -119,6 +124,7 @@ def _from_file(config_file: Path | None, environ: Mapping[str, str], problems: l
 
 def _from_environment(environ: Mapping[str, str], problems: list[str], warnings: list[Advice]) -> dict[str, _Given]:
     given: dict[str, _Given] = {}
+    environ = {name: value for name, value in environ.items() if not _is_service_link(name, value)}
     for path in SETTINGS:
         present = [name for name in variables(path) if environ.get(name, "").strip()]
         for name in present[:1]:
@@ -142,6 +148,11 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
             remedy = "unset it, or choose one that `rota config` shows"
             warnings.append(Advice(f"{name} is ignored, for rota has no such setting", remedy))
     return given
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Return whether Kubernetes may have set this variable, as it does in every pod for each Service of the namespace."""
+    return bool(_SERVICE_LINK_NAME.search(name) or _SERVICE_LINK_VALUE.fullmatch(value.strip()))
 
 
 def _known(settings: Mapping[str, Any], source: str, problems: list[str]) -> dict[str, _Given]:
@@ -172,6 +183,9 @@ def _stop_timeout_warnings(config: Config, environ: Mapping[str, str], problems:
         stop = parse_duration(told)
     except ValueError as error:
         problems.append(f"ROTA_STOP_TIMEOUT = {told!r} (from the environment): {error}")
+        return []
+    if stop < timedelta(0):
+        problems.append(f"ROTA_STOP_TIMEOUT = {told!r} (from the environment): write a duration that is not negative")
         return []
     needed = config.drain.timeout + config.drain.grace
     if needed <= stop:
@@ -213,7 +227,10 @@ def _remedy(fault: Any) -> str:
 
 
 def _shown(path: str, value: object) -> str:
-    # A refused URL is often broken by its very password, so that nobody can tell which part that is; and it may have
-    # gone into the wrong variable.
-    text = "***" if path in _SECRETS or _SECRET_IN_TEXT.search(str(value)) else repr(value)
+    # A refused URL is often broken by its very password, so which part of it is secret can't be known.
+    text = (
+        "***"
+        if path in _SECRETS
+        else repr(value if isinstance(value, int | float) else _LOGIN_IN_TEXT.sub("***", str(value)))
+    )
     return text if len(text) <= 80 else f"{text[:77]}..."

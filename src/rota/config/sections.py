@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -153,12 +154,18 @@ class HttpJobs(Work):
     endpoints: dict[Name, Endpoint] = Field(default_factory=dict)
 
 
+def _has_program(argv: list[str]) -> list[str]:
+    if not argv[0].strip():
+        raise ValueError("write the program first, as in argv = ['/usr/bin/backup', '--all']")
+    return argv
+
+
 class Command(Work):
     """What the handler `command.<name>` runs, with the payload on its standard input. Its environment is empty but for `env`,
     `pass_env`, PATH, HOME, LANG and TZ. `permanent`: exit codes that make a dead letter at once.
     """
 
-    argv: Annotated[list[str], Field(min_length=1)]
+    argv: Annotated[list[str], Field(min_length=1), AfterValidator(_has_program)]
     cwd: Path | None = None
     env: dict[Name, str] = Field(default_factory=dict)
     pass_env: list[Name] = Field(default_factory=list)

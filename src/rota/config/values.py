@@ -44,6 +44,8 @@ _DEMANDS = {
 }
 """Those with which a URL asks for a safety that the driver can't give: with this value, or ('') with any."""
 
+_SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
+
 _QUERY_SECRET = re.compile(r"(?i)((?:^|&)[^=&]*password[^=&]*=)[^&]*")
 
 
@@ -113,7 +115,18 @@ def _dsn(value: object) -> SecretStr:
         raise ValueError(
             "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
         )
+    _check_hosts(parts["rest"].partition("/")[0].split(","))
     return SecretStr(_for_the_driver(text, parts["query"]) if parts["query"] else text)
+
+
+def _check_hosts(hosts: list[str]) -> None:
+    """Raise ValueError for what the driver would refuse, or take for localhost, at each connection."""
+    if len(hosts) > 1 and not all(re.sub(r":\d*$", "", host) for host in hosts):
+        raise ValueError("name a host before and after each comma")
+    for host in hosts:
+        port = re.search(r":(\d+)$", host)
+        if port and not (len(port[1]) <= 5 and 1 <= int(port[1]) <= 65535):
+            raise ValueError("choose a port from 1 to 65535")
 
 
 def _for_the_driver(dsn: str, query: str) -> str:
@@ -123,12 +136,19 @@ def _for_the_driver(dsn: str, query: str) -> str:
         if name in _DEMANDS and _DEMANDS[name] in {"", value}:
             demand = f"{name}={_DEMANDS[name]}" if _DEMANDS[name] else name
             raise ValueError(f"the driver knows no {demand}: leave it out, and say sslmode=verify-full")
+        if name == "target_session_attrs" and value not in _SESSION_ATTRIBUTES:
+            raise ValueError(f"choose {', '.join(_SESSION_ATTRIBUTES)} for target_session_attrs")
+        if name == "connect_timeout" and not re.fullmatch(r"[0-9]{1,6}", value):
+            raise ValueError("write connect_timeout as a whole number of seconds")
     kept = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQS_OWN)
     return dsn[: -len(query)].removesuffix("?") + (f"?{kept}" if kept else "")
 
 
 def slots_by_queue(value: object) -> Mapping[str, int]:
-    """Read `name:slots,name:slots`, or a table of them; ValueError, saying how it is written, for anything else."""
+    """Read `name:slots,name:slots`, or a table of them; ValueError, saying how to write it, for anything else.
+
+    At least one queue must have a slot: a daemon without any would run and never take a job.
+    """
     if isinstance(value, str):
         pairs = [entry.strip().rpartition(":")[::2] for entry in value.split(",") if entry.strip()]
     elif isinstance(value, Mapping):
@@ -142,6 +162,8 @@ def slots_by_queue(value: object) -> Mapping[str, int]:
         if name in queues:
             raise ValueError(f"name the queue {name!r} once")
         queues[name] = int(slots)
+    if not any(queues.values()):
+        raise ValueError("give at least one queue a slot, as in default:10 (in the file, default = 10)")
     return MappingProxyType(queues)
 
 
