@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -155,6 +156,56 @@ async def test_b91_whatever_bytes_a_server_answers_they_are_the_result_with_its_
     result = await _result(conn, job_id)
     assert result["status"] == 200
     assert len(result["body"]) >= 500
+
+
+async def _raw_response(*pieces: bytes, stays_open: bool = False) -> tuple[asyncio.Server, str]:
+    """Serve one response in pieces, each sent alone, on the loopback; `stays_open` never ends the body."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            for _ in range(20):  # the client's turn: it runs on this loop, too
+                await asyncio.sleep(0)
+        if stays_open:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("head", "pieces", "stays_open", "expected"),
+    [
+        (b"Content-Length: 9\r\n", [b"one", b"two", b"six"], False, "onetwosix"),
+        (b"Transfer-Encoding: chunked\r\n", [b"3\r\none\r\n", b"3\r\ntwo\r\n", b"0\r\n\r\n"], False, "onetwo"),
+        (b"Content-Length: 5000\r\n", [b"x" * 1500] * 2, True, "x" * 2000),
+        (b"Content-Length: 9\r\n", [b"one", b"two"], False, "onetwo"),  # the connection breaks off
+        (b"Content-Length: 9\r\n", [b"one"], True, "one"),  # the rest never arrives
+    ],
+    ids=["pieces", "chunked", "bounded", "broken-off", "slow"],
+)
+async def test_f19_the_excerpt_of_a_response_spans_the_pieces_in_which_it_arrives(
+    head: bytes,
+    pieces: list[bytes],
+    stays_open: bool,
+    expected: str,
+    database: Database,
+    conn: Connection[Record],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F19: not only the first piece is kept, and neither a slow nor a broken body makes a second request."""
+    if expected == "one":
+        monkeypatch.setattr("rota.builtin.http.EXCERPT_SECONDS", 0.2)
+    server, url = await _raw_response(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", *pieces, stays_open=stays_open)
+    async with server:
+        endpoints = {"shop": {"url": url, "private": True}}
+        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert(conn, "http.shop", "{}")
+            assert await ended(conn, job_id) == "succeeded"
+    assert await _result(conn, job_id) == {"status": 200, "body": expected}
 
 
 async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job(

@@ -6,6 +6,7 @@ look on, gets no connection. Redirects are not followed, proxies of the environm
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -14,6 +15,7 @@ import re
 import socket
 import time
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
     Send = Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 KEPT = 2000
-"""Most bytes of an answer that are kept as the job's result; escaped, they may be twice as many."""
+"""At most this many bytes of a response body are kept as the job's result; escaped, they may be twice as many."""
+
+EXCERPT_SECONDS = 5.0
+"""A response that streams slowly is not awaited longer than this after its status has arrived."""
 
 _NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NO_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -180,7 +185,7 @@ async def _exchange(
         session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
     ):
         if 200 <= answer.status < 300:
-            kept = (await answer.content.read(KEPT)).decode("utf-8", "backslashreplace")
+            kept = (await _excerpt(answer.content)).decode("utf-8", "backslashreplace")
             return {"status": answer.status, "body": plain(kept, 2 * KEPT)}
         host = urlsplit(url).hostname
         said = f"{host} answered with status {answer.status}"
@@ -189,6 +194,19 @@ async def _exchange(
         if (after := _retry_after(answer.headers)) is not None:
             raise Retry(after=after) from Unsuccessful(said)
         raise Unsuccessful(said)
+
+
+async def _excerpt(content: aiohttp.StreamReader) -> bytes:
+    """Return the first KEPT bytes of a body, in however many pieces they arrive, or as much as arrived in time.
+
+    The status has settled the attempt already: a body that breaks off must not cause a second request.
+    """
+    kept = bytearray()
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(EXCERPT_SECONDS):
+            while len(kept) < KEPT and (piece := await content.read(KEPT - len(kept))):
+                kept += piece
+    return bytes(kept)
 
 
 def _about(job: Job[Any]) -> dict[str, str]:
