@@ -65,6 +65,7 @@ class App:
     ) -> None:
         check_name("app", name)
         check(f"app {name!r}", release=release)
+        _check_lifespan(name, lifespan)
         self.name = name
         self.release = release
         self.lifespan = lifespan
@@ -104,7 +105,7 @@ class App:
         double and are jittered, `backoff` gives the delays after the first, the second … failure (the last one holds on), or a
         function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
         attempt whose daemon died nobody can ask a function.
-        The function stays what it is: call it in tests. It gains `.name`, and `.enqueue(conn, payload)` with its kin.
+        The function is returned unchanged: call it in tests. It gains `.name`, `.enqueue(conn, payload)` and its variants.
         Raises ConfigError for a name that is taken, and for what can't be.
         """
         if callable(name):
@@ -121,7 +122,7 @@ class App:
             runs_in=runs_in,
         )
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
-        if not (isinstance(permanent, Sequence) and all(isinstance(each, type) for each in permanent)):
+        if not (isinstance(permanent, Sequence) and all(_is_exception_type(each) for each in permanent)):
             raise ConfigError(
                 f"permanent of handler {name!r} must be a tuple of exception types, for a single one, too: (ValueError,)"
             )
@@ -132,8 +133,8 @@ class App:
                     raise ConfigError(
                         f"handler {name!r} is declared twice in app {app.name!r}: give one of them another name"
                     )
-            if len(inspect.signature(function).parameters) != 1:
-                raise ConfigError(f"handler {name!r} must take exactly one argument, the job")
+            if not callable(function) or len(inspect.signature(function).parameters) != 1:
+                raise ConfigError(f"handler {name!r} must be a function that takes exactly one argument, the job")
             frame = inspect.currentframe()
             codec = codec_of(function, frame.f_back.f_locals if frame is not None and frame.f_back is not None else {})
             kind = in_process if runs_in == "process" else on_loop if is_async(function) else in_thread
@@ -149,7 +150,7 @@ class App:
                 backoff=backoff,
                 timeout=timeout,
                 delivery=delivery,
-                permanent=permanent,
+                permanent=tuple(permanent),
             )
             return declare(name, function, codec)
 
@@ -206,6 +207,7 @@ class App:
             "dst_fold": dst_fold, "jitter": jitter, "expect_success_within": expect_success_within,
             "description": description, "owner": owner,
         }  # fmt: skip
+        check("schedule", meta=meta, paused=paused)
         if callable(cron):
             raise ConfigError('write @app.schedule("0 6 * * *"): the schedule needs a cron expression or every')
         check("schedule", name=name, handler=handler)
@@ -266,7 +268,7 @@ class App:
         The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
         raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
         """
-        if not is_async(function) or len(inspect.signature(function).parameters) != 2:
+        if not callable(function) or not is_async(function) or len(inspect.signature(function).parameters) != 2:
             raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
         self._middleware.append(function)
         return function
@@ -276,6 +278,8 @@ class App:
 
         Raises ConfigError for a name that is taken, and for an app with a lifespan.
         """
+        if not isinstance(other, App):
+            raise ConfigError(f"app {self.name!r} can't include a {type(other).__name__}: write a rota.App")
         if other.lifespan is not None:
             raise ConfigError(
                 f"app {other.name!r} has a lifespan, which nobody would enter once {self.name!r} includes it: "
@@ -309,6 +313,19 @@ class App:
             yield from app._all_included_by()  # noqa: SLF001
 
 
+def _is_exception_type(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _check_lifespan(app: str, lifespan: object) -> None:
+    if hasattr(lifespan, "__aenter__") and not isinstance(lifespan, type):
+        raise ConfigError(f"app {app!r}: lifespan was called: write lifespan=…, the function itself")
+    if inspect.isasyncgenfunction(lifespan):
+        raise ConfigError(f"app {app!r}: lifespan = {lifespan!r:.80}: put @asynccontextmanager above the function")
+    if lifespan is not None and not callable(lifespan):
+        raise ConfigError(f"app {app!r}: lifespan = {lifespan!r:.80}: write a function that returns a context manager")
+
+
 def _checked_backoff(
     name: str,
     backoff: Sequence[timedelta] | Callable[[int], timedelta] | None,
@@ -322,7 +339,9 @@ def _checked_backoff(
         raise ConfigError(f"handler {name!r} has both backoff and backoff_base or backoff_cap: choose one")
     delays = list(backoff) if isinstance(backoff, Sequence) else []
     if not delays or not all(isinstance(d, timedelta) and timedelta(0) < d <= LONGEST_DELAY for d in delays):
-        raise ConfigError(f"the backoff of handler {name!r} must be positive timedeltas up to 366 days, or a function")
+        raise ConfigError(
+            f"handler {name!r}: backoff = {backoff!r:.80}: write a list of positive timedeltas up to 366 days, or a function"
+        )
     return delays[0], max(delays), delays
 
 

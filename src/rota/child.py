@@ -26,6 +26,7 @@ import asyncpg
 from rota import logs
 from rota.app import find_app
 from rota.db import blocking, drivers
+from rota.domain.given import check_kinds, check_progress
 from rota.errors import Refused, StaleToken
 from rota.failure import describe, why_again
 from rota.handlers.python import is_async
@@ -154,10 +155,12 @@ class ChildSyncJob(ChildFacts):
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come."""
+        check_progress(done, note)
         self._line.ask({"is": "progress", "done": done, "note": note})
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
+        check_kinds(timeout=timeout)
         return self._line.stop.wait(timeout.total_seconds())
 
     @contextmanager
@@ -218,6 +221,7 @@ class ChildJob(ChildFacts):
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come."""
+        check_progress(done, note)
         self._line.ask({"is": "progress", "done": done, "note": note})
 
     @asynccontextmanager

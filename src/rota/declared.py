@@ -1,14 +1,17 @@
-"""What `@app.handler` leaves in place of the function: the function, and how to enqueue a job for it, typed."""
+"""The handler function as `@app.handler` returns it: the function itself, with typed methods that enqueue jobs for it."""
 
 from __future__ import annotations
 
 from functools import wraps
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from rota import client
+from rota.handlers.python import is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import CodeType
     from typing import Unpack
 
     from rota.client import Enqueued
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 P_contra = TypeVar("P_contra", contravariant=True)
 J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
+
+HANDLER_CODE: dict[CodeType, tuple[str, bool]] = {}
+"""The code of each declared function -> its handler's name, and whether it is an `async def`. For made-up jobs."""
 
 
 class HandlerFunction(Protocol[P_contra, J_contra, R_co]):
@@ -71,6 +77,8 @@ class _Enqueueing:
 
 def declare(name: str, function: Callable[[Any], Any], codec: Codec) -> HandlerFunction[Any, Any, Any]:
     """Give the function its attributes. One that can't have them, or has them under another name, is wrapped."""
+    if (code := getattr(unwrap(function), "__code__", None)) is not None:
+        HANDLER_CODE[code] = (name, is_async(function))
     enqueueing = _Enqueueing(name, codec)
     if hasattr(function, "enqueue") or not hasattr(function, "__dict__") or hasattr(function, "__func__"):
         function = _wrapped(function)

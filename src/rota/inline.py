@@ -7,17 +7,21 @@ asks of its job is answered here, and noted.
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
 
 from rota.attempt import Attempt
 from rota.client import encode_payload
+from rota.declared import HANDLER_CODE
+from rota.domain.given import check_handler, check_kinds, check_progress
 from rota.domain.job import Claim, FenceToken, NodeId
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
 from rota.errors import ConfigError, InvalidPayload
@@ -49,6 +53,29 @@ _STOPS: Mapping[StopReason, Outcome] = {
 }
 
 
+class _MadeFor:
+    """Base of the made-up jobs. Raises TypeError where a handler of the other kind uses one.
+
+    Without this, `job.report_progress()` in a plain def would only make a coroutine that nothing awaits.
+    """
+
+    made_for_async: ClassVar[bool]
+
+    if not TYPE_CHECKING:  # a type checker would take it that any attribute exists
+
+        def __getattribute__(self, name: str) -> Any:
+            handler, is_coroutine = HANDLER_CODE.get(sys._getframe(1).f_code, (None, None))  # noqa: SLF001
+            if handler is not None and is_coroutine is not type(self).made_for_async:
+                what, cure = ("an async def", "make_job") if is_coroutine else ("a plain def", "make_sync_job")
+                raise TypeError(f"handler {handler!r} is {what}: call it with a job of {cure}")
+            return super().__getattribute__(name)
+
+
+def _check_stop(reason: str) -> None:
+    if reason not in _STOPS:
+        raise ValueError(f"reason = {reason!r:.80}: choose one of {', '.join(map(repr, _STOPS))}")
+
+
 class Noted:
     """What a handler asked of its job."""
 
@@ -64,15 +91,18 @@ class Noted:
         """… and the result it gave then."""
 
 
-class InlineJob(Job[P], Noted):
+class InlineJob(_MadeFor, Job[P], Noted):
     """A job without a database: `complete` and `guard` touch nothing, `transaction` needs a connection that was lent."""
+
+    made_for_async = True
 
     def __init__(self, attempt: Attempt, environment: Environment, payload: P) -> None:
         Job.__init__(self, attempt, environment, payload)
         Noted.__init__(self)
 
     def stop(self, reason: StopReason) -> None:
-        """Have the handler see that it should end."""
+        """Make the handler see that it should end."""
+        _check_stop(reason)
         self._attempt.interruption = _STOPS[reason]
 
     @asynccontextmanager
@@ -100,6 +130,7 @@ class InlineJob(Job[P], Noted):
     async def guard(self, conn: AsyncConn, resource: str) -> None:
         """Note the resource."""
         del conn
+        check_kinds(resource=resource)
         self.guarded.append(resource)
 
     async def save_checkpoint(self, value: Any, conn: AsyncConn | None = None) -> None:
@@ -109,11 +140,14 @@ class InlineJob(Job[P], Noted):
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Note it."""
+        check_progress(done, note)
         self.progress, self.progress_note = done, note
 
 
-class InlineSyncJob(SyncJob[P], Noted):
+class InlineSyncJob(_MadeFor, SyncJob[P], Noted):
     """The same for plain `def` handlers."""
+
+    made_for_async = False
 
     def __init__(
         self, attempt: Attempt, environment: Environment, payload: P, loop: asyncio.AbstractEventLoop | None = None
@@ -122,7 +156,8 @@ class InlineSyncJob(SyncJob[P], Noted):
         Noted.__init__(self)
 
     def stop(self, reason: StopReason) -> None:
-        """Have the handler see that it should end."""
+        """Make the handler see that it should end."""
+        _check_stop(reason)
         self._attempt.interruption = _STOPS[reason]
         if self._attempt.stop_flag is not None:
             self._attempt.stop_flag.set()
@@ -152,6 +187,7 @@ class InlineSyncJob(SyncJob[P], Noted):
     def guard(self, conn: SyncConn, resource: str) -> None:
         """Note the resource."""
         del conn
+        check_kinds(resource=resource)
         self.guarded.append(resource)
 
     def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
@@ -161,6 +197,7 @@ class InlineSyncJob(SyncJob[P], Noted):
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Note it."""
+        check_progress(done, note)
         self.progress, self.progress_note = done, note
 
 
@@ -229,7 +266,20 @@ def attempt_at(
     meta: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
 ) -> Attempt:
-    """Return an attempt at a job that is in no database."""
+    """Return an attempt at a job that is in no database. Raises TypeError or ValueError for a value of the wrong type."""
+    check_handler(handler)
+    check_kinds(
+        job_id=job_id,
+        queue=queue,
+        attempt=attempt,
+        fence_token=fence_token,
+        scheduled_for=scheduled_for,
+        timeout=timeout,
+        schedule_id=schedule_id,
+        schedule=schedule,
+        idempotency_key=idempotency_key,
+        meta=meta,
+    )
     now = datetime.now(UTC)
     claim = Claim(
         job_id=job_id,
@@ -252,8 +302,13 @@ def attempt_at(
     return Attempt(claim, lease=30, asked=0.0, suspect=False)
 
 
+FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}
+"""What a made-up job can be given to say of itself."""
+
+
 def handler_of(app: App, name: str) -> Handler:
     """Return the app's handler, made to run in this process. Raises ConfigError, naming the closest, for one it lacks."""
+    check_handler(name)
     found = app.handlers.get(name)
     if found is None:
         close = get_close_matches(name, app.handlers, 1)

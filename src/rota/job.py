@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rota.clock import boottime
 from rota.db import drivers, queries
 from rota.db.pool import LOST, PATIENCE, TRANSIENT, connection, idling
+from rota.domain.given import check_kinds, check_progress
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.errors import Refused, StaleToken
 from rota.payload import encode
@@ -243,6 +244,7 @@ class Job(JobFacts[P]):
 
         Raises StaleToken when a later claim has been here: this attempt is a straggler. It orders, it doesn't deduplicate.
         """
+        check_kinds(resource=resource)
         try:
             await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
@@ -263,6 +265,7 @@ class Job(JobFacts[P]):
 
     async def report_progress(self, done: float, note: str | None = None) -> None:
         """Show how far it has come, from 0 to 1, with a note of at most 500 characters. Raises StaleToken if the lease is lost."""
+        check_progress(done, note)
         async with connection(self._environment.pool) as own:
             ours = await queries.report_progress(
                 own,
@@ -350,6 +353,7 @@ class SyncJob(JobFacts[P]):
 
     def guard(self, conn: SyncConn, resource: str) -> None:
         """Order effects on `resource` by fence token, in the transaction open on `conn`. Raises StaleToken for a straggler."""
+        check_kinds(resource=resource)
         try:
             drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
@@ -383,6 +387,7 @@ class SyncJob(JobFacts[P]):
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
+        check_kinds(timeout=timeout)
         flag = self._attempt.stop_flag
         return flag is not None and flag.wait(timeout.total_seconds())
 

@@ -17,7 +17,14 @@ class _Again(Exception):
     def __init__(self, *, after: timedelta | None = None, at: datetime | None = None) -> None:
         if (after is None) == (at is None):
             raise TypeError(f"{type(self).__name__} takes either after= (a timedelta) or at= (a datetime)")
-        if at is not None and at.tzinfo is None:
+        for name, value, kind, cure in (
+            ("after", after, timedelta, "timedelta(seconds=30)"),
+            ("at", at, datetime, "datetime.now(UTC) + timedelta(hours=1)"),
+        ):
+            if value is not None and not isinstance(value, kind):
+                wrong = f"{type(self).__name__}({name}=…) can't be a {type(value).__name__}"
+                raise TypeError(f"{wrong}: write a {kind.__name__}, such as {cure}")
+        if at is not None and at.utcoffset() is None:
             raise ValueError(f"{type(self).__name__}(at=…) needs a datetime with a zone, not a naive one")
         if at is not None and not datetime(1970, 1, 1, tzinfo=UTC) <= at < datetime(2200, 1, 1, tzinfo=UTC):
             raise ValueError(f"{type(self).__name__}(at=…) must lie between the years 1970 and 2200")

@@ -41,15 +41,19 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import asyncpg
 
+from rota.app import App
 from rota.attempt import Attempt
 from rota.client import encode_payload
+from rota.client.columns import check_column
 from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.migrate import installation
+from rota.domain.given import check_handler, check_kinds
 from rota.domain.job import NodeId
 from rota.domain.outcome import (
     Cancelled,
@@ -63,7 +67,7 @@ from rota.domain.outcome import (
     TimedOut,
     Undecodable,
 )
-from rota.inline import GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
+from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
 from rota.job import Environment
 from rota.lifecycle.dispatcher import ANY_TIME, MOST_QUEUES, PRIORITIES
 from rota.lifecycle.executor import Executor
@@ -73,9 +77,8 @@ from rota.lifecycle.wake import Wake
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from rota.app import App
     from rota.client.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.declared import HandlerFunction
@@ -108,32 +111,58 @@ LEASE = timedelta(hours=1)
 
 _ANY = object()
 
+_ASYNCPG = (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)
+
 
 def make_job(payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any) -> InlineJob[P]:
-    """Return a job for calling an `async def` handler with.
+    """Return a job to call an `async def` handler with; a plain `def` handler takes one of `make_sync_job`.
 
     `payload` is what the handler gets, as it is. `facts` are what the job says of itself: `job_id`, `attempt`, `fence_token`,
     `queue`, `scheduled_for`, `idempotency_key`, `schedule_id`, `schedule`, `checkpoint`, `meta`. `conn`, an asyncpg connection, is
     what `job.transaction()` yields, with a transaction or a savepoint open. What the handler asked of the job can be looked at
-    afterwards: `progress`, `progress_note`, `guarded`, `completed`, `result`, `checkpoint`. `job.stop("drain")` has it see an
-    order to stop.
+    afterwards: `progress`, `progress_note`, `guarded`, `completed`, `result`, `checkpoint`. `job.stop("drain")` makes it see an
+    order to stop. Raises TypeError for a fact of the wrong type.
     """
+    _check_facts(facts)
+    if conn is not None and type(conn).__module__.partition(".")[0] == "psycopg":
+        raise TypeError(
+            "conn can't be a psycopg connection: write an asyncpg one, or use make_sync_job for a plain def"
+        )
     return InlineJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
 
 
 def make_sync_job(
     payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any
 ) -> InlineSyncJob[P]:
-    """Return a job for calling a plain `def` handler with; `conn` is a psycopg connection, all else is as with `make_job`."""
+    """Return a job to call a plain `def` handler with; `conn` is a psycopg connection, all else is as with `make_job`."""
+    _check_facts(facts)
+    if isinstance(conn, _ASYNCPG):
+        raise TypeError("conn can't be an asyncpg connection: write a psycopg one, or use make_job for an async def")
     return InlineSyncJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
 
 
 async def perform(app: App, name: str, payload: Any = None, *, conn: Any = None, **facts: Any) -> Outcome:
     """Run one attempt of a handler as a daemon would, without a database, and return its outcome.
 
-    `payload` is the handler's own type or what is JSON. The app's lifespan is entered around it, unless `state=…` is given.
-    `Succeeded(…).value` is the result; what an exception means is a `Failed` (`permanent`, `after`), a `Snoozed` or a `Cancelled`.
+    `payload` is the handler's own type or a JSON value. The app's lifespan is entered around it, unless `state=…` is given.
+
+    ============= ============================================================ ====================================
+    outcome       when                                                         attributes
+    ============= ============================================================ ====================================
+    `Succeeded`   the handler returned                                         `value`, the result
+    `Committed`   it completed its own job: `job.transaction()`, `complete()`
+    `Failed`      it raised an exception, `Permanent` or `Retry`               `kind`, `text`, `permanent`,
+                                                                               `after`, `at`
+    `Undecodable` the payload doesn't decode; the handler was not called       `kind`, `text`
+    `TimedOut`    it ran longer than the handler's timeout                     `timeout`
+    `Snoozed`     it raised `Snooze`                                           `after`, `at`
+    `Cancelled`   it raised `Cancel`                                           `reason`
+    ============= ============================================================ ====================================
+
+    Two more occur in a daemon only, and after `job.stop()`: `Interrupted` (a drain) and `LeaseLost`.
     """
+    _check_app(app)
+    _check_facts(facts.keys() - {"state"})
     return await call_inline(app, name, payload, conn=conn, **facts)
 
 
@@ -158,6 +187,8 @@ async def drain(
     `job.transaction()` only then. AssertionError after `limit` attempts, for something goes round in circles, and for an attempt
     without an outcome.
     """
+    _check_app(app)
+    check_kinds(at_once=at_once, limit=limit)
     async with AsyncExitStack() as stack:
         blocking = None
         if isinstance(conn, str):
@@ -165,7 +196,7 @@ async def drain(
             stack.callback(blocking.close)
             conn = await asyncpg.connect(conn)
             stack.push_async_callback(conn.close)
-        elif not isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        elif not isinstance(conn, _ASYNCPG):
             raise TypeError(
                 "drain takes an asyncpg connection or a URL: commit first, where the jobs are on another driver's"
             )
@@ -284,11 +315,30 @@ def assert_enqueued_sync(
     return _found(row, _name(handler), payload, count, columns)
 
 
+def _check_app(app: object) -> None:
+    if not isinstance(app, App):
+        raise TypeError(f"app can't be a {type(app).__name__}: write a rota.App")
+
+
+def _check_facts(facts: Iterable[str]) -> None:
+    for name in facts:
+        if name not in FACTS:
+            close = get_close_matches(name, FACTS, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(FACTS))}"
+            raise TypeError(f"a job has no fact {name!r}: {meant}")
+
+
 def _name(handler: str | HandlerFunction[Any, Any, Any]) -> str:
-    return handler if isinstance(handler, str) else handler.name
+    name = getattr(handler, "name", handler)
+    check_handler(name)
+    return str(name)
 
 
 def _found(row: Any, handler: str, payload: Any, count: int | None, columns: Mapping[str, Any]) -> list[int]:
+    check_kinds(count=count)
+    for name, value in columns.items():
+        check_column(name)
+        check_kinds(**{name: value})
     wanted = {name: _plain(value) for name, value in columns.items() if value is not None and name != "on_conflict"}
     if payload is not _ANY:
         wanted["payload"] = json.loads(encode_payload(payload))

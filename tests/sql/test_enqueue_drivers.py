@@ -186,6 +186,27 @@ async def test_a_naive_datetime_is_refused(name: str, conn: Connection[Record]) 
         await rota.enqueue_many(conn, "h", [1], run_at=lambda _: datetime(2030, 1, 1))  # noqa: DTZ001
 
 
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_f7_a_job_with_a_value_of_the_wrong_kind_is_refused_by_name(driver: str, database: Database) -> None:
+    """F7: `timeout=30` was taken for seconds, and `run_at="tomorrow"` for an instant."""
+    wrong: dict[str, Any] = {
+        "timeout": 30,
+        "lease": "30",
+        "queue": 5,
+        "run_at": "tomorrow",
+        "priority": "5",
+        "meta": [],
+    }
+    async with ASYNC[driver](database.dsn) as theirs:
+        for name, value in wrong.items():
+            with pytest.raises(TypeError, match=rf"{name} can't be a {type(value).__name__}: write"):
+                await rota.enqueue(theirs, "h", **{name: value})
+            with pytest.raises(TypeError, match=rf"{name} can't be a {type(value).__name__}: write"):
+                await rota.enqueue_many(theirs, "h", [1], **{name: value})
+        with pytest.raises(TypeError, match="handler can't be a int: write the name"):
+            await rota.enqueue(theirs, 5)  # type: ignore[arg-type]
+
+
 async def test_a_daemons_column_is_refused_as_such(conn: Connection[Record]) -> None:
     """To name the public column that is spelled most like it would help nobody who writes a state."""
     rows = await conn.fetch(

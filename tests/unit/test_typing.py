@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import rota
-from rota.testing import make_job, perform
+from rota.testing import make_job, make_sync_job, perform
 
 app = rota.App("shop")
 
@@ -50,6 +50,7 @@ async def right(conn: asyncpg.Connection[Any], blocking: psycopg.Connection[Any]
     count: int = await send_receipt.enqueue_many(conn, [Receipt(made.job_id)], priority=1)
     plain.enqueue_sync(blocking, Receipt(count))
     number: int = await send_receipt(make_job(Receipt(7)))
+    plain(make_sync_job(Receipt(7)))
     await rota.enqueue(conn, "anything", {"n": number})
     rota.enqueue_sync(blocking, "anything")
     await perform(app, "send_receipt", Receipt(7))
@@ -64,6 +65,8 @@ async def wrong(conn: asyncpg.Connection[Any], blocking: psycopg.Connection[Any]
     await send_receipt.enqueue(blocking, Receipt(7))  # WRONG arg-type
     await send_receipt(make_job(7))  # WRONG arg-type
     plain.enqueue_sync(blocking, None)  # WRONG arg-type
+    plain(make_job(Receipt(7)))  # WRONG arg-type
+    await send_receipt(make_sync_job(Receipt(7)))  # WRONG arg-type
     await rota.enqueue(blocking, "anything")  # WRONG arg-type
 """
 

@@ -18,6 +18,7 @@ from rota import payload as json_text
 from rota.client.columns import option
 from rota.client.many import Many
 from rota.db import copying, drivers
+from rota.domain.given import check_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,6 +48,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
     before all of it is checked, and other errors of the driver leave as they are.
     """
     drivers.check_async(conn, "rota.enqueue")
+    check_handler(handler)
     text, options = _job(payload, columns)
     return _enqueued(await drivers.fetch(conn, "enqueue_job", handler, text, options, caller="rota.enqueue"))
 
@@ -54,6 +56,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
 def enqueue_sync(conn: SyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
     """Insert a job on a blocking connection, in whatever transaction is open on it; all else is as with `enqueue`."""
     drivers.check_sync(conn, "rota.enqueue_sync")
+    check_handler(handler)
     text, options = _job(payload, columns)
     return _enqueued(drivers.fetch_sync(conn, "enqueue_job", handler, text, options, caller="rota.enqueue_sync"))
 
@@ -72,11 +75,11 @@ async def enqueue_many(
     earlier ones behind.
     """
     drivers.check_async(conn, "rota.enqueue_many")
-    many = Many(handler, columns, encode or encode_payload)
+    many = Many(handler, payloads, columns, encode or encode_payload)
     if copying.can_copy(conn) and not many.keyed:
-        await copying.copy_jobs(conn, many.copied, many.copies(payloads))
+        await copying.copy_jobs(conn, many.copied, many.copies())
         return many.sent
-    for batch in list(many.statements(payloads)):
+    for batch in list(many.statements()):
         with batch.named():
             many.made(batch, await drivers.fetch(conn, batch.query, *batch.arguments, caller="rota.enqueue_many"))
     return many.sent
@@ -87,11 +90,11 @@ def enqueue_many_sync(
 ) -> int:
     """Insert a job for each payload on a blocking connection; all else is as with `enqueue_many`. Django goes by statements."""
     drivers.check_sync(conn, "rota.enqueue_many_sync")
-    many = Many(handler, columns, encode or encode_payload)
+    many = Many(handler, payloads, columns, encode or encode_payload)
     if copying.can_copy(conn) and not many.keyed:
-        copying.copy_jobs_sync(conn, many.copied, many.copies(payloads))
+        copying.copy_jobs_sync(conn, many.copied, many.copies())
         return many.sent
-    for batch in list(many.statements(payloads)):
+    for batch in list(many.statements()):
         with batch.named():
             many.made(batch, drivers.fetch_sync(conn, batch.query, *batch.arguments, caller="rota.enqueue_many_sync"))
     return many.sent

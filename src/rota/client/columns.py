@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from rota import payload as json_text
+from rota.domain.given import check_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,26 +46,24 @@ DAEMONS = frozenset({
 
 
 def option(name: str, value: Any) -> Any:
-    """Return a column's value as JSON has it. Raises TypeError or ValueError for a wrong one, or a column that there isn't."""
-    if name in DAEMONS:
-        raise TypeError(f"rota.jobs.{name} is for daemons to write, nobody else may: leave it out")
-    if name not in COLUMNS:
-        close = get_close_matches(name, COLUMNS, 1)
-        raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+    """Return a column's value as JSON. Raises TypeError or ValueError for an invalid one, TypeError for an unknown column."""
+    check_column(name)
+    check_kinds(**{name: value})
     match value:
         case datetime():
-            if value.tzinfo is None:
-                raise ValueError(
-                    f"{name} must have a zone, or nobody knows which instant it means: datetime.now(UTC), not now()"
-                )
             return value.isoformat()
         case timedelta():
             return json_text.seconds(value)
         case _ if name == "meta":
             return json.loads(json_text.encode(value, what="meta"))
-        case bool():
-            raise TypeError(f"{name} can't be a bool")
-        case str() | int():
-            return value
         case _:
-            raise TypeError(f"{name} can't be a {type(value).__name__}")
+            return value
+
+
+def check_column(name: str) -> None:
+    """Raise TypeError for a column that a client can't write, or that doesn't exist."""
+    if name in DAEMONS:
+        raise TypeError(f"rota.jobs.{name} is for daemons to write, nobody else may: leave it out")
+    if name not in COLUMNS:
+        close = get_close_matches(name, COLUMNS, 1)
+        raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))

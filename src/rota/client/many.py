@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from rota.client.columns import option
+from rota.domain.given import check_handler
 from rota.errors import InvalidPayload, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rota.db.drivers import Query
 
@@ -52,10 +56,17 @@ class Statement:
 
 
 class Many:
-    """The jobs of one call. Raises TypeError for columns that can't be shared."""
+    """The jobs of one call. Raises TypeError for invalid arguments, and for columns that can't be shared."""
 
-    def __init__(self, handler: str, columns: Mapping[str, Any], encode: Encode) -> None:
+    def __init__(self, handler: str, payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode) -> None:
+        check_handler(handler)
+        # These are iterable, but one payload rather than many.
+        if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | Mapping | BaseModel):
+            raise TypeError(f"payloads can't be a {type(payloads).__name__}: write a list of payloads")
+        if not callable(encode):
+            raise TypeError(f"encode can't be a {type(encode).__name__}: write a function from a payload to JSON text")
         self._handler = handler
+        self._payloads = payloads
         self._encode = encode
         self._shared: dict[str, Any] = {}
         self._own: dict[str, Callable[[Any], Any]] = {}
@@ -86,12 +97,12 @@ class Many:
         """The columns of `copies`, in their order."""
         return ("handler", "payload", *self._own, *self._shared)
 
-    def copies(self, payloads: Iterable[Any]) -> Iterator[tuple[int, Iterator[bytes]]]:
+    def copies(self) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Yield for each COPY the number of its first payload, and its rows, which are made while they are being read.
 
         An error waits until the rows so far have been read, and leaves before the next COPY.
         """
-        left = iter(payloads)
+        left = iter(self._payloads)
         first = 0
         # Before the COPY begins, so that they may come from the connection that it keeps busy.
         while chunk := list(islice(left, BATCH)):
@@ -101,13 +112,13 @@ class Many:
             first += len(chunk)
             self.sent = first
 
-    def statements(self, payloads: Iterable[Any]) -> Iterator[Statement]:
+    def statements(self) -> Iterator[Statement]:
         """Yield the statements that insert the jobs."""
         query: Query = "enqueue_keyed_jobs" if self._own else "enqueue_jobs"
         options = json.dumps(self._shared)
         jobs: list[str] = []
         first = size = 0
-        for number, payload in enumerate(payloads):
+        for number, payload in enumerate(self._payloads):
             with _named(number):
                 text = self._job(payload)
             jobs.append(text)
@@ -124,11 +135,17 @@ class Many:
         self.sent += row[0] if row and says else statement.end - statement.first
 
     def _job(self, payload: Any) -> str:
-        text = "null" if payload is None else self._encode(payload)
+        text = self._text(payload)
         if not self._own:
             return text
         columns = {name: option(name, value) for name, of in self._own.items() if (value := of(payload)) is not None}
         return f'{{"payload":{text}' + (f",{json.dumps(columns)[1:]}" if columns else "}")
+
+    def _text(self, payload: Any) -> str:
+        text = "null" if payload is None else self._encode(payload)
+        if not isinstance(text, str):
+            raise TypeError(f"encode returned a {type(text).__name__}: return JSON as text")
+        return text
 
     def _rows(self, chunk: list[Any], first: int) -> Iterator[bytes]:
         begin = f"{_text(self._handler)}\t"
@@ -138,7 +155,7 @@ class Many:
         number = first
         try:
             for payload in chunk:
-                text = "null" if payload is None else self._encode(payload)
+                text = self._text(payload)
                 text = _NULL if text == "null" else _escaped(text)
                 for name, of in self._own.items():
                     value = of(payload)

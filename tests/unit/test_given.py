@@ -1,0 +1,249 @@
+"""F7: a Python value of the wrong kind is refused by the name of its parameter, with what to write; every parameter is tried."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import asynccontextmanager
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+from rota import client, inline, testing
+from rota.client.columns import COLUMNS, Columns, option
+from rota.client.many import Many
+from rota.errors import ConfigError
+from rota.testing import make_job, make_sync_job, perform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001  that is what is refused
+
+TEXT = (5, True, b"x", object())
+COUNT = ("5", 5.0, True, timedelta(1))
+DURATION = (30, "30", 1.5, True)
+INSTANT = ("tomorrow", 5, date(2030, 1, 1), NAIVE)
+OBJECT = (5, "x", [("a", 1)])
+FLAG = ("no", 0, 1)
+CHOICE = (5, True, ["skip"])
+
+KINDS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("name", "queue", "handler", "timezone", "description", "owner", "unique_key", "idempotency_key", "schedule", "cron"),
+        TEXT,
+    ),
+    **dict.fromkeys(
+        ("delivery", "misfire", "overlap", "dst_gap", "dst_fold", "on_conflict", "runs_in"), CHOICE
+    ),
+    **dict.fromkeys(("max_attempts", "priority", "catch_up_limit"), COUNT),
+    **dict.fromkeys(("job_id", "attempt", "fence_token", "schedule_id", "count", "limit"), COUNT),
+    **dict.fromkeys(
+        ("every", "backoff_base", "backoff_cap", "retry_for", "timeout", "lease", "start_within", "on_time_within",
+         "too_late_after", "jitter", "expect_success_within"),
+        DURATION,
+    ),
+    **dict.fromkeys(("start_at", "end_at", "run_at", "start_by", "scheduled_for"), INSTANT),
+    **dict.fromkeys(("paused", "at_once"), FLAG),
+    "meta": OBJECT,
+    "backoff": (30, "30", [30], [], timedelta(seconds=30)),
+    "permanent": (ValueError, "ValueError", (5,), (int,)),
+}  # fmt: skip
+
+FREE = {"self", "payload", "conn", "state", "columns", "facts", "checkpoint", "app", "encode", "payloads"}
+"""Parameters that take any value, or have a test of their own below."""
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters, but for those that take any value."""
+    return sorted(set(inspect.signature(function).parameters) - FREE)
+
+
+def declare(function: Callable[..., Any], name: str, value: Any) -> None:
+    """Call a declaration with one wrong value."""
+    given = {"name": "n", "cron": "0 6 * * *"} | {name: value}
+    if name == "every":
+        del given["cron"]
+    function(**{key: each for key, each in given.items() if key in inspect.signature(function).parameters})
+
+
+@pytest.mark.parametrize("name", parameters(rota.App.handler))
+def test_f7_a_handler_refuses_what_it_is_given_by_name(name: str) -> None:
+    """Every parameter of @app.handler."""
+    for value in KINDS[name]:
+        with pytest.raises(ConfigError, match=rf"{name}\b.*(write|choose|must be)"):
+            declare(rota.App("a").handler, name, value)
+
+
+@pytest.mark.parametrize("name", parameters(rota.App.schedule))
+def test_f7_a_schedule_refuses_what_it_is_given_by_name(name: str) -> None:
+    """Every parameter of @app.schedule."""
+    for value in KINDS[name]:
+        with pytest.raises(ConfigError, match=rf"{name}\b.*(write|choose)"):
+            declare(rota.App("a").schedule, name, value)
+
+
+@asynccontextmanager
+async def _lifespan() -> Any:
+    yield
+
+
+async def _bare() -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"release": 5}, "release = 5: write a text"),
+        ({"lifespan": 5}, "lifespan = 5: write a function that returns a context manager"),
+        ({"lifespan": _lifespan()}, "lifespan was called: write lifespan="),
+        ({"lifespan": _bare}, "put @asynccontextmanager above"),
+    ],
+)
+def test_f7_an_app_refuses_what_it_is_given(given: dict[str, Any], said: str) -> None:
+    """Not at the daemon's start."""
+    with pytest.raises(ConfigError, match=said):
+        rota.App("a", **given)
+
+
+def test_f7_decorators_and_include_refuse_what_they_can_not_use() -> None:
+    """With the name of the handler, or of the app."""
+    app: Any = rota.App("a")
+    with pytest.raises(ConfigError, match="handler 'h' must be a function"):
+        app.handler("h")(5)
+    with pytest.raises(ConfigError, match="middleware 5 must be an async def"):
+        app.middleware(5)
+    with pytest.raises(ConfigError, match=r"app 'a' can't include a str: write a rota.App"):
+        app.include("b")
+
+
+@pytest.mark.parametrize("name", sorted(COLUMNS))
+def test_f7_a_column_refuses_what_it_is_given_by_name(name: str) -> None:
+    """Every column of enqueue and its kin, by the function through which all of them go."""
+    assert name in Columns.__annotations__
+    for value in KINDS[name]:
+        with pytest.raises((TypeError, ValueError), match=rf"{name} (can't be|must have).*(write|datetime\.now)"):
+            option(name, value)
+
+
+@pytest.mark.parametrize("value", [30, "30"])
+def test_f7_enqueue_many_refuses_a_jobs_own_values(value: Any) -> None:
+    """Also those that a function of the payload gives."""
+    with pytest.raises(TypeError, match=r"timeout can't be a .*: write a timedelta"):
+        Many("h", [1], {"timeout": value}, client.encode_payload)
+    many = Many("h", [{"n": 1}], {"run_at": lambda _: value}, client.encode_payload)
+    with pytest.raises(TypeError, match=r"run_at can't be a .*: write a datetime"):
+        list(many.statements())
+
+
+@pytest.mark.parametrize("payloads", [{"order": 7}, "text", b"bytes", 5, None])
+def test_f7_enqueue_many_takes_many_payloads(payloads: Any) -> None:
+    """A dict would be a job for each of its keys."""
+    with pytest.raises(TypeError, match=r"payloads can't be a .*: write a list of payloads"):
+        Many("h", payloads, {}, client.encode_payload)
+
+
+def test_f7_encode_is_a_function_that_returns_text() -> None:
+    """Some JSON libraries return bytes."""
+    with pytest.raises(TypeError, match="encode can't be a str: write a function"):
+        Many("h", [1], {}, "json")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="encode returned a bytes: return JSON as text"):
+        list(Many("h", [1], {}, lambda _: b"1").statements())  # type: ignore[arg-type, return-value]
+
+
+def test_f7_a_handler_is_enqueued_by_its_name() -> None:
+    """Not by the function, which has an enqueue of its own."""
+    app = rota.App("a")
+
+    @app.handler("send")
+    async def send(job: rota.Job[Any]) -> None:
+        del job
+
+    for handler, cure in ((send, "write its name, 'send'"), (5, "write the name"), (None, "write the name")):
+        with pytest.raises(TypeError, match=f"handler can't be a .*: {cure}"):
+            Many(handler, [], {}, client.encode_payload)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [make_job, make_sync_job])
+@pytest.mark.parametrize("name", sorted(inline.FACTS - FREE | {"handler"}))
+def test_f7_a_made_up_job_refuses_facts_by_name(made: Callable[..., Any], name: str) -> None:
+    """Every fact that a job can be given."""
+    for value in KINDS[name]:
+        with pytest.raises((TypeError, ValueError), match=rf"{name} (can't be|must have)"):
+            made(None, **{name: value})
+    with pytest.raises(TypeError, match="a job has no fact 'atempt': did you mean 'attempt'"):
+        made(None, atempt=1)
+
+
+async def test_f7_perform_and_drain_refuse_what_they_are_given() -> None:
+    """An app and a name, not what was decorated."""
+    app = rota.App("a")
+
+    @app.handler("send")
+    async def send(job: rota.Job[Any]) -> None:
+        del job
+
+    calls: dict[str, Callable[[], Any]] = {
+        "app can't be a str: write a rota.App": lambda: perform("a", "send"),  # type: ignore[arg-type]
+        "handler can't be a function: write its name, 'send'": lambda: perform(app, send),  # type: ignore[arg-type]
+        "timeout can't be a int": lambda: perform(app, "send", timeout=30),
+        "no fact 'timout': did you mean 'timeout'": lambda: perform(app, "send", timout=30),
+        "app can't be a NoneType": lambda: testing.drain(None, ""),  # type: ignore[arg-type]
+        "at_once can't be a str: write True or False": lambda: testing.drain(app, "", at_once="no"),  # type: ignore[arg-type]
+        "limit can't be a str: write a whole number": lambda: testing.drain(app, "", limit="5"),  # type: ignore[arg-type]
+    }
+    for said, call in calls.items():
+        with pytest.raises(TypeError, match=said):
+            await call()
+
+
+@pytest.mark.parametrize("wish", [rota.Retry, rota.Snooze])
+def test_f7_wishes_refuse_what_they_are_given_by_name(wish: Any) -> None:
+    """A number would be read as seconds by some and as minutes by others."""
+    for value in (*DURATION, NAIVE):
+        with pytest.raises(TypeError, match=rf"{wish.__name__}\(after=…\) can't be a .*: write a timedelta"):
+            wish(after=value)
+    for other in INSTANT[:3]:
+        with pytest.raises(TypeError, match=rf"{wish.__name__}\(at=…\) can't be a .*: write a datetime"):
+            wish(at=other)
+
+
+def test_f7_what_a_handler_reports_is_checked_in_made_up_jobs_too() -> None:
+    """A test finds it, before a daemon does."""
+    job, sync = make_job(None), make_sync_job(None)
+    for done in ("0.4", True, None):
+        with pytest.raises(TypeError, match=r"done can't be a .*: write a number from 0 to 1"):
+            sync.report_progress(done)  # type: ignore[arg-type]
+    for beyond in (-0.1, 40, float("nan")):
+        with pytest.raises(ValueError, match=r"done = .*: write a number from 0 to 1"):
+            sync.report_progress(beyond)
+    with pytest.raises(TypeError, match="note can't be a int"):
+        sync.report_progress(0.5, 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="resource can't be a int"):
+        asyncio.run(job.guard(None, 7))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="timeout can't be a int: write a timedelta"):
+        sync.wait_for_stop(30)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reason = 'stop': choose one of 'cancel', 'drain'"):
+        job.stop("stop")  # type: ignore[arg-type]
+
+
+def test_f5_a_handler_of_the_other_kind_refuses_a_made_up_job() -> None:
+    """F5: a plain def would only make a coroutine that nothing awaits."""
+    app = rota.App("a")
+
+    @app.handler("plain")
+    def plain(job: rota.SyncJob[int]) -> int:
+        return job.payload
+
+    @app.handler("coroutine")
+    async def coroutine(job: rota.Job[int]) -> int:
+        return job.payload
+
+    with pytest.raises(TypeError, match="handler 'plain' is a plain def: call it with a job of make_sync_job"):
+        plain(make_job(7))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="handler 'coroutine' is an async def: call it with a job of make_job"):
+        asyncio.run(coroutine(make_sync_job(7)))  # type: ignore[arg-type]
+    assert plain(make_sync_job(7)) == asyncio.run(coroutine(make_job(7))) == 7
