@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
 
+from rota.db.salvage import LOST as LOST  # noqa: PLC0414  its importers move to salvage one by one
+from rota.db.salvage import TRANSIENT as TRANSIENT  # noqa: PLC0414
+from rota.db.salvage import Fault, fault_of
 from rota.db.sql import SQL
 from rota.errors import DatabaseUnusable
 
@@ -24,37 +27,6 @@ Pool = asyncpg.Pool
 class ConnectionLost(OSError):
     """A driver error without an SQLSTATE, on a connection that turned out to be closed."""
 
-
-TRANSIENT: tuple[type[Exception], ...] = (
-    asyncpg.PostgresConnectionError,  # class 08
-    asyncpg.TransactionRollbackError,  # class 40
-    asyncpg.InsufficientResourcesError,  # class 53
-    asyncpg.ObjectNotInPrerequisiteStateError,  # class 55: a lock_timeout that was set for all; a database that is closed
-    asyncpg.OperatorInterventionError,  # class 57
-    asyncpg.PostgresSystemError,  # class 58
-    asyncpg.ReadOnlySQLTransactionError,  # the primary of a moment ago, after a fail-over
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.InvalidAuthorizationSpecificationError,  # class 28: a password is being changed, or who is to check it is away
-    asyncpg.InvalidCatalogNameError,  # it is being renamed, or restored
-    asyncpg.InvalidSchemaNameError,
-    asyncpg.UndefinedTableError,
-    asyncpg.InsufficientPrivilegeError,  # rights are being given anew
-    OSError,  # refused, reset, no such host, no such socket, timed out
-)
-"""What passes by itself: the database is away, restarting, full, closed, locked, being restored, or was told to cancel us.
-
-At the start, `probe` tells apart what takes a person. Later, jobs run that a daemon which fell would cut off.
-"""
-
-NO_ROWS_FAULT = (
-    asyncpg.SyntaxOrAccessError,
-    asyncpg.FeatureNotSupportedError,
-    asyncpg.InvalidSQLStatementNameError,
-    asyncpg.InvalidTransactionStateError,
-)
-
-LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
-"""What a lost connection may raise where the connection can't be asked any more."""
 
 PATIENCE = 10.0
 """Seconds after which a statement without an answer is taken for a cut link."""
@@ -106,11 +78,8 @@ class Route:
 
 
 def about_a_row(error: asyncpg.PostgresError) -> bool:
-    """Tell whether the server may have refused a statement for one of its rows, so that it may take the others.
-
-    What passes by itself is no row's fault, nor are a right or a column that is missing and a session gone astray.
-    """
-    return not isinstance(error, (*TRANSIENT, *NO_ROWS_FAULT))
+    """Return whether the error may be about one row: see `salvage.fault_of`, which replaces this function."""
+    return fault_of(error) is Fault.ROW
 
 
 def cut(conn: Connection) -> bool:

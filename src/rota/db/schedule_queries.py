@@ -133,10 +133,12 @@ class Decision(NamedTuple):
     fires: Sequence[FireRow]
 
 
-async def record_fires(
-    db: Connection, decisions: Sequence[Decision]
-) -> tuple[int, list[tuple[str, datetime, int, timedelta]]]:
-    """Return for how many schedules it stands, and what became of their fires: (disposition, scheduled_for, how many, how late)."""
+RecordedFires = tuple[str, datetime, int, timedelta]
+"""disposition, scheduled_for, how many schedules, how late"""
+
+
+async def record_fires(db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
+    """Return the number of schedules whose decision was stored, and their fires."""
     given = sorted((*which, number) for number, each in enumerate(decisions, 1) for which in each.schedules)
     fires = [fire for each in decisions for fire in each.fires]
     ends = list(accumulate(len(each.fires) for each in decisions))

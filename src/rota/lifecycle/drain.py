@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Pool, connection
+from rota.db.pool import Pool, connection
+from rota.db.salvage import TRANSIENT
 from rota.domain.outcome import Interrupted
 from rota.lifecycle.settle import settle_alike
 

@@ -15,13 +15,14 @@ import asyncpg
 from rota.attempt import margin
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import PATIENCE, TRANSIENT, ConnectionLost, about_a_row, cut
+from rota.db.pool import PATIENCE, ConnectionLost, cut
+from rota.db.salvage import TRANSIENT, salvage
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rota.attempt import Attempt
     from rota.domain.job import NodeId
@@ -134,21 +135,19 @@ class Heartbeat:
     async def _extend_on(
         self, conn: asyncpg.Connection, held: list[tuple[int, FenceToken]], patience: float
     ) -> dict[FenceToken, tuple[bool, bool]]:
-        """Extend them together, and around a row that is refused: it alone is not extended, and ends with its lease."""
-        try:
+        """Extend all leases in one statement. A row that the server refuses is not extended: its lease ends."""
+
+        async def extend(batch: Sequence[tuple[int, FenceToken]]) -> dict[FenceToken, tuple[bool, bool]]:
             return await queries.extend_leases(
-                conn, node=self._node, held=held, grace=timedelta(seconds=self._grace), patience=patience
+                conn, node=self._node, held=batch, grace=timedelta(seconds=self._grace), patience=patience
             )
-        except asyncpg.PostgresError as error:
-            if not about_a_row(error):
-                raise
-            if len(held) == 1:
-                ((job_id, token),) = held
-                self._telemetry.row_refused("heartbeat", error, job_id=job_id)
-                return {token: (False, False)}
-        middle = len(held) // 2
-        first = await self._extend_on(conn, held[:middle], patience)
-        return first | await self._extend_on(conn, held[middle:], patience)
+
+        async def refuse(row: tuple[int, FenceToken], error: Exception) -> dict[FenceToken, tuple[bool, bool]]:
+            job_id, token = row
+            self._telemetry.row_refused("heartbeat", error, job_id=job_id)
+            return {token: (False, False)}
+
+        return {token: answer for found in await salvage(held, extend, refuse) for token, answer in found.items()}
 
     def _renewed(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], asked: float) -> None:
         """On the main loop: move what we may trust, interrupt what was lost or is to be cancelled."""

@@ -11,6 +11,8 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -18,7 +20,8 @@ import asyncpg
 from rota.clock import boottime
 from rota.cron import tzdata_version
 from rota.db import queries, schedule_queries
-from rota.db.pool import TRANSIENT, Connection, Pool, about_a_row, connection
+from rota.db.pool import Connection, Pool, about_a_row, connection
+from rota.db.salvage import salvage
 from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
@@ -298,23 +301,28 @@ class Scheduler:
             self._checked_up_to = last
 
     async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
-        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
-        try:
-            decided, told = await schedule_queries.record_fires(db, decisions)
-        except TRANSIENT:
-            raise
-        except asyncpg.PostgresError as error:
-            # Without this, one schedule whose job can't be stored would keep its neighbours from firing, for ever.
-            if len(schedules) > 1:
-                for decision, which in schedules:
-                    await self._record(db, [decision._replace(schedules=[which])])
-                return
+        """Write the decisions. A schedule whose job the server refuses is stopped, and its neighbours fire."""
+
+        async def record(some: Sequence[tuple[Decision, tuple[int, int]]]) -> list[schedule_queries.RecordedFires]:
+            batch = [
+                decision._replace(schedules=[which for _, which in alike])
+                for decision, alike in groupby(some, key=itemgetter(0))
+            ]
+            decided, fires = await schedule_queries.record_fires(db, batch)
+            self._decided += decided
+            self._telemetry.fires_recorded(planned=len(some), decided=decided, fires=fires)
+            return fires
+
+        async def refuse(
+            row: tuple[Decision, tuple[int, int]], error: Exception
+        ) -> list[schedule_queries.RecordedFires]:
             reason = f"the database refuses its job: {getattr(error, 'constraint_name', None) or error}"[:500]
-            await self._stop(db, [(*schedules[0][1], reason)])
-            return
-        self._decided += decided
-        self._telemetry.fires_recorded(planned=len(schedules), decided=decided, fires=told)
-        if any(disposition == "waiting" for disposition, _, _, _ in told):
+            await self._stop(db, [(*row[1], reason)])
+            return []
+
+        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
+        fires = [fire for recorded in await salvage(schedules, record, refuse) for fire in recorded]
+        if any(disposition == "waiting" for disposition, _, _, _ in fires):
             self._waiting = True
             await self._replace(db)
 

@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
-import asyncpg
-
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Connection, Pool, connection, cut
+from rota.db.pool import Connection, Pool, connection
+from rota.db.salvage import TRANSIENT, salvage
 from rota.domain.forecast import given_up
 from rota.domain.outcome import (
     Cancelled,
@@ -52,6 +51,9 @@ Write = Callable[[Connection, "dict[FenceToken, Ended]", "Sequence[Ended]"], "Aw
 
 SAID = {"retry": "retried", "release": "released", "bury": "dead", "cancel": "cancelled"}
 """What the statement calls a settlement -> what logs and metrics call it."""
+
+UNSTORABLE = "SettlementRejected"
+"""The error kind of an attempt whose outcome the database refused to store."""
 
 ENDS = {"bury": False, "cancel": None}
 """Which of these end a job, and whether that is a success: to be cancelled is neither success nor failure."""
@@ -128,36 +130,30 @@ class Settler:
             return
         async with connection(self._pool) as db:
             if successes:
-                await self._one_by_one_if_refused(db, left, successes, self._write_successes)
+                await self._salvage(db, left, successes, self._write_successes)
             if others:
-                await self._one_by_one_if_refused(db, left, others, self._write_others)
+                await self._salvage(db, left, others, self._write_others)
 
-    async def _one_by_one_if_refused(
+    async def _salvage(
         self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended], write: Write
     ) -> None:
-        """Without this, one job's bad data would be its neighbours' fault."""
-        try:
-            await write(db, left, batch)
-        except TRANSIENT:
-            raise
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-            if cut(db):
-                raise
-            if len(batch) > 1:
-                for ended in batch:
-                    await self._one_by_one_if_refused(db, left, [ended], write)
-                return
-            ((attempt, outcome),) = batch
+        """Write the batch. A job that can't be settled as asked is settled with less, in the end as a dead letter."""
+
+        async def write_some(some: Sequence[Ended]) -> None:
+            await write(db, left, some)
+
+        async def refuse(ended: Ended, error: Exception) -> None:
+            attempt, outcome = ended
             kind = type(error).__name__
             self._telemetry.settlement_rejected(job_id=attempt.claim.job_id, kind=kind)
-            poorer = _without_what_was_refused(outcome, kind)
-            if poorer is None:
-                # Nothing more can be said: the lease settles it.
-                self._done(left, attempt, settled=False)
-            else:
-                left[attempt.claim.fence_token] = (attempt, poorer)
-                self._come_again([(attempt, poorer)])
+            if (simpler := _simpler_outcome(outcome, kind)) is not None:
                 del left[attempt.claim.fence_token]
+                self._come_again([(attempt, simpler)])
+            else:
+                # Not even a dead letter can be written: the lease ends, and the reaper tries again.
+                self._done(left, attempt, settled=False)
+
+        await salvage(batch, write_some, refuse)
 
     async def _write_successes(self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended]) -> None:
         attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt, _ in batch]
@@ -254,14 +250,21 @@ def _told(attempt: Attempt) -> tuple[str, str, float]:
     return attempt.claim.queue, attempt.claim.handler, attempt.ended_at - attempt.started
 
 
-def _without_what_was_refused(outcome: Outcome, kind: str) -> Outcome | None:
+def _simpler_outcome(outcome: Outcome, kind: str) -> Outcome | None:
+    """Return an outcome that is easier to store than the refused one, or None after the last: a dead letter without a text."""
     match outcome:
         case Succeeded(result) if result is not None:
             return Succeeded(None)
-        case Failed(kind=was) if was != "SettlementRejected":
-            return Failed(kind="SettlementRejected", text=f"what the handler said could not be stored: {kind}")
-        case _:
+        case Succeeded():
+            return Failed(
+                kind=UNSTORABLE, text=f"the attempt succeeded, which could not be stored: {kind}", permanent=True
+            )
+        case Failed(kind=was, permanent=permanent) if was != UNSTORABLE:
+            return Failed(kind=UNSTORABLE, text=f"the handler's error could not be stored: {kind}", permanent=permanent)
+        case Failed(permanent=True):
             return None
+        case _:
+            return Failed(kind=UNSTORABLE, text=f"the job could not be settled as asked: {kind}", permanent=True)
 
 
 def as_verdict(terms: Terms, outcome: Outcome, settlement: Settlement) -> Verdict | None:
@@ -310,7 +313,7 @@ def say(outcome: Outcome) -> tuple[str, str | None, str | None]:
 
 async def settle_alike(
     db: Connection,
-    found: Iterable[Terms],
+    found: Sequence[Terms],
     outcome: Outcome,
     telemetry: Telemetry,
     *,
@@ -318,35 +321,34 @@ async def settle_alike(
     expired_only: bool,
     alert: str | None,
 ) -> list[tuple[Terms, str]]:
-    """Settle attempts that all came to the same end, and tell of it; return how each was settled that could be."""
-    terms = {each.fence_token: each for each in found}
-    decided = {token: decide(each, outcome, random) for token, each in terms.items()}
-    verdicts = [as_verdict(each, outcome, decided[token]) for token, each in terms.items()]
-    writable = [verdict for verdict in verdicts if verdict is not None]
-    if not writable:
-        return []
-    written = await _write_unfinished(db, writable, telemetry, expired_only=expired_only, alert=alert)
-    for token, settlement in written.items():
-        report(telemetry, terms[token], outcome, decided[token], settlement, seconds=None)
-    return [(terms[token], settlement) for token, settlement in written.items()]
+    """Settle attempts that ended in the same way; return (terms, settlement) of each that was written.
 
+    With `expired_only`, a job that can't be settled as decided becomes a dead letter: the reaper must not meet it for ever.
+    """
 
-async def _write_unfinished(
-    db: Connection, verdicts: Sequence[Verdict], telemetry: Telemetry, *, expired_only: bool, alert: str | None
-) -> dict[FenceToken, str]:
-    """Write them together; where one is refused, each by itself: an odd row is its own fault alone, and its lease settles it."""
-    try:
-        return await queries.settle_unfinished(db, verdicts, expired_only=expired_only, alert=alert)
-    except TRANSIENT:
-        raise
-    except asyncpg.PostgresError as error:
-        if len(verdicts) == 1:
-            telemetry.settlement_rejected(job_id=verdicts[0][0], kind=type(error).__name__)
-            return {}
-    written: dict[FenceToken, str] = {}
-    for verdict in verdicts:
-        written |= await _write_unfinished(db, [verdict], telemetry, expired_only=expired_only, alert=alert)
-    return written
+    async def write(some: Sequence[Terms]) -> list[tuple[Terms, str]]:
+        terms = {each.fence_token: each for each in some}
+        decided = {token: decide(each, outcome, random) for token, each in terms.items()}
+        verdicts = [as_verdict(each, outcome, decided[token]) for token, each in terms.items()]
+        writable = [verdict for verdict in verdicts if verdict is not None]
+        if not writable:
+            return []
+        written = await queries.settle_unfinished(db, writable, expired_only=expired_only, alert=alert)
+        for token, settlement in written.items():
+            report(telemetry, terms[token], outcome, decided[token], settlement, seconds=None)
+        return [(terms[token], settlement) for token, settlement in written.items()]
+
+    async def refuse(terms: Terms, error: Exception) -> list[tuple[Terms, str]]:
+        kind = type(error).__name__
+        telemetry.settlement_rejected(job_id=terms.job_id, kind=kind)
+        simpler = _simpler_outcome(outcome, kind) if expired_only else None
+        if simpler is None:
+            return []
+        return await settle_alike(
+            db, [terms], simpler, telemetry, random=random, expired_only=expired_only, alert=alert
+        )
+
+    return [each for settled in await salvage(found, write, refuse) for each in settled]
 
 
 def report(

@@ -6,14 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from rota.db import operations, schedule_queries
-from rota.db.pool import TRANSIENT
+from rota.db.salvage import salvage
 from rota.domain.declaration import reconcile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rota.db.pool import Connection
     from rota.domain.declaration import Declaration, Step
@@ -42,7 +40,8 @@ async def apply(
 ) -> list[Step]:
     """Return what became of each declaration, and of what the app's code no longer declares; with `dry_run`, what would.
 
-    What the server refuses, or somebody keeps locked, is told of as such, and keeps nothing else out.
+    A declaration that the server rejects, or whose row stays locked, is returned as a step with what="refused". The other
+    declarations are still written.
     """
     done: dict[str, Step] = {}
     steps: list[Step] = []
@@ -70,14 +69,14 @@ async def apply(
 
 
 async def _write(db: Connection, app: str, batch: list[Step]) -> dict[str, Step]:
-    try:
-        written = await schedule_queries.apply_declarations(db, app=app, steps=batch)
-    except TRANSIENT:
-        raise
-    except asyncpg.PostgresError as error:
-        # Without this, one declaration that the server refuses would keep its neighbours out.
-        if len(batch) > 1:
-            return {name: step for each in batch for name, step in (await _write(db, app, [each])).items()}
+    """Write the batch; return a step for each declaration that was written, or that the server rejected."""
+
+    async def write(some: Sequence[Step]) -> dict[str, Step]:
+        written = await schedule_queries.apply_declarations(db, app=app, steps=some)
+        return {step.name: step for step in some if step.name in written}
+
+    async def refuse(step: Step, error: Exception) -> dict[str, Step]:
         why = getattr(error, "constraint_name", None) or str(error.args[0] if error.args else type(error).__name__)
-        return {batch[0].name: replace(batch[0], what="refused", why=why)}
-    return {step.name: step for step in batch if step.name in written}
+        return {step.name: replace(step, what="refused", why=why)}
+
+    return {name: step for found in await salvage(batch, write, refuse) for name, step in found.items()}
