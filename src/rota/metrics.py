@@ -84,6 +84,11 @@ class Metrics:
             "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
         )
         self.jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
+        self.jobs_capped = Gauge(
+            "rota_jobs_capped",
+            f"1 while there are too many jobs to count, so that rota_jobs is a lower bound. {cluster}",
+            registry=r,
+        )
         self.dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
         self.oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
         self.expired = Gauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)

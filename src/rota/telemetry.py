@@ -375,6 +375,7 @@ class Telemetry:
         expired: int,
         unclaimable: int,
         unserved: int,
+        at_least: bool,
     ) -> None:
         """Show what the last look at the whole installation found."""
         for gauge in (self._metrics.jobs, self._metrics.oldest_due, self._metrics.oldest_running, self._metrics.dead):
@@ -393,6 +394,7 @@ class Telemetry:
         self._metrics.expired.set(expired)
         self._metrics.unclaimable.set(unclaimable)
         self._metrics.unserved.set(unserved)
+        self._metrics.jobs_capped.set(at_least)
 
     def upkeep_sampled(
         self, *, paused: Iterable[tuple[str, str]], oldest_snapshot: float, dead_tuples: Mapping[str, int]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from factories import make_jobs, make_running_job
+from factories import make_handler, make_jobs, make_running_job
 from rota.inline import Lent
 from rota.services import gauges as module
 from rota.services.gauges import Gauges
@@ -156,3 +156,82 @@ async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(
     monkeypatch.setattr(module, "TOLD_EVERY", 0.0)
     await gauges.run_once()
     assert len(warnings()) == 4
+
+
+async def test_age_and_coverage_are_exact_however_many_jobs_there_are(
+    conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that are due next year must not hide the few that nobody claims; only counts may become lower bounds."""
+    monkeypatch.setattr(module, "COUNTED", 400)
+    await alive(conn, handlers=["send_receipt"], queues=["default"])
+    await make_jobs(conn, 500, handler="send_receipt", run_at=timedelta(days=365))
+    for priority in (0, 7):
+        await make_jobs(conn, 1, handler="send_receipt", run_at=timedelta(minutes=-priority - 1), priority=priority)
+    await make_jobs(conn, 20, handler="slip", run_at=timedelta(hours=-1))
+    await make_running_job(conn, started_at=timedelta(hours=-2), lease=timedelta(seconds=-1))
+    await conn.execute("update rota.jobs set created_at = run_at where run_at < now()")
+    await gauges.run_once()
+    show = gauges._telemetry.registry.get_sample_value
+    ages = [show("rota_oldest_due_seconds", {"queue": "default", "priority": each}) for each in ("0", "5", "7")]
+    assert ages == [pytest.approx(expected, abs=5) for expected in (60, 3600, 480)]
+    assert show("rota_oldest_running_seconds", {"queue": "default"}) == pytest.approx(7200, abs=5)
+    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_leases_expired")) == (20, 1)
+    assert shown(gauges, "rota_jobs_capped") == 1
+    assert 10 <= (show("rota_jobs", {"queue": "default", "state": "future"}) or 0) <= 500
+
+
+async def test_a_row_inserted_with_a_run_at_in_the_past_hides_no_older_one(
+    conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lag counts from the later of run_at and creation, also where the first index entry is a back-dated row."""
+    monkeypatch.setattr(module, "COUNTED", 2)
+    await make_jobs(conn, 3, run_at=timedelta(days=-3))
+    old, *_ = await make_jobs(conn, 1, run_at=timedelta(hours=-1))
+    await conn.execute("update rota.jobs set created_at = run_at where job_id = $1", old.job_id)
+    await gauges.run_once()
+    show = gauges._telemetry.registry.get_sample_value
+    assert show("rota_oldest_due_seconds", {"queue": "default", "priority": "5"}) == pytest.approx(3600, abs=5)
+
+
+async def test_names_that_a_client_makes_up_hide_no_registered_lane(
+    conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for lanes is bounded, so what daemons have registered and serve is looked at first."""
+    monkeypatch.setattr(module, "COUNTED", 10)
+    monkeypatch.setattr(module, "EXPLORED", 5)
+    await alive(conn, handlers=["send_receipt"], queues=["zone"])
+    await make_handler(conn, "send_receipt")
+    await conn.execute(
+        "insert into rota.jobs (handler, queue) select 'a' || n, 'a' || n from generate_series(1, 300) as n"
+    )
+    await make_jobs(conn, 4, handler="send_receipt", queue="zone", run_at=timedelta(hours=-1))
+    await make_jobs(conn, 2, handler="send_receipt", queue="default")
+    await conn.execute("update rota.jobs set created_at = run_at where run_at < now()")
+    await gauges.run_once()
+    assert gauges._telemetry.registry.get_sample_value(
+        "rota_oldest_due_seconds", {"queue": "other", "priority": "5"}
+    ) == (pytest.approx(3600, abs=5))
+    assert shown(gauges, "rota_jobs_unserved") == 2
+    assert (shown(gauges, "rota_jobs_unclaimable") or 0) >= 5
+
+
+async def test_no_row_with_an_odd_instant_costs_the_gauges(
+    conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restored rows and rows of an owner may hold any instant, small table or large."""
+    for constraint in await conn.fetch(
+        "select conname from pg_constraint where conrelid = 'rota.jobs'::regclass and contype = 'c'"
+    ):
+        await conn.execute(f'alter table rota.jobs drop constraint "{constraint[0]}"')
+    await make_jobs(conn, 2)
+    await make_running_job(conn)
+    await conn.execute("alter table rota.jobs disable trigger user")
+    for instant in ("-infinity", "infinity", "4713-01-01 BC", "294276-12-31"):
+        await conn.execute(
+            "update rota.jobs set run_at = $1::text::timestamptz, created_at = $1::text::timestamptz, "
+            "lease_expires_at = $1::text::timestamptz, started_at = $1::text::timestamptz",
+            instant,
+        )
+        for most in (100, 1):
+            monkeypatch.setattr(module, "COUNTED", most)
+            await gauges.run_once()

@@ -137,6 +137,7 @@ STATEMENTS = {
     "examine": Statement("examine_unsettled", _examined, BATCH),
     "expire": Statement("expire_unstarted_jobs", lambda _: [BATCH], BATCH),
     "answer requests": Statement("answer_cancel_requests", lambda _: [BATCH], BATCH),
+    "summarise": Statement("summarise_live_jobs", lambda _: [100, 1000, 100], 30),
     "list queues": Statement("list_queues", lambda _: ["", 200], 10),
     "checkpoint": Statement("save_checkpoint", lambda ground: [NODE, *ground.mine[0], "[1]"], 1),
     "progress": Statement("report_progress", lambda ground: [NODE, *ground.mine[0], 0.5, "half"], 1),

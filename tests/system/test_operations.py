@@ -254,3 +254,25 @@ async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) 
         ["--roles", "--check"],
     ):
         assert (await rota("migrate", *wrong)).code == 2
+
+
+async def test_made_up_queues_are_capped_and_counted(rota: Shell, conn: Connection[Record]) -> None:
+    """A client may insert into any number of queues: lists show what daemons serve, then the rest in one line, and stay quick."""
+    await alive(conn, handlers=["h"], queues=["mail", "default"])
+    await conn.execute(
+        "insert into rota.jobs (handler, queue) select 'h', 'a' || n from generate_series(1, 3000) as n"
+        " union all select 'h', 'mail'"
+    )
+    shown = (await rota("queue", "list", "--json")).json
+    assert {"mail", "default"} <= {line["queue"] for line in shown["queues"]}
+    listed = len(shown["queues"])
+    assert listed <= 100
+    assert shown["more_queues"] == 3002 - listed
+    assert sum(line["due"] for line in shown["queues"]) + shown["more"]["due"] == 3001
+    for command in (["status"], ["queue", "list"]):
+        text = (await rota(*command)).out
+        assert f"and {3002 - listed:,} more queues: {shown['more']['due']:,} due" in text
+        assert len(text.splitlines()) < 150
+    findings = (await rota("check", "--json")).json["findings"]
+    assert {"unclaimed", "lanes"} == {each["check"] for each in findings}
+    assert len(findings) <= 22

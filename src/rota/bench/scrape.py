@@ -13,8 +13,9 @@ import aiohttp
 from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.latency import percentile
-from rota.db import queries
+from rota.db import queries, reports
 from rota.errors import DatabaseUnusable
+from rota.services.gauges import COUNTED, EXPLORED
 
 if TYPE_CHECKING:
     from rota.bench.daemons import Daemons
@@ -76,6 +77,7 @@ async def scrape(ground: Ground, show: Show, *, jobs: int, names: int) -> Figure
 
 async def _sample(ground: Ground) -> float:
     began = time.perf_counter()
+    await reports.summarise_live_jobs(ground.db, counted=COUNTED, explored=EXPLORED)
     await queries.sample_backlog(ground.db)
     return (time.perf_counter() - began) * 1e3
 

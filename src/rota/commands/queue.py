@@ -18,24 +18,33 @@ Every = Annotated[bool, typer.Option("--all", help="Every queue there is or will
 @app.command("list")
 def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
     """List queues with what waits and runs in them, who serves them, and which are paused and why."""
-    from rota.commands.status import QueueLine, read_status
+    from rota.commands.status import LOWER_BOUNDS, QueueLine, count, more_queues_line, read_status
 
     with using(config_file, dsn, embedded=embedded) as config:
         found = ask(config, read_status, name="queue list")
     paused = {each.name: each for each in found.paused if each.kind == "queue"}
     lines = [*found.queues, *(QueueLine(queue=name) for name in paused if name not in {q.queue for q in found.queues})]
     if as_json:
-        print_json({"queues": lines, "paused": list(paused.values()), "counted_all": found.counted_all})
+        print_json(
+            {
+                "queues": lines,
+                "paused": list(paused.values()),
+                "counted_all": found.counted_all,
+                "more_queues": found.more_queues,
+                "more": found.more,
+                "more_lanes": found.more_lanes,
+            }
+        )
         return
     rows = [
         (
             line.queue,
-            line.due,
+            count(line.due, exact=found.counted_all),
             age(line.oldest_due),
-            line.running,
-            line.retrying,
-            line.future,
-            line.dead,
+            count(line.running),
+            count(line.retrying, exact=found.counted_all),
+            count(line.future, exact=found.counted_all),
+            count(line.dead),
             line.nodes,
             "paused" if {line.queue, "*"} & paused.keys() else "" if line.nodes else "nobody serves it",
         )
@@ -54,6 +63,10 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
     )
     out = console()
     out.print(table(None, *columns, rows=rows))
+    if found.more:
+        out.print(f"… and {more_queues_line(found)}")
+    if not found.counted_all:
+        out.print(LOWER_BOUNDS)
     if paused:
         stops = [
             (each.name, each.paused_by, moment(each.paused_at), each.reason or "no reason given")

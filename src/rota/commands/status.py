@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 
+LISTED = 100
+"""Most queues that are listed one by one."""
+
+LOWER_BOUNDS = (
+    "there are too many jobs to count: due, retrying and future are lower bounds (≥); ages and running are exact"
+)
+
 NEXT = 5
 """How many of the next fires are shown."""
 
@@ -33,6 +40,7 @@ class QueueLine:
     """One queue."""
 
     queue: str
+    """Empty in the line that adds up the queues which are not listed."""
     due: int = 0
     running: int = 0
     retrying: int = 0
@@ -51,6 +59,13 @@ class Status:
     nodes: "Sequence[LivingNode]"
     paused: "Sequence[Paused]"
     counted_all: bool
+    """Whether due, retrying and future are exact; else they are lower bounds."""
+    more_queues: int = 0
+    """How many queues are not listed."""
+    more: QueueLine | None = None
+    """The jobs of the queues that are not listed, added up."""
+    more_lanes: bool = False
+    """Whether there are queues and handlers that were not even looked for."""
     schedules: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """state -> how many"""
     next_fires: "Sequence[NextFire]" = ()
@@ -81,19 +96,24 @@ def status(
 
 
 async def read_status(db: "Connection") -> Status:
-    """Look at everything once."""
+    """Read everything once."""
     from rota.db import reports, schedule_reports
 
-    lanes = await reports.summarise_live_jobs(db)
+    backlog = await reports.summarise_live_jobs(db)
     letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
     nodes = await reports.list_nodes(db)
     paused = await reports.list_paused(db)
-    seen = sum(lane.due + lane.running + lane.retrying + lane.future for lane in lanes)
+    unnamed = [lane for lane in backlog.unnamed if not lane.queue]
+    named = [*backlog.lanes, *(lane for lane in backlog.unnamed if lane.queue)]
+    listed, more = cap_queues(by_queue(named, letters, nodes), nodes)
     return Status(
-        queues=by_queue(lanes, letters, nodes),
+        queues=listed,
         nodes=nodes,
         paused=paused,
-        counted_all=seen < reports.COUNTED,
+        counted_all=not backlog.at_least,
+        more_queues=len(more) + backlog.more_queues,
+        more=_added_up(more, unnamed),
+        more_lanes=backlog.unexplored,
         schedules=await schedule_reports.summarise_schedules(db),
         next_fires=await schedule_reports.list_next_fires(db, limit=NEXT),
     )
@@ -103,25 +123,70 @@ def by_queue(
     lanes: "Sequence[Lane]", letters: "Sequence[LetterGroup]", nodes: "Sequence[LivingNode]"
 ) -> list[QueueLine]:
     """Sum up per queue; a queue that daemons serve is shown even if it is empty."""
+    jobs: dict[str, Lane] = {}
+    for lane in lanes:
+        jobs[lane.queue] = jobs[lane.queue] + lane if lane.queue in jobs else lane
+    dead: dict[str, int] = {}
+    for group in letters:
+        dead[group.queue] = dead.get(group.queue, 0) + group.letters
     served = {queue for node in nodes for queue in node.queues if queue != "*"}
-    names = sorted({lane.queue for lane in lanes} | {group.queue for group in letters} | served)
     lines = []
-    for name in names:
-        own = [lane for lane in lanes if lane.queue == name]
+    for name in sorted(jobs.keys() | dead.keys() | served):
+        own = jobs.get(name)
         lines.append(
             QueueLine(
                 queue=name,
-                due=sum(lane.due for lane in own),
-                running=sum(lane.running for lane in own),
-                retrying=sum(lane.retrying for lane in own),
-                future=sum(lane.future for lane in own),
-                dead=sum(group.letters for group in letters if group.queue == name),
-                expired_leases=sum(lane.expired for lane in own),
-                oldest_due=max((lane.oldest_due for lane in own if lane.oldest_due is not None), default=None),
+                due=own.due if own else 0,
+                running=own.running if own else 0,
+                retrying=own.retrying if own else 0,
+                future=own.future if own else 0,
+                dead=dead.get(name, 0),
+                expired_leases=own.expired if own else 0,
+                oldest_due=own.oldest_due if own else None,
                 nodes=sum(node.claims_from(name) for node in nodes),
             )
         )
     return lines
+
+
+def cap_queues(lines: Sequence[QueueLine], nodes: "Sequence[LivingNode]") -> tuple[list[QueueLine], list[QueueLine]]:
+    """Return the lines to list and the others. Queues that daemons name come first, then those that have waited longest."""
+    named = {queue for node in nodes for queue in node.queues}
+    first = sorted(
+        lines,
+        key=lambda line: (line.queue not in named, -(line.oldest_due or timedelta(0)).total_seconds(), line.queue),
+    )
+    listed = {line.queue for line in first[:LISTED]}
+    return [line for line in lines if line.queue in listed], first[LISTED:]
+
+
+def _added_up(lines: Sequence[QueueLine], unnamed: "Sequence[Lane]") -> QueueLine | None:
+    """Return one line for the queues that are not listed; None where all are."""
+    if not lines and not unnamed:
+        return None
+    parts: list[QueueLine | Lane] = [*lines, *unnamed]
+    ages = [each.oldest_due for each in parts if each.oldest_due is not None]
+    return QueueLine(
+        queue="",
+        **{name: sum(getattr(each, name) for each in parts) for name in ("due", "running", "retrying", "future")},
+        dead=sum(line.dead for line in lines),
+        expired_leases=sum(line.expired_leases for line in lines) + sum(lane.expired for lane in unnamed),
+        oldest_due=max(ages, default=None),
+    )
+
+
+def more_queues_line(found: Status) -> str:
+    """Say how many queues are not listed and what is in them; empty where all are listed."""
+    if found.more is None:
+        return ""
+    more, bound = found.more, "" if found.counted_all else "at least "
+    count = (
+        f"more than {found.more_queues:,} more queues" if found.more_lanes else plural(found.more_queues, "more queue")
+    )
+    return (
+        f"{count}: {bound}{more.due:,} due, {more.running:,} running, {more.retrying:,} retrying, {more.future:,} future, "
+        f"{more.dead:,} dead" + (f"; the oldest due for {age(more.oldest_due)}" if more.oldest_due else "")
+    )
 
 
 def render(found: Status) -> "RenderableType":
@@ -133,12 +198,12 @@ def render(found: Status) -> "RenderableType":
     queues = [
         (
             line.queue,
-            _count(line.due),
+            count(line.due, exact=found.counted_all),
             age(line.oldest_due),
-            _count(line.running),
-            _count(line.retrying),
-            _count(line.future),
-            _count(line.dead),
+            count(line.running),
+            count(line.retrying, exact=found.counted_all),
+            count(line.future, exact=found.counted_all),
+            count(line.dead),
             line.nodes,
             "paused" if {line.queue, "*"} & paused_queues else "nobody serves it" if not line.nodes else "",
         )
@@ -173,6 +238,7 @@ def render(found: Status) -> "RenderableType":
         )
         if queues
         else Text("no jobs, and no queue that anybody serves"),
+        *([Text(f"… and {printable(more_queues_line(found))}")] if found.more else []),
         "",
         table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes)
         if nodes
@@ -188,7 +254,7 @@ def _to_look_at(found: Status) -> "list[RenderableType]":
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    expired = sum(line.expired_leases for line in found.queues)
+    expired = sum(line.expired_leases for line in (*found.queues, *([found.more] if found.more else [])))
     if expired:
         parts.append(
             Text(f"{plural(expired, 'expired lease')}: reaped within seconds where a daemon is alive", style="yellow")
@@ -199,7 +265,7 @@ def _to_look_at(found: Status) -> "list[RenderableType]":
     if bad:
         parts.append(Text(f"schedules {', '.join(bad)}: rota schedule list --state …, or rota check", style="yellow"))
     if not found.counted_all:
-        parts.append(Text("there are more jobs than were counted: all numbers are lower bounds", style="yellow"))
+        parts.append(Text(LOWER_BOUNDS, style="yellow"))
     if found.paused:
         rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
         parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
@@ -228,8 +294,9 @@ def _schedules(found: Status) -> "list[RenderableType]":
     return parts
 
 
-def _count(number: int) -> str:
-    return f"{number:,}" if number else "·"
+def count(number: int, *, exact: bool = True) -> str:
+    """Write a number of jobs; a lower bound gets a `≥`."""
+    return f"{'' if exact else '≥'}{number:,}" if number else "·"
 
 
 def most_first(slots: str) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
 
 SAMPLED = 100_000
-"""Most rows of each table that a sample counts; beyond it, a gauge says this much."""
+"""Most dead letters that a sample counts."""
 
 PAUSED = 100
 """Most paused queues, and most paused handlers, that a sample shows."""
@@ -290,16 +290,13 @@ async def register_node(
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
-    """Return what `Telemetry.backlog_sampled` shows, and `unclaimed`: (queue, handler) -> due jobs that nobody would claim."""
-    sample: dict[str, Any] = {"jobs": {}, "oldest_due": {}, "oldest_running": {}, "unclaimed": {}, "dead": {}}
-    for kind, queue, label, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
-        match kind:
-            case "jobs" | "oldest_due" | "unclaimed":
-                sample[kind][queue, label] = value
-            case "dead" | "oldest_running":
-                sample[kind][queue] = value
-            case _:
-                sample[kind] = value
+    """Return the dead letters' part of what `Telemetry.backlog_sampled` shows."""
+    sample: dict[str, Any] = {"dead": {}}
+    for kind, queue, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
+        if kind == "dead":
+            sample["dead"][queue] = value
+        else:
+            sample[kind] = value
     return sample
 
 

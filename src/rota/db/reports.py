@@ -6,11 +6,11 @@ Nothing here locks or changes anything. `schedule_reports` has what they ask abo
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rota.db.sql import SQL
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
 
 COUNTED = 1_000_000
-"""Most live jobs that a summary looks at."""
+"""Most live jobs that a summary for people counts one by one."""
+
+EXPLORED = 50_000
+"""Most lanes that a summary for people looks for among more jobs than that."""
+
+SHOWN = 1000
+"""Most lanes that a summary names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +164,7 @@ class LetterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """The live jobs of one queue and handler."""
+    """The live jobs of one queue and handler, or of one priority among them. The counts may be lower bounds: see Backlog."""
 
     queue: str
     handler: str
@@ -168,6 +174,55 @@ class Lane:
     future: int
     expired: int
     oldest_due: timedelta | None
+    oldest_running: timedelta | None = None
+    priority: int | None = None
+    registered: bool = True
+    """Whether a daemon has ever registered the handler."""
+
+    def __add__(self, other: Lane) -> Lane:
+        """Return both together, without a priority."""
+        return replace(
+            self,
+            due=self.due + other.due,
+            running=self.running + other.running,
+            retrying=self.retrying + other.retrying,
+            future=self.future + other.future,
+            expired=self.expired + other.expired,
+            oldest_due=_longest(self.oldest_due, other.oldest_due),
+            oldest_running=_longest(self.oldest_running, other.oldest_running),
+            priority=None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The live jobs by lane. Ages, expired leases and running jobs are exact at any size."""
+
+    lanes: Sequence[Lane]
+    """One for each queue, handler and priority."""
+    unnamed: Sequence[Lane] = ()
+    """The other lanes added up by priority, without a handler, and without a queue where no daemon serves it."""
+    at_least: bool = False
+    """Whether the numbers of due, retrying and future jobs are lower bounds, because there are too many to count."""
+    unexplored: bool = False
+    """Whether there are more lanes than were looked for, all of them of handlers that no daemon has registered."""
+    more_lanes: int = 0
+    """How many lanes `unnamed` stands for."""
+    more_queues: int = 0
+    """How many queues the lanes without a queue stand for."""
+
+    @property
+    def by_handler(self) -> list[Lane]:
+        """The named lanes with all their priorities together, in the order of their names."""
+        merged: dict[tuple[str, str], Lane] = {}
+        for lane in self.lanes:
+            key = lane.queue, lane.handler
+            merged[key] = merged[key] + lane if key in merged else lane
+        return list(merged.values())
+
+
+def _longest(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 SILENT = timedelta(seconds=7)
@@ -301,9 +356,19 @@ async def summarise_dead_letters(db: Connection, *, which: LetterFilter) -> list
     return [LetterGroup(**row) for row in await db.fetch(SQL["summarise_dead_letters"], *which.values)]
 
 
-async def summarise_live_jobs(db: Connection) -> list[Lane]:
-    """Return counts of live jobs; lower bounds once their sum is COUNTED."""
-    return [Lane(**row) for row in await db.fetch(SQL["summarise_live_jobs"], COUNTED)]
+async def summarise_live_jobs(
+    db: Connection, *, counted: int = COUNTED, explored: int = EXPLORED, shown: int = SHOWN
+) -> Backlog:
+    """Return the live jobs by lane: see the query for the bounds."""
+    named: list[Lane] = []
+    unnamed: list[Lane] = []
+    totals: dict[str, Any] = {}
+    for row in await db.fetch(SQL["summarise_live_jobs"], counted, explored, shown):
+        values = dict(row)
+        totals = {name: values.pop(name) for name in ("at_least", "unexplored", "more_lanes", "more_queues")}
+        into = unnamed if values["handler"] is None else named
+        into.append(Lane(**values | {"queue": values["queue"] or "", "handler": values["handler"] or ""}))
+    return Backlog(lanes=named, unnamed=unnamed, **totals)
 
 
 async def list_nodes(db: Connection) -> list[LivingNode]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rota.clock import boottime
 from rota.db import queries, reports, schedule_queries
@@ -11,6 +13,8 @@ from rota.db.pool import Pool, connection
 from rota.loop import rest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rota.lifecycle.running import Running
     from rota.loop import Pulse
     from rota.telemetry import Telemetry
@@ -21,8 +25,54 @@ TOLD_EVERY = 3600.0
 """Seconds between two warnings about the same jobs that nobody claims."""
 
 
+COUNTED = 100_000
+"""Most live jobs that a sample counts one by one."""
+
+EXPLORED = 2_000
+"""Most (lane, priority) pairs that a sample looks for where there are more jobs than that."""
+
+UNCLAIMED = 20
+"""Most lanes that one sample can warn about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The due jobs that no living daemon would claim."""
+
+    unclaimable: int
+    """Their handler is on no living daemon."""
+    unserved: int
+    """No daemon that has their handler serves their queue."""
+    lanes: Mapping[tuple[str, str], int]
+    """(queue, handler) -> due jobs, of the largest UNCLAIMED lanes."""
+
+
+def judge_coverage(backlog: reports.Backlog, nodes: Sequence[reports.LivingNode]) -> Coverage:
+    """Find the due jobs that none of the living daemons would claim."""
+    handlers = {name for node in nodes for name in node.handlers}
+    unclaimable = sum(lane.due for lane in backlog.unnamed if not lane.registered)
+    unserved = sum(
+        lane.due
+        for lane in backlog.unnamed
+        if lane.registered and not any(node.claims_from(lane.queue) for node in nodes)
+    )
+    lanes = {}
+    for lane in backlog.by_handler:
+        if not lane.due:
+            continue
+        if lane.handler not in handlers:
+            unclaimable += lane.due
+        elif not any(node.claims(lane.handler, lane.queue) for node in nodes):
+            unserved += lane.due
+        else:
+            continue
+        lanes[lane.queue, lane.handler] = lane.due
+    largest = sorted(lanes, key=lambda lane: (-lanes[lane], lane))[:UNCLAIMED]
+    return Coverage(unclaimable=unclaimable, unserved=unserved, lanes={lane: lanes[lane] for lane in largest})
+
+
 class Gauges:
-    """Service: the database's part, bounded in time and cost."""
+    """Service: sample the database for the gauges, at a bounded cost."""
 
     name = "gauges"
     interval: timedelta | None = SAMPLED_EVERY
@@ -35,20 +85,24 @@ class Gauges:
         self._told: dict[tuple[str, str], float] = {}
 
     async def run_once(self) -> None:
-        """Sample once, and tell of due jobs that nobody would claim."""
+        """Sample once, and warn of due jobs that no living daemon would claim."""
         began = boottime()
         async with connection(self._pool) as db:
-            sample = await queries.sample_backlog(db)
+            backlog = await reports.summarise_live_jobs(db, counted=COUNTED, explored=EXPLORED)
+            nodes = await reports.list_nodes(db)
+            letters = await queries.sample_backlog(db)
             upkeep = await queries.sample_upkeep(db)
-            unclaimed = sample.pop("unclaimed")
-            if fresh := self._to_tell(set(unclaimed), began):
-                nodes, known = await reports.list_nodes(db), await reports.list_handler_names(db)
+            coverage = judge_coverage(backlog, nodes)
+            if fresh := self._to_tell(set(coverage.lanes), began):
+                known = await reports.list_handler_names(db)
                 for queue, handler in sorted(fresh):
                     if why := reports.why_unclaimed(handler, queue, nodes, known):
-                        due = int(unclaimed[queue, handler])
+                        due = coverage.lanes[queue, handler]
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
             states, last_success = await schedule_queries.sample_schedules(db)
-        self._telemetry.backlog_sampled(**sample)
+        self._telemetry.backlog_sampled(
+            **backlog_gauges(backlog), **letters, unclaimable=coverage.unclaimable, unserved=coverage.unserved
+        )
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
@@ -64,6 +118,29 @@ class Gauges:
         self._unclaimed = unclaimed
         self._told |= dict.fromkeys(fresh, now)
         return fresh
+
+
+def backlog_gauges(backlog: reports.Backlog) -> dict[str, Any]:
+    """Return the live jobs' part of what `Telemetry.backlog_sampled` shows."""
+    jobs: defaultdict[tuple[str, str], int] = defaultdict(int)
+    oldest_due: defaultdict[tuple[str, str], float] = defaultdict(float)
+    oldest_running: defaultdict[str, float] = defaultdict(float)
+    for lane in (*backlog.lanes, *backlog.unnamed):
+        for state in ("due", "running", "retrying", "future"):
+            if count := getattr(lane, state):
+                jobs[lane.queue, state] += count
+        if lane.oldest_due is not None:
+            key = lane.queue, str(lane.priority)
+            oldest_due[key] = max(oldest_due[key], lane.oldest_due.total_seconds())
+        if lane.oldest_running is not None:
+            oldest_running[lane.queue] = max(oldest_running[lane.queue], lane.oldest_running.total_seconds())
+    return {
+        "jobs": jobs,
+        "oldest_due": oldest_due,
+        "oldest_running": oldest_running,
+        "expired": sum(lane.expired for lane in (*backlog.lanes, *backlog.unnamed)),
+        "at_least": backlog.at_least,
+    }
 
 
 class LocalGauges:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LivingNode, ServerLook
+    from rota.db.reports import Backlog, LivingNode, ServerLook
 
 NAMED = 20
 """Most objects of one kind that get a finding of their own; the others are counted in one more finding."""
@@ -39,7 +39,7 @@ class Facts:
     asked: datetime
     """This machine's time when the server was asked for its own."""
     answered: datetime
-    lanes: "Sequence[Lane]"
+    backlog: "Backlog"
     nodes: "Sequence[LivingNode]"
     known_handlers: Sequence[str]
     schedules: "dict[str, int]"

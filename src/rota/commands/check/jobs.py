@@ -1,5 +1,6 @@
 """Checks of queues, live jobs and dead letters."""
 
+from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -37,16 +38,19 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
     """Report lanes with due jobs that no living daemon would claim."""
     from rota.db.reports import why_unclaimed
 
+    backlog, bound = facts.backlog, "at least " if facts.backlog.at_least else ""
     unclaimed = [
         (lane, why)
-        for lane in facts.lanes
+        for lane in sorted(
+            backlog.by_handler, key=lambda lane: (not lane.registered, -(lane.oldest_due or timedelta(0)))
+        )
         if lane.due and (why := why_unclaimed(lane.handler, lane.queue, facts.nodes, facts.known_handlers))
     ]
     findings = [
         Finding(
             check="unclaimed",
             object=f"handler {lane.handler} in queue {lane.queue}",
-            finding=f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, "
+            finding=f"{bound}{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, "
             f"the oldest for {age(lane.oldest_due)}",
             do=why,
             alert="RotaUnclaimable",
@@ -56,9 +60,28 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
     return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
 
 
+async def check_lanes(facts: "Facts") -> list[Finding]:
+    """Report so many queues and handlers that not all can be looked at."""
+    from rota.db.reports import SHOWN
+
+    more = facts.backlog.more_lanes
+    if not more:
+        return []
+    count = f"more than {SHOWN + more:,}" if facts.backlog.unexplored else f"{SHOWN + more:,}"
+    return [
+        Finding(
+            check="lanes",
+            object="queues and handlers",
+            finding=f"jobs wait in {count} pairs of queue and handler, most of which no daemon has registered",
+            do="a client makes up names: see created_by in rota job list, and rota job cancel --handler or --queue",
+            alert="RotaUnclaimable",
+        )
+    ]
+
+
 async def check_leases(facts: "Facts") -> list[Finding]:
     """Report expired leases that no daemon has taken back."""
-    expired = sum(lane.expired for lane in facts.lanes)
+    expired = sum(lane.expired for lane in (*facts.backlog.lanes, *facts.backlog.unnamed))
     if not expired:
         return []
     return [

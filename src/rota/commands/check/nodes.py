@@ -30,9 +30,10 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
 
 async def check_absence(facts: "Facts") -> list[Finding]:
     """Report that no daemon is alive before anything is late. Once something is due or overdue, other findings say so."""
-    if facts.nodes or any(lane.due or lane.expired for lane in facts.lanes) or facts.schedules.get("overdue"):
+    lanes = (*facts.backlog.lanes, *facts.backlog.unnamed)
+    if facts.nodes or any(lane.due or lane.expired for lane in lanes) or facts.schedules.get("overdue"):
         return []
-    jobs, fires = sum(lane.future + lane.retrying for lane in facts.lanes), facts.schedules.get("ok", 0)
+    jobs, fires = sum(lane.future + lane.retrying for lane in lanes), facts.schedules.get("ok", 0)
     if not jobs and not fires:
         return []
     return [
