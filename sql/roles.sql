@@ -178,7 +178,7 @@ begin
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
             (array[operator], '{pause_schedule, resume_schedule, remove_schedule, run_schedule_now, backfill_schedule}'),
-            (array[daemon], '{complete, guard, rotate_ledger, tell}')
+            (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

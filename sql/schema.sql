@@ -78,6 +78,7 @@ COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with ti
 
 CREATE FUNCTION rota.bounded_limit("limit" integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     if bounded_limit."limit" not between 1 and 10000 then
@@ -90,6 +91,7 @@ end $$;
 
 CREATE FUNCTION rota.bounded_note(note text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     if length(bounded_note.note) > 1000 then
@@ -311,6 +313,7 @@ COMMENT ON FUNCTION rota.discard(job_id bigint, note text) IS 'End a dead letter
 
 CREATE FUNCTION rota.discard_letters(job_ids bigint[], note text) RETURNS bigint
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     with gone as (
         delete from rota.dead_letters
@@ -366,6 +369,7 @@ COMMENT ON FUNCTION rota.discard_many(handler text, queue text, reason text, err
 
 CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean)
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
@@ -494,6 +498,7 @@ end $$;
 
 CREATE FUNCTION rota.find_schedule(name text) RETURNS bigint
     LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     found_id bigint;
@@ -762,6 +767,7 @@ COMMENT ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason t
 
 CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
@@ -801,6 +807,31 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) IS 'Insert a schedule, or make the one of that name be as given (NULL: the default; whether it is paused stays, unless named).';
+
+CREATE FUNCTION rota.raise_fence_tokens() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+declare
+    micros bigint;
+begin
+    for tries in 1..10 loop
+        exit when pg_try_advisory_xact_lock(1919906913, 4);
+        perform pg_sleep(0.01);
+    end loop;
+    perform from rota.locks where name = 'fence_tokens' for update;
+    micros := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
+    if micros <= (select last_value from rota.fence_tokens) then
+        return false;
+    end if;
+    -- Claims take no lock. Without the tenth of a second, those between the reading of the sequence and setval() could be given
+    -- tokens that are then issued again.
+    perform setval('rota.fence_tokens', micros + 100000);
+    return true;
+end $$;
+
+COMMENT ON FUNCTION rota.raise_fence_tokens() IS 'Raise the sequence of fence tokens above the clock in microseconds, where it lags behind: a fail-over can set it back, and a token must never be issued twice.';
 
 CREATE FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -905,6 +936,7 @@ COMMENT ON COLUMN rota.schedule_definitions.edited_at IS 'The last edit that cha
 
 CREATE FUNCTION rota.record_undecided(definition rota.schedule_definitions, next_fire_at timestamp with time zone, disposition text, note text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     first timestamptz := record_undecided.next_fire_at;
@@ -1020,6 +1052,7 @@ COMMENT ON FUNCTION rota.redrive_many(handler text, queue text, reason text, err
 
 CREATE FUNCTION rota.refuse_bad_name(name text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     if rota.is_name(refuse_bad_name.name) is not true then
@@ -1030,6 +1063,7 @@ end $$;
 
 CREATE FUNCTION rota.refuse_foreign(job_id bigint, created_by text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     if refuse_foreign.created_by is distinct from rota.caller() and not rota.is_operator() then
@@ -1041,6 +1075,7 @@ end $$;
 
 CREATE FUNCTION rota.refuse_not_dead(job_id bigint) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     stands text := rota.state_of(refuse_not_dead.job_id);
@@ -1056,6 +1091,7 @@ end $$;
 
 CREATE FUNCTION rota.refuse_unknown(job_id bigint) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     raise exception using errcode = 'RT003',
@@ -1307,7 +1343,8 @@ declare
 begin
     made := 0;
     dropped := 0;
-    if not pg_try_advisory_xact_lock(1919906913, 2) then
+    perform from rota.locks as lock where lock.name = 'ledger' for update skip locked;
+    if not found then
         return next;
         return;
     end if;
@@ -1393,6 +1430,7 @@ COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text)
 
 CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) RETURNS bigint[]
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     -- Daemons step over a schedule whose clock is locked. Without this, their insert of its next job would wait for the end of
     -- this transaction, to know whether the job that goes back here is live, and the fires of all other schedules with it.
@@ -1452,6 +1490,7 @@ end $$;
 
 CREATE FUNCTION rota.state_of(job_id bigint) RETURNS text
     LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select coalesce(
         (select state from rota.jobs where jobs.job_id = state_of.job_id),
@@ -1915,6 +1954,12 @@ ALTER TABLE rota.jobs ALTER COLUMN job_id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE rota.locks (
+    name text NOT NULL
+);
+
+COMMENT ON TABLE rota.locks IS 'Rows that rota''s functions lock, in place of advisory locks, which every login could hold.';
+
 CREATE TABLE rota.meta (
     only_row boolean DEFAULT true NOT NULL,
     installation_id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -2091,6 +2136,9 @@ ALTER TABLE ONLY rota.handlers
 ALTER TABLE ONLY rota.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
 
+ALTER TABLE ONLY rota.locks
+    ADD CONSTRAINT locks_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY rota.meta
     ADD CONSTRAINT meta_pkey PRIMARY KEY (only_row);
 
@@ -2217,6 +2265,8 @@ REVOKE ALL ON FUNCTION rota.pause_queue(name text, reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.raise_fence_tokens() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) FROM PUBLIC;
 

@@ -68,7 +68,7 @@ OPERATORS_CALL = {
     "run_schedule_now",
     "backfill_schedule",
 }
-DAEMONS_CALL = {"complete", "guard", "rotate_ledger", "tell"}
+DAEMONS_CALL = {"complete", "guard", "rotate_ledger", "raise_fence_tokens", "tell"}
 
 DENIED = asyncpg.InsufficientPrivilegeError
 

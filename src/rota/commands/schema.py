@@ -58,7 +58,8 @@ def migrate(
             report = schema.Applied(applied=finish(url, schema.missing(url)), version=schema.VERSION)
             word, exit_code = "missing", 1 if report.applied else 0
         else:
-            report, exit_code = finish(url, schema.migrate(url, role_prefix=prefix)), 0
+            waiting = schema.migrate(url, role_prefix=prefix, say=lambda text: typer.echo(f"note: {text}", err=True))
+            report, exit_code = finish(url, waiting), 0
             word = "applied"
     for said in report.notices:
         typer.echo(f"note: {said}", err=True)

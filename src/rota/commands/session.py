@@ -75,12 +75,11 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
 async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
     """Do the same where a loop runs already."""
     from rota.db.migrate import installation
-    from rota.db.pool import Route, connect
+    from rota.db.pool import ROUTE_OF_COMMANDS, connect
 
     dsn = config.require_database()
     with explaining(dsn):
-        # As if through a pooler, which takes no settings and keeps no statements: for one command that is as good.
-        conn = await connect(dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name=f"rota {name}")
+        conn = await connect(dsn, route=ROUTE_OF_COMMANDS, name=f"rota {name}")
         conn.add_log_listener(lambda _, said: typer.echo(f"note: {printable(said.message)}", err=True))
         try:
             await installation(conn)

@@ -24,11 +24,16 @@ PING = 10.0
 PONG = 2.0
 """Seconds after which a round trip without an answer is taken for a cut link."""
 
+LOCK_RETRY_SECONDS = 1.0
+"""Pause between two tries at the shared lock while another session holds it exclusively."""
+
 
 class Listener:
     """Service: keeps one connection listening, and holds the advisory lock that makes inserts notify while we wait.
 
-    The lock is shared among waiting dispatchers and goes with the session; see the trigger function rota.wake_dispatchers().
+    Waiting dispatchers share the lock, and it ends with the session; see the trigger function rota.wake_dispatchers(). Every
+    login may hold this lock, so nothing ever waits for it: a stranger can only cause notifications that nobody needs, or have
+    us poll.
     """
 
     name = "listener"
@@ -53,6 +58,7 @@ class Listener:
         self._conn: asyncpg.Connection | None = None
         self._wanted = False
         self._held = False
+        self._try_lock_at = 0.0
         self._carried = 0.0
         """When the link last brought an answer, on this node's clock."""
         self._changed = asyncio.Event()
@@ -72,14 +78,18 @@ class Listener:
         """Be connected, hold or leave the lock as wanted, and see that the link still carries."""
         try:
             conn = self._conn or await self._open()
-            if self._wanted != self._held:
-                wanted = self._wanted
-                await conn.execute(SQL["await_inserts" if wanted else "ignore_inserts"], timeout=PONG)
-                self._held, self._carried = wanted, boottime()
-                if wanted:
-                    # What was inserted before the lock was held has not told us.
-                    self._on_wake()
-                    self._on_schedules()
+            if self._has_to_change():
+                if self._wanted:
+                    self._held = await conn.fetchval(SQL["await_inserts"], timeout=PONG)
+                    self._try_lock_at = 0.0 if self._held else boottime() + LOCK_RETRY_SECONDS
+                    if self._held:
+                        # Inserts that committed before the lock was held sent no notification.
+                        self._on_wake()
+                        self._on_schedules()
+                else:
+                    await conn.execute(SQL["ignore_inserts"], timeout=PONG)
+                    self._held = False
+                self._carried = boottime()
             elif self._ping_in() <= 0:
                 await conn.execute("select 1", timeout=PONG)
                 self._carried = boottime()
@@ -88,11 +98,19 @@ class Listener:
             if isinstance(error, TRANSIENT):
                 raise
             raise ConnectionLost(str(error)) from error
-        if self._wanted == self._held:
+        if not self._has_to_change():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._ping_in()):
+                async with asyncio.timeout(self._pause()):
                     await self._changed.wait()
             self._changed.clear()
+
+    def _has_to_change(self) -> bool:
+        return self._wanted != self._held and (not self._wanted or boottime() >= self._try_lock_at)
+
+    def _pause(self) -> float:
+        if self._wanted and not self._held:
+            return min(self._ping_in(), self._try_lock_at - boottime())
+        return self._ping_in()
 
     def _ping_in(self) -> float:
         # Counted from the last answer, not from the last turn: a dispatcher that changes its mind in between is no answer.

@@ -11,23 +11,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db.pool import is_pooled, refuse_encoding
+from rota.db.blockers import session_name, watching
+from rota.db.pool import ROUTE_OF_COMMANDS, connect, is_pooled, refuse_encoding
 from rota.db.sql import MIGRATIONS, ROLES, SQL
 from rota.errors import DatabaseUnusable, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from rota.db.blockers import Blocker
     from rota.db.pool import Connection
-
-LOCK = 1919906913
-"""First key of all our advisory locks ("rota" in ASCII); the second: 1 waiting dispatchers, 2 ledger, 3 migrations, 4 tokens."""
 
 VERSION = len(MIGRATIONS)
 BREAKING = "-- Breaks older daemons: "
@@ -45,10 +45,22 @@ PAUSE = 1.0
 """Seconds for everybody else between two tries at a lock."""
 
 PATIENCE = 60.0
-"""Seconds after which a lock is given up: somebody holds it and won't let go."""
+"""Seconds after which a lock that another session holds is given up."""
+
+MIGRATOR_PATIENCE = 3600.0
+"""Seconds to wait for another migrator: building an index on a large table takes long."""
+
+NAME_AFTER = 2.0
+"""Seconds of waiting for another migrator after which it is named."""
 
 TURN = 0.2
 """Seconds until a migrator looks again whether another one is done."""
+
+OUR_TURN = "select from rota.migrations where version = 1 for update skip locked"
+"""Locks the row that keeps other migrators out until the end of the transaction. No role but the owner may lock it."""
+
+SAFE_NAMES = "set local search_path = pg_catalog, pg_temp"
+"""First in each transaction: a function of another login must not run with the migrator's rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +89,13 @@ def checksum(text: str) -> str:
 
 def script() -> str:
     """Return all migrations as one SQL text, for people who bring the schema in with a tool of their own."""
-    parts = ["-- The schema of rota, all migrations in order, for a database that has none of them yet.\n\nbegin;\n"]
+    begin = f"begin;\n{SAFE_NAMES};\n"
+    parts = [f"-- The schema of rota, all migrations in order, for a database that has none of them yet.\n\n{begin}"]
     for number, (name, text) in enumerate(MIGRATIONS.items(), 1):
         row = SQL["record_migration"].replace("$1", str(number)).replace("$2", f"'{name}'")
         if apart(text):
-            text = f"commit;\n\n{text}\nbegin;\n"  # noqa: PLW2901
+            session_names = SAFE_NAMES.replace("set local", "set")
+            text = f"commit;\n\n{session_names};\n{text}\nreset search_path;\n{begin}"  # noqa: PLW2901
         parts.append(f"-- {name}\n\n{text}\n{row.replace('$3', repr(checksum(MIGRATIONS[name])))};\n")
     stamp = SQL["stamp_schema"].replace("$1", str(VERSION)).replace("$2", str(OLDEST_COMPATIBLE))
     parts.append(f"{stamp};\n\nselect made from rota.rotate_ledger();\n\ncommit;\n")
@@ -92,51 +106,43 @@ def roles_script(prefix: str) -> str:
     """Return what gives the roles their rights as one SQL text."""
     if "'" in prefix or "\\" in prefix:
         raise ValueError(prefix)
-    return f"begin;\nset local rota.role_prefix = '{prefix}';\n\n{ROLES}\ncommit;\n"
+    return f"begin;\n{SAFE_NAMES};\nset local rota.role_prefix = '{prefix}';\n\n{ROLES}\ncommit;\n"
 
 
-async def migrate(dsn: str | None, *, role_prefix: str | None = None) -> Applied:
+async def migrate(
+    dsn: str | None, *, role_prefix: str | None = None, say: Callable[[str], None] | None = None
+) -> Applied:
     """Apply what is missing. A second migrator waits for the first and then finds nothing to do.
 
     With a prefix the four roles are made, where they don't exist, and get their rights. After new migrations those that have
     rights here get them anew in any case: a daemon without rights on a new table would stand still.
 
     Raises SchemaMismatch when an applied file has changed since, or when the schema is newer and not for this rota any more;
-    DatabaseUnusable when this user may not, or when somebody doesn't let go of a lock.
+    DatabaseUnusable when this user may not, or when another session keeps a lock for too long: the message names it, and so
+    does what `say` is called with meanwhile.
     """
     conn = await asyncpg.connect(dsn, statement_cache_size=0)
     notices: list[str] = []
     conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
-        refuse_encoding(await conn.fetchval("show server_encoding"))
-        if is_pooled(conn, pid=await conn.fetchval("select pg_backend_pid()")):
-            # The lock would stay behind in a server connection of the pooler's, and keep every later migrator waiting.
+        refuse_encoding(await conn.fetchval("select pg_catalog.current_setting('server_encoding')"))
+        if is_pooled(conn, pid=await conn.fetchval("select pg_catalog.pg_backend_pid()")):
             raise DatabaseUnusable(
-                "the database URL leads through a connection pooler, where a migration can't keep others from running beside it: "
+                "the database URL leads through a connection pooler, which loses the settings that migrations need: "
                 "set ROTA_DIRECT_URL (or database.direct_url) to a URL straight to the server"
             )
-        # Not by waiting for it: a statement that waits holds a snapshot, for whose end an index built concurrently waits.
-        while not await conn.fetchval("select pg_try_advisory_lock($1, 3)", LOCK):  # noqa: ASYNC110  another process's event
-            await asyncio.sleep(TURN)
-        known = await _known(conn)
-        _agree(known, await _oldest_compatible(conn, known))
-        if role_prefix is not None and len(known) > VERSION:
-            raise SchemaMismatch(
-                f"the schema is at version {len(known)}, newer than this rota knows ({VERSION}): "
-                "it would take away the rights on what it doesn't know; give rights with the newer rota"
-            )
-        fresh = list(MIGRATIONS.items())[len(known) :]
-        for number, (name, text) in enumerate(fresh, len(known) + 1):
-            await _patiently(partial(_apply, conn, number, name, text), what=f"migration {name}")
+        await conn.execute(SAFE_NAMES.replace("set local", "set"))
+        patiently = Patience(dsn, conn, say or (lambda _: None))
+        applied = await _apply_missing(conn, patiently, role_prefix)
         await conn.execute("select made from rota.rotate_ledger()")
         prefixes = [role_prefix] if role_prefix is not None else []
-        if fresh:
+        if applied:
             prefixes += [row[0] for row in await conn.fetch(SQL["find_role_prefixes"]) if row[0] != role_prefix]
         for prefix in prefixes:
-            await _patiently(partial(_grant, conn, prefix), what="giving the roles their rights")
+            await patiently.run(partial(_grant, conn, prefix), what="giving the roles their rights")
         return Applied(
-            applied=[name for name, _ in fresh],
-            version=max(len(known), VERSION),
+            applied=applied,
+            version=len(await _known(conn)),
             roles=[f"{prefix}_{role}" for prefix in prefixes for role in ("owner", "daemon", "operator", "client")],
             notices=notices,
         )
@@ -162,15 +168,41 @@ def apart(text: str) -> list[str]:
     return [piece for piece in pieces if re.sub(r"--.*", "", piece).strip()]
 
 
+async def _apply_missing(conn: asyncpg.Connection, patiently: Patience, role_prefix: str | None) -> list[str]:
+    """Apply what is missing and return its names. One migrator at a time, by a row lock on a second connection."""
+    applied: list[str] = []
+    if not await _known(conn):
+        name, text = next(iter(MIGRATIONS.items()))
+        try:
+            await patiently.run(partial(_apply, conn, 1, name, text), what=f"migration {name}")
+            applied.append(name)
+        except (asyncpg.DuplicateSchemaError, asyncpg.UniqueViolationError):
+            # There was no row to lock yet, and another migrator was faster.
+            if not await _known(conn):
+                raise
+    async with patiently.our_turn():
+        known = await _known(conn)
+        _agree(known, await _oldest_compatible(conn, known))
+        if role_prefix is not None and len(known) > VERSION:
+            raise SchemaMismatch(
+                f"the schema is at version {len(known)}, newer than this rota knows ({VERSION}): "
+                "it would take away the rights on what it doesn't know; give rights with the newer rota"
+            )
+        for number, (name, text) in list(enumerate(MIGRATIONS.items(), 1))[len(known) :]:
+            await patiently.run(partial(_apply, conn, number, name, text), what=f"migration {name}")
+            applied.append(name)
+    return applied
+
+
 async def _apply(conn: asyncpg.Connection, number: int, name: str, text: str) -> None:
     alone = apart(text)
     if alone:
-        # Nobody waits behind these. They wait for all transactions that are open, which takes as long as those do.
-        await conn.execute("select set_config('lock_timeout', $1, false)", f"{PATIENCE:.0f}s")
+        # No other session waits behind these. They wait for all transactions that are open, which takes as long as those do.
+        await conn.execute(f"set lock_timeout = '{PATIENCE:.0f}s'")
         for statement in alone:
             await conn.execute(statement)
     async with conn.transaction():
-        await conn.execute("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
+        await conn.execute(f"{SAFE_NAMES}; set local lock_timeout = '{LOCK_WAIT}'")
         if not alone:
             await conn.execute(text)
         await conn.execute(SQL["record_migration"], number, name, checksum(text))
@@ -180,30 +212,84 @@ async def _apply(conn: asyncpg.Connection, number: int, name: str, text: str) ->
 
 async def _grant(conn: asyncpg.Connection, prefix: str) -> None:
     async with conn.transaction():
-        await conn.execute(
-            "select set_config('lock_timeout', $1, true), set_config('rota.role_prefix', $2, true)", LOCK_WAIT, prefix
-        )
+        await conn.execute(f"{SAFE_NAMES}; set local lock_timeout = '{LOCK_WAIT}'")
+        await conn.execute("select set_config('rota.role_prefix', $1, true)", prefix)
         await conn.execute(ROLES)
 
 
-async def _patiently(work: Callable[[], Awaitable[None]], *, what: str) -> None:
-    """Do it in spite of others' locks, without making everybody wait behind it: in short tries, with pauses between them."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
-    while loop.time() < deadline:
+class Patience:
+    """Waits for locks that other sessions hold, and names those sessions."""
+
+    def __init__(self, dsn: str | None, conn: asyncpg.Connection, say: Callable[[str], None]) -> None:
+        self._dsn = dsn
+        self._conn = conn
+        self._say = say
+        self._named: set[int] = set()
+        self._blockers: Sequence[Blocker] = ()
+
+    async def run(self, work: Callable[[], Awaitable[None]], *, what: str) -> None:
+        """Do the work in short tries with pauses between them, so that other sessions don't queue behind a try for long."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        async with watching(self._dsn, self._conn, on_blocked=self._blocked):
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    return await work()
+                except asyncpg.LockNotAvailableError:
+                    await asyncio.sleep(PAUSE)
+        named = f": {self._blockers[0]}. To end it: {self._blockers[0].cure}" if self._blockers else ""
+        raise DatabaseUnusable(
+            f"{what} waits for a lock that another session has held for {PATIENCE:.0f} s{named}; "
+            "nothing of it counts as applied, so run this again afterwards"
+        )
+
+    @asynccontextmanager
+    async def our_turn(self) -> AsyncIterator[None]:
+        """Keep other migrators out, on a connection of its own: some migrations can't run in a transaction."""
+        holder = await asyncpg.connect(self._dsn, statement_cache_size=0)
         try:
-            return await work()
-        except asyncpg.LockNotAvailableError:
-            await asyncio.sleep(PAUSE)
-    raise DatabaseUnusable(
-        f"{what} waits for a lock that somebody hasn't let go of for {PATIENCE:.0f} s; nothing of it counts as applied. "
-        "pg_stat_activity shows the oldest transactions, by xact_start: end the one that holds it, and run this again"
-    )
+            # Limits that are set for every session must not end this transaction while a migration runs.
+            await holder.execute("set search_path = pg_catalog, pg_temp; set idle_in_transaction_session_timeout = 0")
+            if await holder.fetchval("select current_setting('transaction_timeout', true) is not null"):
+                await holder.execute("set transaction_timeout = 0")
+            await self._wait_for_turn(holder)
+            yield
+        finally:
+            await holder.close(timeout=PAUSE)
+
+    async def _wait_for_turn(self, holder: asyncpg.Connection) -> None:
+        loop = asyncio.get_running_loop()
+        began, told = loop.time(), False
+        while True:
+            await holder.execute("begin")
+            # Not by waiting for the row: a statement that waits holds a snapshot, for whose end an index built concurrently waits.
+            # By the simple protocol: a finished portal of the extended one would keep its snapshot until the transaction ends.
+            if await holder.execute(OUR_TURN) == "SELECT 1":
+                return
+            await holder.execute("rollback")
+            waited = loop.time() - began
+            if (waited >= NAME_AFTER and not told) or waited >= MIGRATOR_PATIENCE:
+                at_work = await holder.fetchrow(SQL["find_migrator"])
+                named = session_name(*at_work) if at_work else "a session that can't be found"
+                if waited >= MIGRATOR_PATIENCE:
+                    raise DatabaseUnusable(
+                        f"another migration has been at work for {MIGRATOR_PATIENCE:.0f} s: {named}. "
+                        "Wait for its end, or end that session, and run this again"
+                    )
+                self._say(f"waiting for another migration: {named}")
+                told = True
+            await asyncio.sleep(TURN)
+
+    def _blocked(self, blockers: Sequence[Blocker]) -> None:
+        self._blockers = blockers
+        for blocker in blockers:
+            if blocker.pid not in self._named:
+                self._named.add(blocker.pid)
+                self._say(f"waiting: {blocker}")
 
 
 async def missing(dsn: str | None) -> list[str]:
     """Return the migrations that the database hasn't seen, without changing anything. Raises what `migrate` would."""
-    conn = await asyncpg.connect(dsn, statement_cache_size=0)  # a pooler is good enough for looking
+    conn = await connect(dsn, route=ROUTE_OF_COMMANDS, name="rota migrate --check")
     try:
         known = await _known(conn)
         _agree(known, await _oldest_compatible(conn, known))

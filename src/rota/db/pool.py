@@ -54,6 +54,20 @@ PgBouncer keeps it for each of its clients.
 ISOLATION = {"default_transaction_isolation": "read committed"}
 """Our statements look again at a row that somebody was faster at. Under a stricter one, set for everybody, they would fail."""
 
+NAMES = {"search_path": "pg_catalog, pg_temp", "row_security": "off"}
+"""Names resolve in pg_catalog, so that no function, operator or type of another login can take the place of a built-in one.
+
+With row_security off, a policy that would hide rows from this login raises an error instead.
+"""
+
+SETTLED_BEGIN = "".join(
+    [
+        "begin isolation level read committed",
+        *(f"; set local {name} = {value}" for name, value in NAMES.items()),
+    ]
+)
+"""Begins a transaction with our settings where a session can't have them: behind a pooler."""
+
 
 FORGET = """
     set session authorization default; reset role; reset all; discard temp;
@@ -68,6 +82,53 @@ WHY_READ_ONLY = "(a standby, or default_transaction_read_only is on)"
 TO_THE_PRIMARY = "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
 
 
+class StatementwiseConnection(asyncpg.Connection):
+    """A connection for our own statements that needs no session settings: each statement runs in a transaction that sets them.
+
+    For poolers, which refuse settings and may send each transaction to another server session. Costs two round trips a statement.
+    """
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109
+        """Run it with our settings; a statement that begins a transaction sets them for all that follows in it."""
+        if not args and not self.is_in_transaction() and query.lstrip()[:5].lower() == "begin":
+            return await super().execute(f"{SETTLED_BEGIN}{query.strip()[5:]}", timeout=timeout)
+        async with self._settled(timeout):
+            return await super().execute(query, *args, timeout=timeout)
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+        """Run it with our settings."""
+        async with self._settled(timeout):
+            return await super().fetch(query, *args, timeout=timeout, **options)
+
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+        """Run it with our settings."""
+        async with self._settled(timeout):
+            return await super().fetchrow(query, *args, timeout=timeout, **options)
+
+    async def fetchval(self, query: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+        """Run it with our settings."""
+        async with self._settled(timeout):
+            return await super().fetchval(query, *args, timeout=timeout, **options)
+
+    @asynccontextmanager
+    async def _settled(self, timeout: float | None) -> AsyncIterator[None]:  # noqa: ASYNC109
+        if self.is_in_transaction():
+            yield
+            return
+        try:
+            await super().execute(SETTLED_BEGIN, timeout=timeout)
+            yield
+            await super().execute("commit", timeout=timeout)
+        except BaseException:
+            try:
+                if self.is_in_transaction():
+                    await super().execute("rollback", timeout=timeout or PATIENCE)
+            except BaseException:
+                self.terminate()  # a transaction left open would keep its locks, and the next statement would join it
+                raise
+            raise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The way to the database: whether a pooler stands in between, and what the server is."""
@@ -75,6 +136,10 @@ class Route:
     pooled: bool
     version: int
     synchronous_commit: str
+
+
+ROUTE_OF_COMMANDS = Route(pooled=True, version=0, synchronous_commit="on")
+"""For one command, a connection as if through a pooler is good enough, and needs no look at the server first."""
 
 
 def about_a_row(error: asyncpg.PostgresError) -> bool:
@@ -144,7 +209,9 @@ def no_answer(where: str, said: str) -> DatabaseUnusable:
 async def probe(dsn: str | None) -> Route:
     """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
     try:
-        conn = await asyncpg.connect(dsn, timeout=PATIENCE, statement_cache_size=0)
+        conn = await asyncpg.connect(
+            dsn, timeout=PATIENCE, statement_cache_size=0, connection_class=StatementwiseConnection
+        )
     except (
         asyncpg.InvalidAuthorizationSpecificationError,
         asyncpg.InvalidCatalogNameError,
@@ -198,9 +265,8 @@ async def open_pool(
         reset=keep,
         command_timeout=patience,
         timeout=patience,
-        statement_cache_size=0 if route.pooled else 100,
         max_inactive_connection_lifetime=300,
-        server_settings=our_settings(route, name),
+        **our_session(route, name),
     )
     return pool
 
@@ -266,19 +332,22 @@ async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: i
 
 
 async def connect(dsn: str | None, *, route: Route, name: str, patience: float = PATIENCE) -> asyncpg.Connection:
-    """Open one connection outside of any pool: the heartbeat's."""
-    return await asyncpg.connect(
-        dsn,
-        timeout=patience,
-        command_timeout=patience,
-        statement_cache_size=0 if route.pooled else 100,
-        server_settings=our_settings(route, name),
-    )
+    """Open one connection outside of any pool, for our own statements only."""
+    return await asyncpg.connect(dsn, timeout=patience, command_timeout=patience, **our_session(route, name))
+
+
+def our_session(route: Route, name: str) -> dict[str, Any]:
+    """Return the driver's options for a session in which only our own statements run."""
+    options: dict[str, Any] = {
+        "statement_cache_size": 0 if route.pooled else 100,
+        "server_settings": our_settings(route, name),
+    }
+    return options | {"connection_class": StatementwiseConnection} if route.pooled else options
 
 
 def our_settings(route: Route, name: str) -> dict[str, str]:
     """Return the settings of a session in which only our own statements run."""
-    return session_settings(route, name) | CLOCK | ({} if route.pooled else PLANS | ISOLATION)
+    return session_settings(route, name) | CLOCK | ({} if route.pooled else PLANS | ISOLATION | NAMES)
 
 
 def session_settings(route: Route, name: str) -> dict[str, str]:

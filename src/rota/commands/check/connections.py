@@ -27,7 +27,7 @@ async def check_login(facts: "Facts") -> list[Finding]:
 async def check_listen_route(facts: "Facts") -> list[Finding]:
     """Report a connection on which notifications can't arrive: LISTEN succeeds there, and no error ever says so."""
     from rota.db.migrate import installation
-    from rota.db.pool import Route, connect, is_pooled, probe
+    from rota.db.pool import ROUTE_OF_COMMANDS, connect, is_pooled, probe
     from rota.errors import RotaError
 
     config = facts.config
@@ -50,9 +50,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
                         "let it lead straight to the server, to its own host and port; until then, jobs are found by polling",
                     )
                 ]
-            direct = await connect(
-                dsn, route=Route(pooled=True, version=0, synchronous_commit="on"), name="rota check direct"
-            )
+            direct = await connect(dsn, route=ROUTE_OF_COMMANDS, name="rota check direct")
             try:
                 there = await installation(direct)
             finally:

@@ -1,0 +1,42 @@
+-- Find the sessions for whose locks one session, or all sessions of rota in this database, wait.
+--   $1 pid        int4       the waiting session; null: every session whose application_name begins with "rota "
+--   $2 at_least   interval   shortest wait that counts
+--   -> waited float8?, object text?, pid int4?, user_name text?, application text?
+--   waited  seconds, the longest wait behind this session
+--   object  a table, or the words "a row"
+--   pid     0: a prepared transaction
+-- Where the blocking session itself waits for another one, the last session of the chain is returned. Everybody may read pg_locks,
+-- and of other logins' sessions pid, user and application_name.
+with recursive waiting as materialized (
+    select lock.pid, max(clock_timestamp() - lock.waitstart) as waited, max(lock.relation::regclass::text) as object
+    from pg_catalog.pg_locks as lock
+    where not lock.granted
+      and lock.waitstart is not null
+    group by lock.pid
+),
+chain as (
+    select waiting.pid, waiting.pid as blocked, 0 as depth
+    from waiting
+    join pg_catalog.pg_stat_activity as activity on activity.pid = waiting.pid
+    where waiting.waited >= $2
+      and (activity.pid = $1 or $1 is null and activity.datname = current_database() and activity.application_name like 'rota %')
+    union
+    select ahead.pid, chain.blocked, chain.depth + 1
+    from chain
+    cross join lateral unnest(pg_blocking_pids(chain.pid)) as ahead (pid)
+    where chain.depth < 8
+)
+select
+    extract(epoch from max(blocked.waited))::float8 as waited,
+    coalesce(max(blocked.object), 'a row') as object,
+    chain.pid,
+    max(activity.usename)::text as user_name,
+    max(activity.application_name) as application
+from chain
+join waiting as blocked on blocked.pid = chain.blocked
+left join pg_catalog.pg_stat_activity as activity on activity.pid = chain.pid
+where chain.depth > 0
+  and chain.pid not in (select waiting.pid from waiting)
+group by chain.pid
+order by waited desc, chain.pid
+limit 10
