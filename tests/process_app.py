@@ -7,10 +7,12 @@ another server than the daemon's, one to which nothing happens.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import multiprocessing
 import os
 import random
+import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -330,6 +332,47 @@ def strays_apart(job: rota.SyncJob[Any]) -> None:
     thread = threading.Thread(target=_stray, args=(job.payload,))
     thread.start()
     thread.join()
+
+
+@app.handler("cancels_loop")
+async def cancels_loop(job: rota.Job[Any]) -> None:
+    """Cancel one of the daemon's loops from a thread, whose code belongs to no job."""
+    loop = asyncio.get_running_loop()
+    (task,) = [task for task in asyncio.all_tasks() if task.get_name() == options(job)["loop"]]
+
+    def cancel() -> None:
+        loop.call_soon_threadsafe(task.cancel, context=contextvars.Context())
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    thread.join()
+
+
+@app.handler("breaks_loop")
+async def breaks_loop(job: rota.Job[Any]) -> None:
+    """Break the main loop in the way that the payload names."""
+    loop = asyncio.get_running_loop()
+    match options(job)["by"]:
+        case "exit":
+            loop.call_soon(sys.exit, 7)
+        case "interrupt":
+            loop.call_soon(_raise, KeyboardInterrupt())
+        case "exit in a task":
+            asyncio.ensure_future(_exit())  # noqa: RUF006  nobody waits for it, as in code that means harm
+        case "stop":
+            loop.stop()
+        case "cancel":
+            for task in asyncio.all_tasks():
+                task.cancel()
+    await asyncio.Event().wait()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+async def _exit() -> None:
+    sys.exit(7)
 
 
 @app.handler("apart", runs_in="process")

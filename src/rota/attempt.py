@@ -20,6 +20,7 @@ class Attempt:
     """One execution of a job, from its claim to its settlement."""
 
     __slots__ = (
+        "abandoned",
         "began",
         "checkpoint",
         "claim",
@@ -30,6 +31,7 @@ class Attempt:
         "interruption",
         "lease",
         "on_interrupt",
+        "settle_crashes",
         "started",
         "stop_by",
         "stop_flag",
@@ -51,7 +53,9 @@ class Attempt:
         self.stop_by: float | None = None
         self.stop_flag: threading.Event | None = None
         self.began = self.committed = self.committing = self.completing = self.stuck = False
+        self.abandoned = False
         self.ended_at = 0.0
+        self.settle_crashes = 0
         self.checkpoint = claim.checkpoint
 
     def interrupt(self, outcome: Outcome, *, grace: float) -> None:
@@ -66,6 +70,16 @@ class Attempt:
             self.on_interrupt()
         elif self.task is not None:
             self.task.cancel()
+
+    def lease_ends_at(self, grace: float) -> float:
+        """Return the earliest moment at which the lease may end, on this node's clock, as the heartbeat has extended it.
+
+        `grace`: how many seconds beyond the job's timeout the heartbeat asked for.
+        """
+        extended = self.trusted_until + margin(self.lease)
+        if self.claim.timeout is not None:
+            extended = min(extended, self.started + self.claim.timeout.total_seconds() + grace)
+        return max(self.started + self.lease, extended)
 
     @property
     def stop_reason(self) -> StopReason | None:

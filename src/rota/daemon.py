@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import socket
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import asyncpg
 
 from rota import health, logs, systemd
 from rota.builtin.configured import configured
@@ -26,10 +23,9 @@ from rota.config import mask_dsn
 from rota.cron import tzdata_version
 from rota.db import queries
 from rota.db.blocking import BlockingPool, Login
-from rota.db.listen import Listener, NoListener
+from rota.db.listen import Listener
 from rota.db.migrate import Installation, installation
 from rota.db.pool import (
-    LOST,
     TRANSIENT,
     Pool,
     Route,
@@ -43,17 +39,15 @@ from rota.db.pool import (
     probe,
 )
 from rota.domain.job import NodeId
-from rota.errors import SchemaMismatch
+from rota.errors import DaemonFailed, RotaError, SchemaMismatch
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
-from rota.lifecycle.drain import Drain
-from rota.lifecycle.executor import Executor
 from rota.lifecycle.heartbeat import Heartbeat, Trust
-from rota.lifecycle.running import Running
 from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler
-from rota.lifecycle.wake import Wake
-from rota.loop import Pulse, Service, on_own_thread, run_forever
+from rota.logs import handler_of_context
+from rota.loop import Pulse, uncancel
+from rota.node_loops import Loops
 from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.presence import Node, Presence
@@ -61,13 +55,17 @@ from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
 from rota.services.track_record import TrackRecord
 from rota.stops import Stops
+from rota.supervisor import CRASHES_IN_A_ROW, Supervisor
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import asyncpg
+
     from rota.app import App
     from rota.config import Config
+    from rota.lifecycle.running import Running
 
 STALLED = timedelta(seconds=60)
 """A service that has done nothing for so long, while the database answers, is broken."""
@@ -75,11 +73,11 @@ STALLED = timedelta(seconds=60)
 WAITING = frozenset(kind.name for kind in (Settler, Listener, TrackRecord))
 """Services that wait for something to do, so that their age says nothing."""
 
-ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
-"""Services without which the jobs run as well: a fault of theirs is told, seen in their age, and no reason to stop or restart."""
+HANDLER_LEFT_BEHIND = 5
+"""The exit code of a drain that ended while a handler still ran."""
 
-LAST_WORDS = 2.0
-"""Most seconds that a daemon whose jobs have ended takes to note on their schedules how."""
+ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
+"""Services without which the jobs run as well: their crashes are logged and counted, and never end the daemon."""
 
 
 class Daemon:
@@ -108,14 +106,17 @@ class Daemon:
         self._pulse = Pulse()
         self._route: Route | None = None
         self._installation: str | None = None
-        self._dispatcher: Dispatcher | None = None
         self._presence: Presence | None = None
+        self._loops: Loops | None = None
+        self._failure: RotaError | None = None
+        """Why the daemon ends by itself, if it does."""
+        self._refused: int | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     async def run(self) -> None:
-        """Run until told to stop, and drain. Where a handler will not stop, the process ends here, with exit code 0.
+        """Run until told to stop, and drain. If a handler does not stop, the process ends here, with HANDLER_LEFT_BEHIND.
 
-        Raises DatabaseUnusable when the database can't be used as it is.
+        Raises DatabaseUnusable when the database can't be used as it is, and DaemonFailed when the daemon had to give up.
         """
         config = self._config
         dsn = config.require_database()
@@ -182,144 +183,130 @@ class Daemon:
         self.telemetry.node_stopped()
 
     async def _supervise(self, pool: Pool, environment: Environment, presence: Presence) -> None:
-        config, telemetry, route = self._config, self.telemetry, self._route
-        assert route is not None  # noqa: S101  set by run()
-        wake = Wake()
-        grace = config.drain.grace.total_seconds()
-        running = Running(self._slots, wake, grace=grace)
-        track_record = TrackRecord(pool)
-        scheduler = Scheduler(
+        """Start the loops, wait for the order to stop, drain, and end the loops."""
+        loops = self._loops = Loops(
+            self._config,
+            self.node,
             pool,
-            Wake(),
-            telemetry,
-            node=self.node,
-            shards=lambda: presence.shards if presence.state == "running" else None,
-            poll_interval=config.poll_interval,
-        )
-
-        def on_end(schedule_id: int, succeeded: bool | None) -> None:
-            if succeeded is not None:
-                track_record.add(schedule_id, succeeded=succeeded)
-            scheduler.job_ended()
-
-        settler = Settler(
-            pool,
-            running,
-            telemetry,
-            node=self.node,
-            random=random.random,
-            alert=config.dead_letters.handler,
-            on_end=on_end,
-        )
-        heartbeat = Heartbeat(
-            running,
-            telemetry,
-            node=self.node,
-            connect=lambda: connect(
-                config.require_database(), route=route, name=f"rota {str(self.node)[:8]} heartbeat"
-            ),
-            main=asyncio.get_running_loop(),
-            beat=None if config.lease.heartbeat is None else config.lease.heartbeat.total_seconds(),
-            grace=grace,
-            wedged_after=config.lease.wedged_after.total_seconds(),
-        )
-        listener = self._listener(wake, heartbeat, scheduler)
-        executor = Executor(self._app.handlers, environment, settle=settler.add, abandon=settler.abandon, grace=grace)
-        dispatcher = self._dispatcher = Dispatcher(
-            pool,
-            running,
-            wake,
-            listener,
-            telemetry,
-            pulse=self._pulse,
-            node=self.node,
-            handlers=self._app.handlers,
-            queues=self._slots,
-            lease=config.lease.duration,
-            poll_interval=config.poll_interval,
-            start=executor.start,
-            on_idle=self.stops.claiming.set if self._until_idle else None,
-        )
-        drain = Drain(
-            pool,
-            running,
-            telemetry,
-            node=self.node,
-            timeout=config.drain.timeout,
-            grace=config.drain.grace,
-            random=random.random,
-            alert=config.dead_letters.handler,
-        )
-        gauges = Gauges(pool, telemetry)
-        services: list[Service] = [
-            settler,
-            scheduler,
-            track_record,
-            Trust(running, telemetry, heartbeat, grace=grace),
-            Reaper(
-                pool,
-                telemetry,
-                interval=config.lease.reap_interval,
-                lease=config.lease.duration,
-                random=random.random,
-                alert=config.dead_letters.handler,
-                on_end=on_end,
-            ),
+            environment,
             presence,
-            Pruner(pool, telemetry, config.retention),
-            gauges,
-            LocalGauges(telemetry, running, self._pulse, gauges),
-        ]
-        if isinstance(listener, Listener):
-            services.append(listener)
-        if (interval := systemd.watchdog_interval()) is not None:
-            services.append(systemd.Watchdog(interval))
+            telemetry=self.telemetry,
+            pulse=self._pulse,
+            handlers=self._app.handlers,
+            slots=self._slots,
+            route=self._require_route(),
+            stopping=self.stops.claiming,
+            until_idle=self._until_idle,
+            refused=self.cancel_refused,
+        )
+        supervisor = Supervisor(self.telemetry, self._pulse, give_up=self._give_up, refused=self.cancel_refused)
         try:
-            async with asyncio.TaskGroup() as group:
-                background: list[asyncio.Task[Any]] = [
-                    group.create_task(
-                        run_forever(service, telemetry, self._pulse, expendable=service.name in ONLOOKERS),
-                        name=service.name,
-                    )
-                    for service in services
-                ]
-                beating = on_own_thread(heartbeat, telemetry, self._pulse, close=heartbeat.close)
-                background.append(group.create_task(beating, name=heartbeat.name))
-                with ExitStack() as fallen:
-                    async with asyncio.TaskGroup() as executions:
-                        try:
-                            background += [group.create_task(self._stop_claiming(wake, presence), name="stop")]
-                            await dispatcher.run(executions, self.stops.claiming)
-                            if not await drain.run(self.stops.running):
-                                self._end_at_once()
-                        except BaseException:
-                            # Without it, a handler that won't be cut keeps alive a daemon whose services are gone.
-                            loop = asyncio.get_running_loop()
-                            fallen.callback(loop.call_later(grace, self._end_fallen, running).cancel)
-                            raise
-                # Every execution has ended, and is settled where the database could be reached. Services go last, so that leases
-                # were extended while anything ran.
-                await _note_the_last(track_record)
-                for task in background:
-                    task.cancel()
+            supervisor.start(Settler.name, loops.settle, longest_pause=Settler.longest_pause)
+            supervisor.start(Heartbeat.name, loops.heartbeat, longest_pause=Heartbeat.longest_pause)
+            supervisor.start(Trust.name, loops.trust)
+            supervisor.start(Scheduler.name, loops.schedule)
+            supervisor.start(TrackRecord.name, loops.record, critical=False)
+            supervisor.start(Reaper.name, loops.reap)
+            supervisor.start(Presence.name, loops.presence)
+            supervisor.start(Pruner.name, loops.prune, critical=False)
+            supervisor.start(Gauges.name, loops.sample, critical=False)
+            supervisor.start(LocalGauges.name, loops.sample_locally, critical=False)
+            if loops.listens:
+                supervisor.start(Listener.name, loops.listen)
+            if (interval := systemd.watchdog_interval()) is not None:
+                supervisor.start(systemd.Watchdog.name, lambda: loops.feed_watchdog(interval))
+            supervisor.start("stop", self._stop_claiming)
+            supervisor.start(Dispatcher.name, loops.dispatch)
+            await self._drain(loops)
+            # The loops end last, so that leases were extended and outcomes written while anything ran.
+            await loops.record_the_last()
         finally:
-            # Without it, a falling daemon leaves an open connection behind, with which uvloop doesn't come to its end.
-            if isinstance(listener, Listener):
-                listener.close()
+            await supervisor.end()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _stop_claiming(self, wake: Wake, presence: Presence) -> None:
-        """At the first order to stop: have the dispatcher see it, and tell the others."""
+    async def _drain(self, loops: Loops) -> None:
+        """Return once all jobs have ended after an order to stop. If handlers are left that do not stop, end the process."""
+        try:
+            if not await self._drained(loops):
+                self._end_at_once()
+        except BaseException:
+            # Without the timer, a handler that can't be cut would keep alive a daemon that runs nothing any more.
+            timer = asyncio.get_running_loop().call_later(
+                self._config.drain.grace.total_seconds(), self._end_fallen, loops.running
+            )
+            await loops.executor.end()
+            timer.cancel()
+            raise
+
+    async def _drained(self, loops: Loops) -> bool:
+        """Return once all jobs have ended after an order to stop; False if handlers are left that do not stop.
+
+        An exception or a cancellation that comes meanwhile is taken for the next order: the first drains, the second interrupts,
+        and the third propagates.
+        """
+        while not self.stops.running.is_set():
+            try:
+                await loops.dispatched.wait()
+                return await loops.drain.run(self.stops.running)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  jobs of others are under way
+                uncancel()
+                self.telemetry.loop_crashed("drain", error, crashes=1)
+                name = type(error).__name__
+                self._failure = DaemonFailed(f"{name} in the daemon's main task: see loop.crashed in the log")
+                self.stops.order()
+        await loops.dispatched.wait()
+        return await loops.drain.run(self.stops.running)
+
+    def _give_up(self, loop: str, error: BaseException) -> None:
+        """Drain and end, because a loop can't do its work."""
+        self.telemetry.loop_given_up(loop, kind=type(error).__name__)
+        self._fail(
+            error
+            if isinstance(error, RotaError)
+            else DaemonFailed(
+                f"the loop {loop!r} crashed {CRASHES_IN_A_ROW} times in a row: see loop.crashed in the log"
+            )
+        )
+
+    def _fail(self, failure: RotaError) -> None:
+        self._failure = self._failure or failure
+        if not self.stops.claiming.is_set():
+            self.stops.order()
+
+    def cancel_refused(self, job_id: int) -> None:
+        """Log once for each job that its code tried to cancel what isn't its own."""
+        if job_id != self._refused:
+            self._refused = job_id
+            self.telemetry.cancel_refused(job_id=job_id, handler=handler_of_context())
+
+    def loop_broken(self, error: BaseException) -> bool:
+        """Start to drain after an exception that left the event loop; return whether the loop has to turn on for that.
+
+        It need not before there are jobs, and must not at the third Ctrl-C.
+        """
+        if self._loops is None or (isinstance(error, KeyboardInterrupt) and self.stops.running.is_set()):
+            return False
+        running = [a.claim for a in self._loops.running.snapshot() if a.began and not a.ended_at]
+        self.telemetry.main_loop_broken(error, running=[(claim.handler, claim.job_id) for claim in running])
+        self._fail(DaemonFailed(f"a handler broke the main loop ({type(error).__name__}): see loop.broken in the log"))
+        return True
+
+    async def _stop_claiming(self) -> None:
+        """At the first order to stop, wake the dispatcher and show other nodes that this one drains."""
+        assert self._loops is not None  # noqa: S101  they have started this
+        assert self._presence is not None  # noqa: S101  set by run()
         await self.stops.claiming.wait()
-        wake.set()
-        presence.state = "draining"
+        self._loops.wake.set()
+        self._presence.state = "draining"
         systemd.notify("STOPPING=1\nSTATUS=draining")
         with suppress(*TRANSIENT):
-            await presence.run_once()
+            await self._presence.run_once()
 
     def _end_at_once(self) -> NoReturn:
-        """End the process, because handlers are left that will not stop: nobody could wait for them."""
+        """End the process, because handlers are left that do not stop."""
         self.telemetry.node_stopped()
-        os._exit(0)
+        os._exit(HANDLER_LEFT_BEHIND)
 
     def _end_fallen(self, running: Running) -> None:
         """End the process, because handlers won't be cut that fall with it."""
@@ -332,37 +319,9 @@ class Daemon:
         self.telemetry.node_hung()
         os._exit(1)
 
-    def _listener(self, wake: Wake, heartbeat: Heartbeat, scheduler: Scheduler) -> Listener | NoListener:
-        route = self._route
-        assert route is not None  # noqa: S101  set by run()
-        if route.pooled and self._config.database.direct_url is None:
-            return NoListener()
-        direct = Route(pooled=False, version=route.version, synchronous_commit=route.synchronous_commit)
-
-        async def connect_directly() -> asyncpg.Connection:
-            return await connect(
-                self._config.require_direct_database(),
-                route=direct,
-                name=f"rota {str(self.node)[:8]} listener",
-                patience=5.0,
-            )
-
-        def on_wake() -> None:
-            # Many daemons, one notification: without the jitter all of them claim at the same moment.
-            others = (self._presence.alive if self._presence else 1) - 1
-            if others > 0:
-                asyncio.get_running_loop().call_later(random.uniform(0, min(others, 10) * 0.0005), wake.set)  # noqa: S311
-            else:
-                wake.set()
-
-        return Listener(
-            connect_directly,
-            self.telemetry,
-            on_wake=on_wake,
-            on_cancel=heartbeat.look_now,
-            on_schedules=scheduler.look,
-            on_nodes=scheduler.nodes_changed,
-        )
+    def _require_route(self) -> Route:
+        assert self._route is not None  # noqa: S101  set by run()
+        return self._route
 
     async def _on_connect(self, conn: asyncpg.Connection) -> None:
         if await queries.read_installation(conn) != self._installation:
@@ -459,7 +418,7 @@ class Daemon:
     def readiness(self) -> health.Readiness:
         """Return whether this node takes jobs, for /readyz."""
         reached = max(
-            self._presence.reached if self._presence else 0.0, self._dispatcher.reached if self._dispatcher else 0.0
+            self._presence.reached if self._presence else 0.0, self._loops.database_reached if self._loops else 0.0
         )
         return health.Readiness(
             database_age=timedelta(seconds=boottime() - reached) if reached else None,
@@ -490,10 +449,3 @@ async def _identity(dsn: str, route: Route, name: str) -> Installation:
         return await installation(conn)
     finally:
         await conn.close()
-
-
-async def _note_the_last(record: TrackRecord) -> None:
-    """Have schedules know of jobs that ended a moment ago: nobody else would tell them."""
-    with suppress(*LOST, asyncpg.PostgresError):
-        async with asyncio.timeout(LAST_WORDS):
-            await record.finish()

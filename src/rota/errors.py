@@ -7,6 +7,7 @@ RotaError                     1  anything rota raises on purpose
 │   └── AppNotFound           2  the app's module can't be imported, or holds no App
 ├── DatabaseUnusable          3  the server can't be reached, refuses us, or can't be written to
 │   └── SchemaMismatch        3  the schema is missing, older or newer than this rota understands
+├── DaemonFailed              1  a daemon had to give up; it has drained
 ├── InvalidPayload            1  a payload that can't be stored, or doesn't decode
 ├── Refused                   1  the database said no to a job or to what a job wrote; .sqlstate says why
 ├── InvalidCron               1  a cron expression that is refused (rota.cron)
@@ -50,6 +51,10 @@ class DatabaseUnusable(RotaError):
 
 class SchemaMismatch(DatabaseUnusable):
     """The schema is missing, or of a version that this rota doesn't understand."""
+
+
+class DaemonFailed(RotaError):
+    """A daemon had to give up, for a fault of its own or of a handler; it has drained first."""
 
 
 class InvalidPayload(RotaError):

@@ -6,7 +6,6 @@ asks of its job is answered here, and noted.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from rota.lifecycle.executor import Executor
 from rota.payload import encode
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Iterator, Mapping
 
     from rota.app import App
@@ -353,8 +353,6 @@ async def run_attempt(handler: Handler, attempt: Attempt, environment: Environme
         abandon=lambda _: None,
         grace=GRACE,
     )
-    async with asyncio.TaskGroup() as group:
-        executor.start(attempt, group)
-    if not ended:
-        raise asyncio.CancelledError
+    executor.start(attempt)
+    await executor.finish()
     return ended[0]

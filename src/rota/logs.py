@@ -38,6 +38,18 @@ def carry_alike(handler: str, queue: str, attempt: int) -> None:
     _ATTEMPT.set(attempt)
 
 
+def job_of_context() -> int | None:
+    """Return the job in whose context the caller runs; None outside of any handler."""
+    job_id: int | None = _JOB_ID.get(None)
+    return job_id
+
+
+def handler_of_context() -> str | None:
+    """Return the handler in whose context the caller runs; None outside of any handler."""
+    handler: str | None = _HANDLER.get(None)
+    return handler
+
+
 def carry(job_id: int, schedule: str | int | None) -> None:
     """Do the same with what is this job's alone."""
     _JOB_ID.set(job_id)

@@ -1,10 +1,11 @@
-"""The only loop: run a service again and again, survive a database that is away, and let the bugs through that matter."""
+"""The only loop: run a service again and again, and wait for a database that is away. Other errors are the supervisor's."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
+from collections import defaultdict
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
@@ -45,25 +46,35 @@ class Service(Protocol):
 
 
 class Pulse:
-    """When each service last did its turn: what /healthz tells."""
+    """When each service last succeeded, and how often: what /healthz tells."""
 
     def __init__(self) -> None:
         self.succeeded: dict[str, float] = {}
-        self.failures: dict[str, int] = {}
+        """Service -> when it last succeeded; when it began, if it never did."""
+        self.successes: defaultdict[str, int] = defaultdict(int)
+        self.failures: defaultdict[str, int] = defaultdict(int)
+        """Service -> failures and crashes since its last success."""
         self.away: set[str] = set()
-        """Those whose last failure was the database's."""
+        """Services whose last failure was the database's."""
+
+    def began(self, service: str) -> None:
+        """Count the age of a service from now on. A restart after a crash is no success, and changes nothing."""
+        self.succeeded.setdefault(service, boottime())
 
     def ran(self, service: str) -> None:
-        """Note a success, or that it begins, or has nothing to do for good reasons."""
+        """Note a success, or that the service has nothing to do for good reasons."""
         self.failures[service] = 0
+        self.successes[service] += 1
         self.away.discard(service)
         self.succeeded[service] = boottime()
 
-    def failed(self, service: str, error: Exception) -> int:
+    def failed(self, service: str, error: BaseException) -> int:
         """Note a failure; return how many that makes in a row."""
         self.failures[service] += 1
         if isinstance(error, TRANSIENT):
             self.away.add(service)
+        else:
+            self.away.discard(service)
         return self.failures[service]
 
     def ended(self, service: str) -> None:
@@ -103,19 +114,22 @@ def cancelling() -> int:
     return task.cancelling() if task is not None else 0
 
 
-async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse, *, expendable: bool = False) -> NoReturn:
-    """Run the service until cancelled. Survives TRANSIENT only: any other error is a bug, and stops the daemon.
+def uncancel() -> int:
+    """Take back all cancellations of the current task; return how many there were."""
+    task, taken = asyncio.current_task(), 0
+    while task is not None and task.cancelling():
+        task.uncancel()
+        taken += 1
+    return taken
 
-    An expendable service survives its bugs, too: no row that it stumbles over may stop the jobs of a whole fleet.
-    """
-    pulse.ran(service.name)
+
+async def run_forever(service: Service, telemetry: Telemetry, pulse: Pulse) -> NoReturn:
+    """Run the service until cancelled. Survives TRANSIENT errors; any other exception propagates to the supervisor."""
+    pulse.began(service.name)
     while True:
         try:
             await service.run_once()
-        except Exception as error:
-            if not expendable and not isinstance(error, TRANSIENT):
-                telemetry.service_broke(service.name, error)
-                raise
+        except TRANSIENT as error:
             failures = pulse.failed(service.name, error)
             pause = min(backoff_pause(failures), getattr(service, "longest_pause", LONGEST_PAUSE))
             telemetry.service_failed(service.name, error, failures=failures, again_in=pause)

@@ -120,5 +120,11 @@ class Metrics:
             registry=r,
         )
         self.dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
+        self.loop_crashes = Counter(
+            "rota_loop_crashes",
+            "Unexpected exceptions in a loop of this daemon, which was restarted.",
+            ["loop"],
+            registry=r,
+        )
         self.sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self.build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections import defaultdict
 from contextlib import suppress
 from operator import itemgetter
@@ -41,6 +42,10 @@ def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.Fi
         cache_logger_on_first_use=True,
     ).bind(**bound)
     return logger
+
+
+MOST_SUSPECTS = 20
+"""Most running handlers that one log line names."""
 
 
 class Telemetry:
@@ -136,9 +141,47 @@ class Telemetry:
             again_in_s=round(again_in, 2),
         )
 
-    def service_broke(self, service: str, error: BaseException) -> None:
-        """Tell of the bug that fells this daemon, before its handlers are cut, which may take long."""
-        self._event(logging.ERROR, "service.broke", service=service, kind=type(error).__name__)
+    def loop_supervised(self, loop: str) -> None:
+        """Show the count of its crashes from 0 on, so that the first one is seen as an increase."""
+        self._metrics.loop_crashes.labels(loop)
+
+    def loop_crashed(self, loop: str, error: BaseException, *, crashes: int) -> None:
+        """Log and count an unexpected exception in a loop. The traceback names places only: an error's text may hold a payload."""
+        self._metrics.loop_crashes.labels(loop).inc()
+        self._event(
+            logging.ERROR,
+            "loop.crashed",
+            loop=loop,
+            kind=type(error).__name__,
+            crashes_in_a_row=crashes,
+            traceback="".join(traceback.format_tb(error.__traceback__, limit=-12)),
+            do="the loop is restarted and jobs go on; report the traceback",
+        )
+
+    def loop_given_up(self, loop: str, *, kind: str) -> None:
+        """Tell that the daemon drains and ends because a loop can't do its work."""
+        self._event(logging.ERROR, "loop.given_up", loop=loop, kind=kind)
+
+    def main_loop_broken(self, error: BaseException, *, running: Sequence[tuple[str, int]]) -> None:
+        """Tell that code of a handler stopped the main loop or raised SystemExit in it; the daemon drains and ends."""
+        self._event(
+            logging.ERROR,
+            "loop.broken",
+            kind=type(error).__name__,
+            traceback="".join(traceback.format_tb(error.__traceback__, limit=-12)),
+            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MOST_SUSPECTS]],
+            do="find the handler that stops the loop or calls sys.exit(), among those that were running",
+        )
+
+    def cancel_refused(self, *, job_id: int, handler: str | None) -> None:
+        """Tell that code of a job tried to cancel tasks that belong to the daemon or to other jobs."""
+        self._event(
+            logging.ERROR,
+            "handler.cancelled_others",
+            job_id=job_id,
+            handler=handler,
+            do="cancel only tasks that the handler has created: those of the daemon and of other jobs were left alone",
+        )
 
     def service_aged(self, service: str, age: timedelta) -> None:
         """Tell how long ago a service last succeeded."""

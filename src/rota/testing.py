@@ -35,7 +35,6 @@ yours: any asyncpg connection to a database with rota's schema)::
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from contextlib import AsyncExitStack
@@ -273,10 +272,8 @@ class _Drain:
 
     async def _take(self, attempt: Attempt) -> None:
         self._running.add(attempt)
-        async with asyncio.TaskGroup() as group:
-            self._executor.start(attempt, group)
-        if not attempt.ended_at:
-            raise AssertionError(f"handler {attempt.claim.handler!r} cancelled its own task: its job has no outcome")
+        self._executor.start(attempt)
+        await self._executor.finish()
         await self._settler.run_once()
 
     def _ended(self, attempt: Attempt, outcome: Outcome) -> None:

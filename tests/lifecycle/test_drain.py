@@ -218,7 +218,7 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
 
         def interrupt_now(claims: Any) -> None:
             claimed(claims)
-            running = one.daemon._dispatcher._running  # type: ignore[union-attr]
+            running = one.daemon._loops.running  # type: ignore[union-attr]
             running.interrupt_all()
 
         one.daemon.telemetry.jobs_claimed = interrupt_now  # type: ignore[method-assign]

@@ -140,7 +140,7 @@ async def test_whatever_a_handler_raises_is_its_own_jobs_failure(
 async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing_else(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It can't be told from an abort, so nothing is written and the lease decides; the slot is free at once."""
+    """It fails with a text that says so, and neither its lease nor another attempt is lost."""
     app = rota.App("self")
     tries: list[int] = []
 
@@ -154,9 +154,11 @@ async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing
             await asyncio.Event().wait()
 
     async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "suicide")
+        job_id = await insert(conn, "suicide", backoff_base="interval '1 millisecond'")
         assert await ended(conn, job_id) == "succeeded"
-        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+        (first,) = await history(conn, job_id)
+        assert (first["outcome"], first["error_kind"]) == ("failed", "CancelledError")
+        assert "the handler cancelled its own task" in first["error"]
         assert one.fell is None
     assert tries == [1, 2]
 

@@ -1,22 +1,26 @@
-"""The daemon as a whole: a bug of ours fells it, and nothing is left of it, however it ends."""
+"""The daemon as a whole: loops that crash are restarted, and nothing is left of a daemon, however it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-import os
 import sys
 import threading
-from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import rota
-from nodes import ended, history, insert, live_row, node, running_row
-from rota.db import queries
+from nodes import ended, gated_app, history, insert, letter, node, running_row
+from rota import supervisor
+from rota.db import queries, schedule_queries
+from rota.errors import DaemonFailed
+from rota.services import gauges, presence
+from rota.tasks import OwnedTask
 from waiting import eventually
 
 if TYPE_CHECKING:
-    import pytest
     from asyncpg import Connection, Record
 
     from servers import Database
@@ -37,76 +41,161 @@ def waiting_app() -> rota.App:
     return app
 
 
-async def test_a_bug_in_a_service_fells_the_daemon_and_its_jobs_are_taken_back(
+@pytest.fixture
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ten crashes in a row take no minute."""
+    monkeypatch.setattr(supervisor, "backoff_pause", lambda _: 0.01)
+
+
+LOOPS = {
+    "dispatcher": (queries, "claim_due_jobs"),
+    "settle": (queries, "settle_succeeded"),
+    "reaper": (queries, "look_for_ends"),
+    "scheduler": (schedule_queries, "take_due_schedules"),
+    "heartbeat": (queries, "extend_leases"),
+    "presence": (queries, "register_node"),
+    "gauges": (queries, "sample_backlog"),
+}
+"""Loop -> a function that it calls in each turn."""
+
+
+@pytest.mark.usefixtures("quick_restarts")
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_go_on(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """An unexpected exception costs one turn of one loop: attempts run on, and outcomes that were gathered are written."""
+    go, calls = asyncio.Event(), list[int]()
+    monkeypatch.setattr(gauges, "SAMPLED_EVERY", timedelta(milliseconds=100))
+    monkeypatch.setattr(gauges.Gauges, "interval", timedelta(milliseconds=100))
+    monkeypatch.setattr(presence.Presence, "interval", timedelta(milliseconds=100))
+    async with node(database.dsn, gated_app(go, calls)) as one:
+        held = await insert(conn, "wait")
+        await running_row(conn, held)
+        module, name = LOOPS[loop]
+        real, left = getattr(module, name), 3
+
+        async def buggy(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            if left:
+                left -= 1
+                raise NotImplementedError
+            return await real(*arguments, **named)
+
+        monkeypatch.setattr(module, name, buggy)
+        second = await insert(conn, "wait")
+        if loop == "settle":  # which crashes once for a batch and its outcomes
+            go.set()
+            await one.told("loop.crashed", loop=loop, kind="NotImplementedError")
+        else:
+            await one.told("loop.crashed", loop=loop, kind="NotImplementedError", times=3)
+            go.set()
+        assert [await ended(conn, job_id) for job_id in (held, second)] == ["succeeded"] * 2
+        assert one.metric("rota_loop_crashes_total", loop=loop) == len(one.seen("loop.crashed"))
+        assert "buggy" in str(one.seen("loop.crashed")[0]["traceback"])
+        assert await ended(conn, await insert(conn, "wait")) == "succeeded"
+        assert not await history(conn, held)
+    assert one.fell is None
+
+
+@pytest.mark.usefixtures("quick_restarts")
+async def test_a_loop_that_crashes_without_end_makes_the_daemon_drain_and_end(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody understands is not survived: run() raises, the platform restarts, leases bring the jobs back."""
-    real = queries.sample_backlog
+    """Ten crashes in a row without a success: other people's jobs still finish before the platform restarts the daemon."""
+    go, calls = asyncio.Event(), list[int]()
 
-    async with node(database.dsn, waiting_app(), falls=True) as one:
+    async def buggy(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    async with node(database.dsn, gated_app(go, calls), falls=True) as one:
         job_id = await insert(conn, "wait")
         await running_row(conn, job_id)
-
-        async def buggy(*_: Any, **__: Any) -> Any:
-            raise ZeroDivisionError
-
         monkeypatch.setattr(queries, "look_for_ends", buggy)
-        await one.ended()
-        assert isinstance(one.fell, BaseExceptionGroup)
-        assert one.fell.split(ZeroDivisionError)[0] is not None
-        monkeypatch.undo()
-    assert queries.sample_backlog is real
-    left = await live_row(conn, job_id)
-    assert (left["state"], left["attempt"]) == ("running", 1)
-    async with node(database.dsn, waiting_app()):
-        assert await ended(conn, job_id) == "succeeded"
-        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
-
-
-async def test_a_handler_that_will_not_be_cut_keeps_no_daemon_from_falling(
-    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its services are gone: it would live on without a claim or a heartbeat, and the error that felled it be seen by nobody."""
-    app, go = rota.App("stubborn"), asyncio.Event()
-    left: list[int] = []
-
-    @app.handler("stubborn")
-    async def stubborn(_: rota.Job[Any]) -> None:
-        while not go.is_set():
-            with suppress(asyncio.CancelledError):
-                await go.wait()
-
-    async def buggy(*_: Any, **__: Any) -> Any:
-        raise ZeroDivisionError
-
-    def leave(code: int) -> None:
-        left.append(code)
+        await one.told("loop.given_up", loop="reaper", kind="NotImplementedError")
+        await one.told("node.stopping", how="drain")
         go.set()
-
-    async with node(database.dsn, app, falls=True) as one:
-        monkeypatch.setattr(os, "_exit", leave)
-        await running_row(conn, await insert(conn, "stubborn"))
-        monkeypatch.setattr(queries, "look_for_ends", buggy)
-        await one.told("service.broke", service="reaper", kind="ZeroDivisionError")
         await one.ended()
-    assert left == [1]
+        assert isinstance(one.fell, DaemonFailed)
+        assert "'reaper' crashed 10 times in a row" in str(one.fell)
+    assert await ended(conn, job_id) == "succeeded"
 
 
-async def test_a_bug_on_the_heartbeats_thread_surfaces_in_the_daemon(
+@pytest.mark.usefixtures("quick_restarts")
+async def test_a_settlement_that_crashes_costs_its_own_job(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that died in silence would let all leases run out under running handlers."""
+    """One outcome that can't be written must not keep its neighbours' from being written, nor end the daemon."""
+    real, go, calls = queries.settle_succeeded, asyncio.Event(), list[int]()
+    bad: list[int] = []
 
-    async def buggy(*_: Any, **__: Any) -> Any:
-        raise ZeroDivisionError
+    async def buggy(db: Any, *, attempts: Any, **named: Any) -> Any:
+        if any(job_id in bad for job_id, _ in attempts):
+            raise NotImplementedError
+        return await real(db, attempts=attempts, **named)
 
-    monkeypatch.setattr(queries, "extend_leases", buggy)
-    async with node(database.dsn, waiting_app(), falls=True) as one:
-        await insert(conn, "wait")
+    monkeypatch.setattr(queries, "settle_succeeded", buggy)
+    async with node(database.dsn, gated_app(go, calls)) as one:
+        jobs = [await insert(conn, "wait") for _ in range(4)]
+        bad.append(jobs[0])
+        await eventually(lambda: len(calls) == 4)
+        go.set()
+        assert [await ended(conn, job_id) for job_id in jobs[1:]] == ["succeeded"] * 3
+        await one.told("settlement.rejected", job_id=jobs[0], kind="NotImplementedError")
+        bad.clear()
+        assert await ended(conn, jobs[0]) == "succeeded"
+
+
+async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The daemon's loops and the jobs of others go on; the handler's attempt fails, and the log names it."""
+    go, calls = asyncio.Event(), list[int]()
+    app = gated_app(go, calls)
+
+    @app.handler("cancels")
+    async def cancels(_: rota.Job[Any]) -> None:
+        for task in asyncio.all_tasks():
+            if task.get_name() != "daemon under test" and "test_" not in task.get_name():
+                task.cancel()
+        await asyncio.Event().wait()
+
+    async with node(database.dsn, app) as one:
+        held = await insert(conn, "wait")
+        await running_row(conn, held)
+        harness = {task for task in asyncio.all_tasks() if not isinstance(task, OwnedTask)}
+        for task in harness:
+            task.set_name("test_")
+        job_id = await insert(conn, "cancels", max_attempts=1)
+        assert await ended(conn, job_id) == "dead: exhausted"
+        assert "cancelled its own task" in (await letter(conn, job_id))["error"]
+        assert not one.seen("lease.lost")
+        assert not one.seen("node.stopping")
+        await one.told("handler.cancelled_others", job_id=job_id, handler="cancels")
+        go.set()
+        assert await ended(conn, held) == "succeeded"
+        assert not await history(conn, held)
+
+
+@pytest.mark.usefixtures("quick_restarts")
+async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Database, conn: Connection[Record]) -> None:
+    """Code outside of any job can cancel them: each comes back, and the main task takes it for an order to drain."""
+    go, calls = asyncio.Event(), list[int]()
+    async with node(database.dsn, gated_app(go, calls), falls=True) as one:
+        held = await insert(conn, "wait")
+        await running_row(conn, held)
+        for task in asyncio.all_tasks():
+            if isinstance(task, OwnedTask) and not task.get_name().startswith("Task-"):
+                task.cancel()
+        for loop in ("settle", "heartbeat", "trust", "scheduler", "reaper", "presence", "dispatcher", "listener"):
+            await one.told("loop.crashed", loop=loop, kind="CancelledError")
+        (main,) = [task for task in asyncio.all_tasks() if task.get_name() == "daemon under test"]
+        main.cancel()
+        await one.told("node.stopping", how="drain")
+        go.set()
         await one.ended()
-        assert isinstance(one.fell, BaseExceptionGroup)
-        assert one.fell.split(ZeroDivisionError)[0] is not None
-    await eventually(lambda: "heartbeat" not in {t.name for t in threading.enumerate()}, what="the end of the thread")
+        assert isinstance(one.fell, DaemonFailed)
+    assert await ended(conn, held) == "succeeded"
 
 
 async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Database, conn: Connection[Record]) -> None:
@@ -126,7 +215,7 @@ async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Data
         return
 
     async with node(database.dsn, app) as one:
-        await one.told("service.failed", service="track record", kind="RaiseError", times=2)
+        await one.told("loop.crashed", loop="track record", kind="RaiseError", times=2)
         assert await ended(conn, await insert(conn, "done")) == "succeeded"
         assert one.fell is None
 

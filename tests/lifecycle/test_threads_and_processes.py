@@ -16,6 +16,7 @@ import parted_app
 import rota
 from nodes import ended, history, insert, ledger, letter, live_row, node, running_row
 from processes import Daemons
+from rota.daemon import HANDLER_LEFT_BEHIND
 from rota.handlers import python as python_module
 from waiting import eventually
 
@@ -185,7 +186,7 @@ async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_a
         before = await live_row(conn, job_id)
         daemon.send(signal.SIGTERM)
         daemon.wait_for("handler.stuck")
-        assert daemon.ends() == 0
+        assert daemon.ends() == HANDLER_LEFT_BEHIND
         released = await live_row(conn, job_id)
         assert (released["state"], released["attempt"], released["releases"]) == ("scheduled", 0, 1)
         assert released["run_at"] >= before["lease_expires_at"]
@@ -205,7 +206,7 @@ async def test_what_a_draining_daemon_buries_last_is_told_of_like_any_dead_lette
         job_id = await insert(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
         await eventually(pid.exists, within=30, what="the handler's start")
         daemon.send(signal.SIGTERM)
-        assert daemon.ends() == 0
+        assert daemon.ends() == HANDLER_LEFT_BEHIND
         assert (await letter(conn, job_id))["reason"] == "lost"
         (told,) = daemon.events("job.settled", job_id=job_id)
         assert (told["level"], told["settlement"], told["reason"]) == ("error", "dead", "lost")

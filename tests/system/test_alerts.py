@@ -76,6 +76,7 @@ class Installation:
             "RotaLeasesLost": whole,
             "RotaFailing": {"handler": "tells"},
             "RotaLoopBlocked": here["sturdy"],
+            "RotaLoopCrashing": here["sturdy"] | {"loop": "reaper"},
             "RotaSnapshotHeld": whole,
             "RotaPausedForLong": {"kind": "handler", "name": "flaky"},
             "RotaReleasesMixed": whole,
@@ -105,6 +106,7 @@ class Installation:
         """Do what people, handlers and machines do, all of it at once."""
         scene = self.scene
         await scene.enqueue("stalls", {"seconds": 3})
+        await scene.enqueue("cancels_loop", {"loop": "reaper"})
         for _ in range(40):
             await scene.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
         self.buried = await scene.enqueue("gives_up")

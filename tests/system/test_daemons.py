@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from processes import SOURCE, UP_WITHIN, stopped
+from rota.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_t
     job = await scene.enqueue("thread", {"seconds": 60, "deaf": True})
     await scene.begins(job)
 
-    assert daemon.stop(within=6) == 0
+    assert daemon.stop(within=6) == HANDLER_LEFT_BEHIND
 
     daemon.wait_for("handler.stuck", job_id=job)
     assert len(daemon.events("handler.stuck", job_id=job)) == 1
@@ -167,7 +168,7 @@ async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(sc
         """
     )
 
-    assert daemon.stop(within=10) == 0
+    assert daemon.stop(within=10) == HANDLER_LEFT_BEHIND
 
     daemon.wait_for("settlement.rejected", job_id=odd)
     rows = [await scene.job(job) for job in (odd, neighbour)]

@@ -5,8 +5,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -97,13 +96,14 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
     from rota.daemon import Daemon
     from rota.errors import RotaError
     from rota.logs import hide_stray_errors
+    from rota.main_loop import run_to_the_end
 
     _spare_the_collector()
     daemon = Daemon(config, app, app_reference=config.app, until_idle=until_idle)
     hide_stray_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):
         try:
-            _run_loop(daemon.run())
+            run_to_the_end(daemon)
         except (ExceptionGroup, SystemExit) as error:
             # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass
             # for a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
@@ -117,17 +117,6 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                     traceback.print_exc()
             finally:
                 os._exit(told.exit_code if isinstance(told, RotaError) else 1)
-
-
-def _run_loop(work: Coroutine[Any, Any, None]) -> None:
-    if sys.platform == "win32":
-        import asyncio
-
-        asyncio.run(work)
-    else:
-        import uvloop
-
-        uvloop.run(work)
 
 
 def _welcome(config: "Config", name: str) -> str:

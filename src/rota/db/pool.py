@@ -180,8 +180,14 @@ async def connection(pool: Pool, patience: float = PATIENCE) -> AsyncIterator[Co
         raise
     finally:
         # A release may fail after the statement has committed; its rows must not be thrown away for that.
-        with suppress(*LOST):
-            await pool.release(conn, timeout=patience)
+        try:
+            with suppress(*LOST):
+                await pool.release(conn, timeout=patience)
+        except asyncio.CancelledError:
+            # The driver's own task may have been cancelled before it began: the connection would stay lent for ever.
+            with suppress(*LOST):
+                conn.terminate()
+            raise
 
 
 def is_pooled(conn: Connection, *, pid: int) -> bool:

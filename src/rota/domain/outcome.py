@@ -52,6 +52,8 @@ class TimedOut:
 
     timeout: timedelta
     after: timedelta | None = None
+    abandoned: Literal["thread", "task"] | None = None
+    """What the handler still runs in, if it did not stop: its lease is about to end."""
 
 
 @dataclass(frozen=True, slots=True)

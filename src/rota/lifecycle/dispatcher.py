@@ -109,8 +109,9 @@ class Dispatcher:
         queues: Mapping[str, int],
         lease: timedelta,
         poll_interval: timedelta,
-        start: Callable[[Attempt, asyncio.TaskGroup], None],
+        start: Callable[[Attempt], None],
         on_idle: Callable[[], None] | None = None,
+        restarted: bool = False,
     ) -> None:
         self._pool = pool
         self._running = running
@@ -142,29 +143,29 @@ class Dispatcher:
         self._suspects_at = 0.0
         self._crowded_out = False
         """Whether the last sweep left no slot for a suspect."""
-        self._unsure = False
+        self._unsure = restarted  # a crash may have come between a claim's answer and the start of its jobs
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
 
-    async def run(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
-        """Claim and start jobs in `group`, until told to stop. `on_idle` is called when a look at all lanes finds nothing to do."""
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Claim and start jobs until told to stop. `on_idle` is called when a look at all lanes finds nothing to do."""
         if not self._handlers:
             if self._on_idle is not None:
                 self._on_idle()
             await stopping.wait()
             return
         self._stopping = stopping
-        self._pulse.ran(self.name)
+        self._pulse.began(self.name)
         while not stopping.is_set():
             self._wake.clear()  # before looking, never after
-            pause = await self._look(group)
+            pause = await self._look()
             if cancelling():
                 raise asyncio.CancelledError
             if not stopping.is_set():
                 await self._wake.wait(pause)
         self._pulse.ended(self.name)  # a long drain is no standstill
 
-    async def _look(self, group: asyncio.TaskGroup) -> float:
+    async def _look(self) -> float:
         """Claim what there is, and return for how many seconds there is no reason to look again, notifications aside."""
         self._running.limited = True  # until this look has found room for all that it might find
         rooms = self._running.rooms()
@@ -176,7 +177,7 @@ class Dispatcher:
             async with connection(self._pool) as db:
                 if self._unsure:
                     await self._return_orphans(db)
-                look = await self._claim(db, group, rooms)
+                look = await self._claim(db, rooms)
         except TRANSIENT as error:
             failures = self._pulse.failed(self.name, error)
             self._unsure = True
@@ -198,7 +199,7 @@ class Dispatcher:
         pause = self._poll if look.next_in is None else min(self._poll, look.next_in.total_seconds())
         return max(0.0, pause if look.swept else min(pause, self._sweep_at - boottime()))
 
-    async def _claim(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int]) -> Look:
+    async def _claim(self, db: Connection, rooms: dict[str, int]) -> Look:
         wanted = min(LARGEST, sum(rooms.values()))
         under_way = len(self._running)  # before looking: what the last job to end inserted is then seen
         look = Look()
@@ -206,7 +207,7 @@ class Dispatcher:
         lanes = [lane for lane in lanes if lane[0] in rooms]
         # Without the sweep once a poll, a lane that fills every free slot would hide more urgent ones for as long as it lasts.
         if lanes and boottime() < self._swept + self._poll:
-            found = await self._claim_lanes(db, group, rooms, lanes)
+            found = await self._claim_lanes(db, rooms, lanes)
             look.claimed, look.next_in = len(found.claims), found.next_in
         began = boottime()
         rooms = self._running.rooms()
@@ -216,7 +217,7 @@ class Dispatcher:
         first = suspects and self._crowded_out
         if first:
             # Without this, a suspect would wait for as long as there is work that fills every slot.
-            await self._claim_suspect(db, group, began)
+            await self._claim_suspect(db, began)
             self._crowded_out = False
             if not (rooms := self._running.rooms()):
                 return look
@@ -224,7 +225,7 @@ class Dispatcher:
         self._under_way += under_way
         after = self._last_queue
         try:
-            look.claimed += await self._sweep(db, group, rooms, look)
+            look.claimed += await self._sweep(db, rooms, look)
         except TRANSIENT:
             self._last_queue = after  # those that come next have not been looked at
             raise
@@ -232,7 +233,7 @@ class Dispatcher:
             self._crowded_out = not self._running.has_room_everywhere()
             if not self._crowded_out:
                 look.suspects = True
-                await self._claim_suspect(db, group, began)
+                await self._claim_suspect(db, began)
         if not self._last_queue:
             look.swept = True
             look.nothing = not self._under_way and not self._refused
@@ -243,7 +244,7 @@ class Dispatcher:
         self._sweep_at = self._swept + min(took * DUTY, self._poll)
         return look
 
-    async def _sweep(self, db: Connection, group: asyncio.TaskGroup, rooms: dict[str, int], look: Look) -> int:
+    async def _sweep(self, db: Connection, rooms: dict[str, int], look: Look) -> int:
         """Claim from all lanes; return how many."""
         lanes = self._all_lanes(rooms)
         shares = self._shares and "*" in rooms
@@ -252,11 +253,11 @@ class Dispatcher:
             lanes = self._all_lanes(rooms)
         # Asked along with the claim: an idle daemon sends one statement at each poll, and not another one for its queues.
         known = sorted({*self._own_queues, *self._other_queues}) if shares and self._list_at else None
-        found = await self._claim_lanes(db, group, rooms, lanes, known=known)
+        found = await self._claim_lanes(db, rooms, lanes, known=known)
         claimed, look.next_in = len(found.claims), found.next_in
         if found.others and (rooms := self._running.rooms()):
             await self._list_other_queues(db)
-            found = await self._claim_lanes(db, group, rooms, self._all_lanes(rooms))
+            found = await self._claim_lanes(db, rooms, self._all_lanes(rooms))
             claimed, look.next_in = claimed + len(found.claims), found.next_in
         return claimed
 
@@ -273,18 +274,17 @@ class Dispatcher:
         for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
             del self._used[lane], self._floors[lane]
 
-    async def _claim_suspect(self, db: Connection, group: asyncio.TaskGroup, now: float) -> None:
+    async def _claim_suspect(self, db: Connection, now: float) -> None:
         """Claim one job that was lost twice in a row: it may have killed its workers, and runs here beside no other suspect."""
         everywhere = self._running.has_room_everywhere()
         rooms = dict.fromkeys(self._running.rooms(), 1)
-        await self._claim_lanes(db, group, rooms, self._all_lanes(rooms), suspects=True)
+        await self._claim_lanes(db, rooms, self._all_lanes(rooms), suspects=True)
         if self._running.suspect is None:
             self._suspects_at = now + (0 if self._on_idle else SUSPECTS if everywhere else self._poll)
 
     async def _claim_lanes(
         self,
         db: Connection,
-        group: asyncio.TaskGroup,
         rooms: dict[str, int],
         lanes: list[Lane],
         *,
@@ -313,7 +313,7 @@ class Dispatcher:
         except asyncpg.PostgresError as error:
             if not about_a_row(error) or len(self._refused) >= MOST_REFUSED:
                 raise
-            return await self._claim_in_halves(db, group, rooms, lanes, error, suspects=suspects, total=total)
+            return await self._claim_in_halves(db, rooms, lanes, error, suspects=suspects, total=total)
         self.reached = boottime()
         self._under_way += len(found.claims)
         lease = self._lease.total_seconds()
@@ -321,7 +321,7 @@ class Dispatcher:
             own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
-            self._start(attempt, group)
+            self._start(attempt)
             if not suspects:
                 lane = (claim.queue, claim.handler, claim.priority)
                 if self._floors.get(lane, ANY_TIME) < claim.run_at:
@@ -334,7 +334,6 @@ class Dispatcher:
     async def _claim_in_halves(
         self,
         db: Connection,
-        group: asyncio.TaskGroup,
         rooms: dict[str, int],
         lanes: list[Lane],
         error: asyncpg.PostgresError,
@@ -357,7 +356,7 @@ class Dispatcher:
                 break
             free = self._running.rooms()
             left = {room: min(1, free[room]) if suspects else free[room] for room in rooms if room in free}
-            found = await self._claim_lanes(db, group, left, half, suspects=suspects, at_most=at_most)
+            found = await self._claim_lanes(db, left, half, suspects=suspects, at_most=at_most)
             claims += found.claims
             soonest = min((each for each in (soonest, found.next_in) if each is not None), default=None)
         return Claimed(claims, next_in=soonest, others=False)

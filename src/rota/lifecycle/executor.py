@@ -14,9 +14,10 @@ from rota.errors import InvalidPayload
 from rota.failure import ERROR_LIMIT, describe, readable, why_again
 from rota.handlers.python import ChildFailed
 from rota.logs import carry, carry_alike
-from rota.loop import cancelling
+from rota.loop import uncancel
 from rota.payload import encode_result, plain
 from rota.signals import Cancel, Retry, Snooze
+from rota.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from rota.job import Environment
 
 SUCCEEDED = Succeeded()
-"""What most handlers end with."""
+"""The outcome of most attempts."""
+
+CANCELLED_ITSELF = Failed(
+    kind="CancelledError", text="the handler cancelled its own task: to end a job, raise rota.Cancel or return"
+)
 
 
 class Executor:
@@ -39,6 +44,7 @@ class Executor:
         *,
         settle: Callable[[Attempt, Outcome], None],
         abandon: Callable[[Attempt], None],
+        refused: Callable[[int], None] = lambda _: None,
         grace: float,
     ) -> None:
         self._handlers = handlers
@@ -47,25 +53,53 @@ class Executor:
         self._settle = settle
         self._abandon = abandon
         self._grace = grace
+        self._tasks = Tasks(refused)
         self._context = lru_cache(maxsize=256)(_context)
 
-    def start(self, attempt: Attempt, group: asyncio.TaskGroup) -> None:
+    def start(self, attempt: Attempt) -> None:
         """Take one claim to its outcome, in a task and a context of its own. Its slot is freed when the outcome is settled."""
         claim = attempt.claim
         context = self._context(claim.handler, claim.queue, claim.attempt).copy()
-        group.create_task(self._execute(attempt), context=context)
+        self._tasks.start(self._execute(attempt), job_id=claim.job_id, context=context)
+
+    async def finish(self) -> None:
+        """Return once all attempts have ended; cut them when the caller is cancelled meanwhile."""
+        try:
+            await self._tasks.wait()
+        except asyncio.CancelledError:
+            await self._tasks.end()
+            raise
+
+    async def end(self) -> None:
+        """Cut all attempts because the daemon is falling: nothing is written, and their leases settle them."""
+        await self._tasks.end()
 
     async def _execute(self, attempt: Attempt) -> None:
         # Not before: a task that is cancelled before it began never runs, and would settle nothing.
         attempt.task = asyncio.current_task()
         try:
             outcome = await self._perform(attempt)
-        except asyncio.CancelledError:
-            # The daemon is falling: nothing is written, the lease settles this job.
-            self._abandon(attempt)
-            raise
+        except asyncio.CancelledError as error:
+            if self._tasks.ending:
+                self._abandon(attempt)
+                raise
+            outcome = describe(error, attempt.claim)
+        except KeyboardInterrupt:
+            raise  # the third Ctrl-C, which ends the process wherever it is
+        except BaseException as error:  # noqa: BLE001  whatever it is, it costs this attempt and nothing else
+            outcome = describe(error, attempt.claim)
         attempt.ended_at = boottime()
-        self._settle(attempt, outcome)
+        if attempt.abandoned:
+            self._abandon(attempt)  # settled meanwhile: it only gives its slot back
+        else:
+            self._settle(attempt, outcome)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Settle an attempt that timed out and whose handler does not stop: its lease is about to end."""
+        assert isinstance(attempt.interruption, TimedOut)  # noqa: S101  the caller has looked
+        attempt.abandoned = True
+        outcome = replace(attempt.interruption, abandoned="task" if attempt.stop_flag is None else "thread")
+        self._settle(attempt, _instead(attempt, self._handlers[attempt.claim.handler], outcome))
 
     async def _perform(self, attempt: Attempt) -> Outcome:
         """Call the handler and say what it did, whatever it did."""
@@ -82,13 +116,12 @@ class Executor:
         try:
             result = await self._calls[claim.handler](attempt, self._environment)
         except asyncio.CancelledError as error:
-            if attempt.interruption is None:
-                if cancelling():
-                    raise
-                return _instead(attempt, handler, describe(error, claim))
-            if _uncancel():
-                raise  # the daemon is falling, too
-            return _instead(attempt, handler, attempt.interruption)
+            if self._tasks.ending:
+                raise
+            cancelled = uncancel()
+            if attempt.interruption is not None:
+                return _instead(attempt, handler, attempt.interruption)
+            return _instead(attempt, handler, CANCELLED_ITSELF if cancelled else describe(error, claim))
         except InvalidPayload as error:
             if attempt.began:
                 return _instead(attempt, handler, describe(error, claim, handler.permanent))
@@ -110,15 +143,9 @@ def _context(handler: str, queue: str, attempt: int) -> Context:
     return context
 
 
-def _uncancel() -> int:
-    """Take back the cancellation by which a handler was interrupted; return how many other ones there are."""
-    task = asyncio.current_task()
-    return task.uncancel() if task is not None and cancelling() else 0
-
-
 def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
     if attempt.interruption is not None:
-        _uncancel()  # it was told to stop, and finished all the same
+        uncancel()  # it was told to stop, and finished all the same
     if attempt.committed:
         return Committed()
     if attempt.completing:

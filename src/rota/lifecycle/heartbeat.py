@@ -18,7 +18,7 @@ from rota.db import queries
 from rota.db.pool import PATIENCE, ConnectionLost, cut
 from rota.db.salvage import TRANSIENT, salvage
 from rota.domain.job import FenceToken
-from rota.domain.outcome import Cancelled, LeaseLost
+from rota.domain.outcome import Cancelled, LeaseLost, TimedOut
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +33,9 @@ TICK = timedelta(milliseconds=250)
 
 LOOKS = 2.0
 """Seconds for which a request to cancel is looked for: it may overtake the answer to the claim, or find its row locked."""
+
+SETTLE_SECONDS = 1.0
+"""How long beyond timeout and grace a lease holds: in that time an attempt whose handler does not stop is settled as timed out."""
 
 LAG_SHOWN = 30.0
 """Seconds for which a lag of the main loop is shown: a scrape that comes only now and then must see it."""
@@ -139,7 +142,11 @@ class Heartbeat:
 
         async def extend(batch: Sequence[tuple[int, FenceToken]]) -> dict[FenceToken, tuple[bool, bool]]:
             return await queries.extend_leases(
-                conn, node=self._node, held=batch, grace=timedelta(seconds=self._grace), patience=patience
+                conn,
+                node=self._node,
+                held=batch,
+                grace=timedelta(seconds=self._grace + SETTLE_SECONDS),
+                patience=patience,
             )
 
         async def refuse(row: tuple[int, FenceToken], error: Exception) -> dict[FenceToken, tuple[bool, bool]]:
@@ -176,10 +183,19 @@ class Trust:
     name = "trust"
     interval: timedelta | None = TICK
 
-    def __init__(self, running: Running, telemetry: Telemetry, heartbeat: Heartbeat, *, grace: float) -> None:
+    def __init__(
+        self,
+        running: Running,
+        telemetry: Telemetry,
+        heartbeat: Heartbeat,
+        *,
+        give_up: Callable[[Attempt], None],
+        grace: float,
+    ) -> None:
         self._running = running
         self._telemetry = telemetry
         self._heartbeat = heartbeat
+        self._give_up = give_up
         self._grace = grace
         self._turned = self._worst_at = boottime()
         self._worst = 0.0
@@ -201,3 +217,10 @@ class Trust:
             if attempt.stop_by is not None and now > attempt.stop_by and not attempt.stuck:
                 attempt.stuck = True
                 self._telemetry.handler_stuck(job_id=claim.job_id, handler=claim.handler, why=attempt.stop_reason or "")
+            if (
+                attempt.stuck
+                and isinstance(attempt.interruption, TimedOut)
+                and not attempt.abandoned
+                and now > attempt.lease_ends_at(self._grace + SETTLE_SECONDS) - SETTLE_SECONDS
+            ):
+                self._give_up(attempt)

@@ -32,6 +32,9 @@ MAX_LOSSES = 3
 
 NOW = timedelta(0)
 
+ABANDONED_DELAY = timedelta(seconds=2)
+"""Until the lease of an attempt whose handler did not stop has surely ended: it is settled shortly before."""
+
 BASE, CAP = timedelta(seconds=5), timedelta(hours=1)
 """The backoff of jobs that were claimed without one."""
 
@@ -58,18 +61,21 @@ def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settl
             return Bury("permanent")
         case Failed(after=after, at=at):
             return _again(terms, after, at, random)
-        case TimedOut(after=after):
-            return _again(terms, after, None, random)
+        case TimedOut(after=after, abandoned=abandoned):
+            return _again(terms, after, None, random, least=ABANDONED_DELAY if abandoned else NOW)
         case HolderLost():
             return _after_loss(terms, random)
         case _:
             assert_never(outcome)
 
 
-def _again(terms: Terms, after: timedelta | None, at: datetime | None, random: Callable[[], float]) -> Settlement:
+def _again(
+    terms: Terms, after: timedelta | None, at: datetime | None, random: Callable[[], float], *, least: timedelta = NOW
+) -> Settlement:
     if terms.delivery == "at_most_once" or terms.attempt >= (terms.max_attempts or 1):
         return Bury("exhausted")
     delay = after if after is not None else NOW if at is not None else _backoff(terms, terms.attempt, random)
+    delay = max(delay, least)
     if terms.retry_left is not None and delay > terms.retry_left:
         return Bury("expired")
     if terms.retry_until is not None and at is not None and at > terms.retry_until:

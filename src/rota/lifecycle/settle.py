@@ -8,9 +8,12 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
+import asyncpg
+
+from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import Connection, Pool, connection
-from rota.db.salvage import TRANSIENT, salvage
+from rota.db.pool import Connection, Pool, connection, cut
+from rota.db.salvage import Fault, fault_of, salvage
 from rota.domain.forecast import given_up
 from rota.domain.outcome import (
     Cancelled,
@@ -44,6 +47,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOCKED_PAUSE = 0.1
 """Seconds until a job whose row somebody holds locked is tried again."""
+
+MAX_SETTLE_CRASHES = 3
+"""How often writing one outcome may crash until its attempt is left to its lease."""
 
 Ended = tuple["Attempt", Outcome]
 
@@ -87,6 +93,8 @@ class Settler:
         self._alert = alert
         self._gathered: list[Ended] = []
         self._some = asyncio.Event()
+        self._crash: Exception | None = None
+        """A bug met in writing one outcome, which must not keep the others of its batch from being written."""
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
         """Take an outcome; its slot is freed once it stands in the database, or is known to be somebody else's."""
@@ -107,8 +115,8 @@ class Settler:
         left = {attempt.claim.fence_token: (attempt, outcome) for attempt, outcome in batch}
         try:
             await self._write(left)
-        except TRANSIENT:
-            # A lost reply, too: what was written is found to be settled by this very token.
+        except BaseException:
+            # After a crash or a lost reply, too: an outcome that was written is found to be settled by this very token.
             self._come_again(left.values())
             raise
 
@@ -133,6 +141,9 @@ class Settler:
                 await self._salvage(db, left, successes, self._write_successes)
             if others:
                 await self._salvage(db, left, others, self._write_others)
+        if self._crash is not None:
+            crash, self._crash = self._crash, None
+            raise crash
 
     async def _salvage(
         self, db: Connection, left: dict[FenceToken, Ended], batch: Sequence[Ended], write: Write
@@ -140,7 +151,22 @@ class Settler:
         """Write the batch. A job that can't be settled as asked is settled with less, in the end as a dead letter."""
 
         async def write_some(some: Sequence[Ended]) -> None:
-            await write(db, left, some)
+            try:
+                await write(db, left, some)
+            except Exception as error:
+                if isinstance(error, asyncpg.PostgresError) or fault_of(error) is not Fault.FATAL or cut(db):
+                    raise
+                # A bug. It may be about one outcome, which must not keep the others from being written.
+                if len(some) > 1:
+                    for ended in some:
+                        await write_some([ended])
+                    return
+                attempt = some[0][0]
+                attempt.settle_crashes += 1
+                if attempt.settle_crashes < MAX_SETTLE_CRASHES:
+                    self._crash = error  # raised once the others are written; this one stays in `left`
+                else:
+                    await refuse(some[0], error)
 
         async def refuse(ended: Ended, error: Exception) -> None:
             attempt, outcome = ended
@@ -196,7 +222,12 @@ class Settler:
         for token, settlement_name in written.items():
             attempt, outcome, found, settlement = decided[token]
             report(
-                self._telemetry, found, outcome, settlement, settlement_name, seconds=attempt.ended_at - attempt.started
+                self._telemetry,
+                found,
+                outcome,
+                settlement,
+                settlement_name,
+                seconds=(attempt.ended_at or boottime()) - attempt.started,
             )
             if settlement_name in ENDS:
                 self._ended(attempt, succeeded=ENDS[settlement_name])
@@ -239,7 +270,8 @@ class Settler:
 
     def _done(self, left: dict[FenceToken, Ended], attempt: Attempt, *, settled: bool = True) -> None:
         left.pop(attempt.claim.fence_token, None)
-        self._running.remove(attempt, settled=settled)
+        if attempt.ended_at:  # an abandoned handler keeps its slot
+            self._running.remove(attempt, settled=settled)
 
     def _come_again(self, ended: Iterable[Ended]) -> None:
         self._gathered[:0] = ended
@@ -293,8 +325,13 @@ def say(outcome: Outcome) -> tuple[str, str | None, str | None]:
             return "failed", kind, text
         case Undecodable(kind, text):
             return "undecodable", kind, text
-        case TimedOut(timeout):
-            return "timed_out", "Timeout", f"ran longer than its timeout of {timeout}"
+        case TimedOut(timeout, abandoned=where):
+            left = (
+                f"; the handler did not stop: its {where} was abandoned, and keeps its slot until it ends"
+                if where
+                else ""
+            )
+            return "timed_out", "Timeout", f"ran longer than its timeout of {timeout}{left}"
         case Snoozed():
             return "snoozed", None, None
         case Cancelled(reason):

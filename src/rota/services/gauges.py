@@ -13,7 +13,7 @@ from rota.db.pool import Pool, connection
 from rota.loop import rest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rota.lifecycle.running import Running
     from rota.loop import Pulse
@@ -149,11 +149,11 @@ class LocalGauges:
     name = "local gauges"
     interval: timedelta | None = timedelta(seconds=1)
 
-    def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, gauges: Gauges) -> None:
+    def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, sampled: Callable[[], float]) -> None:
         self._telemetry = telemetry
         self._running = running
         self._pulse = pulse
-        self._gauges = gauges
+        self._sampled = sampled
 
     async def run_once(self) -> None:
         """Show slots, and the ages of services and samples."""
@@ -162,4 +162,4 @@ class LocalGauges:
         # A copy, for the heartbeat's thread enters itself while we start.
         for service, succeeded in self._pulse.succeeded.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
-        self._telemetry.sample_aged(timedelta(seconds=now - self._gauges.sampled))
+        self._telemetry.sample_aged(timedelta(seconds=now - self._sampled()))

@@ -1,0 +1,289 @@
+"""The loops of one daemon: how each is built, and built again after a crash.
+
+The settler, the track record, presence, the heartbeat and the listener keep what was handed to them across a crash: outcomes,
+the node's state, requests to look. The others begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota import systemd
+from rota.db.listen import Listener, NoListener
+from rota.db.pool import LOST, Pool, Route, connect
+from rota.lifecycle.dispatcher import Dispatcher
+from rota.lifecycle.drain import Drain
+from rota.lifecycle.executor import Executor
+from rota.lifecycle.heartbeat import Heartbeat, Trust
+from rota.lifecycle.running import Running
+from rota.lifecycle.scheduler import Scheduler
+from rota.lifecycle.settle import Settler
+from rota.lifecycle.wake import Wake
+from rota.loop import Pulse, on_own_thread, run_forever
+from rota.services.gauges import Gauges, LocalGauges
+from rota.services.pruner import Pruner
+from rota.services.reaper import Reaper
+from rota.services.track_record import TrackRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+    from rota.config import Config
+    from rota.domain.job import NodeId
+    from rota.handlers import Handler
+    from rota.job import Environment
+    from rota.loop import Service
+    from rota.services.presence import Presence
+    from rota.telemetry import Telemetry
+
+FINAL_RECORD_SECONDS = 2.0
+"""How long a daemon whose jobs have ended may take to note their ends on schedules."""
+
+
+class Loops:
+    """Each method without arguments runs one loop until it is cancelled; called again, it starts the loop anew."""
+
+    def __init__(
+        self,
+        config: Config,
+        node: NodeId,
+        pool: Pool,
+        environment: Environment,
+        presence: Presence,
+        *,
+        telemetry: Telemetry,
+        pulse: Pulse,
+        handlers: Mapping[str, Handler],
+        slots: Mapping[str, int],
+        route: Route,
+        stopping: asyncio.Event,
+        until_idle: bool,
+        refused: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._node = node
+        self._pool = pool
+        self._presence = presence
+        self._telemetry = telemetry
+        self._pulse = pulse
+        self._handlers = handlers
+        self._slots = slots
+        self._route = route
+        self._stopping = stopping
+        self._until_idle = until_idle
+        self._grace = config.drain.grace.total_seconds()
+        self.wake = Wake()
+        self.running = Running(slots, self.wake, grace=self._grace)
+        self.dispatched = asyncio.Event()
+        """Set once nothing more is claimed."""
+        self._dispatcher: Dispatcher | None = None
+        self._record = TrackRecord(pool)
+        self._scheduler = self._make_scheduler()
+        self._gauges = Gauges(pool, telemetry)
+        self._settler = Settler(
+            pool,
+            self.running,
+            telemetry,
+            node=node,
+            random=random.random,
+            alert=config.dead_letters.handler,
+            on_end=self._job_ended,
+        )
+        self._heartbeat = self._make_heartbeat()
+        self._listener = self._make_listener()
+        self.executor = Executor(
+            handlers,
+            environment,
+            settle=self._settler.add,
+            abandon=self._settler.abandon,
+            refused=refused,
+            grace=self._grace,
+        )
+        self.drain = Drain(
+            pool,
+            self.running,
+            telemetry,
+            node=node,
+            timeout=config.drain.timeout,
+            grace=config.drain.grace,
+            random=random.random,
+            alert=config.dead_letters.handler,
+        )
+
+    @property
+    def listens(self) -> bool:
+        """Whether notifications can arrive at all."""
+        return isinstance(self._listener, Listener)
+
+    @property
+    def database_reached(self) -> float:
+        """When the database last answered the dispatcher, on this node's clock; 0 if it never did."""
+        return self._dispatcher.reached if self._dispatcher is not None else 0.0
+
+    async def settle(self) -> None:
+        """Write outcomes."""
+        await self._run(self._settler)
+
+    async def heartbeat(self) -> None:
+        """Extend leases, on a thread of its own."""
+        await on_own_thread(self._heartbeat, self._telemetry, self._pulse, close=self._heartbeat.close)
+
+    async def trust(self) -> None:
+        """Interrupt attempts whose lease can't be trusted any more."""
+        await self._run(
+            Trust(
+                self.running,
+                self._telemetry,
+                self._heartbeat,
+                give_up=self.executor.give_up,
+                grace=self._grace,
+            )
+        )
+
+    async def schedule(self) -> None:
+        """Decide about due instants."""
+        self._scheduler = self._make_scheduler()
+        await self._run(self._scheduler)
+
+    async def record(self) -> None:
+        """Note the ends of jobs on their schedules."""
+        await self._run(self._record)
+
+    async def record_the_last(self) -> None:
+        """Note the ends of the last jobs on their schedules, if that takes no longer than FINAL_RECORD_SECONDS."""
+        with suppress(*LOST, asyncpg.PostgresError):
+            async with asyncio.timeout(FINAL_RECORD_SECONDS):
+                await self._record.finish()
+
+    async def reap(self) -> None:
+        """Take back expired leases."""
+        await self._run(
+            Reaper(
+                self._pool,
+                self._telemetry,
+                interval=self._config.lease.reap_interval,
+                lease=self._config.lease.duration,
+                random=random.random,
+                alert=self._config.dead_letters.handler,
+                on_end=self._job_ended,
+            )
+        )
+
+    async def presence(self) -> None:
+        """Keep the node's row."""
+        await self._run(self._presence)
+
+    async def prune(self) -> None:
+        """Delete expired history."""
+        await self._run(Pruner(self._pool, self._telemetry, self._config.retention))
+
+    async def sample(self) -> None:
+        """Sample the database's part of the gauges."""
+        self._gauges = Gauges(self._pool, self._telemetry)
+        await self._run(self._gauges)
+
+    async def sample_locally(self) -> None:
+        """Sample this node's part of the gauges."""
+        await self._run(LocalGauges(self._telemetry, self.running, self._pulse, lambda: self._gauges.sampled))
+
+    async def listen(self) -> None:
+        """Wait for notifications."""
+        assert isinstance(self._listener, Listener)  # noqa: S101  see `listens`
+        try:
+            await self._run(self._listener)
+        finally:
+            self._listener.close()  # uvloop waits without end for a connection that is left open
+
+    async def feed_watchdog(self, interval: timedelta) -> None:
+        """Tell systemd that the main loop turns."""
+        await self._run(systemd.Watchdog(interval))
+
+    async def dispatch(self) -> None:
+        """Claim and start jobs until the order to stop."""
+        self._dispatcher = Dispatcher(
+            self._pool,
+            self.running,
+            self.wake,
+            self._listener,
+            self._telemetry,
+            pulse=self._pulse,
+            node=self._node,
+            handlers=self._handlers,
+            queues=self._slots,
+            lease=self._config.lease.duration,
+            poll_interval=self._config.poll_interval,
+            start=self.executor.start,
+            on_idle=self._stopping.set if self._until_idle else None,
+            restarted=self._dispatcher is not None,
+        )
+        await self._dispatcher.run(self._stopping)
+        self.dispatched.set()
+
+    async def _run(self, service: Service) -> None:
+        await run_forever(service, self._telemetry, self._pulse)
+
+    def _job_ended(self, schedule_id: int, succeeded: bool | None) -> None:
+        if succeeded is not None:
+            self._record.add(schedule_id, succeeded=succeeded)
+        self._scheduler.job_ended()
+
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self._pool,
+            Wake(),
+            self._telemetry,
+            node=self._node,
+            shards=lambda: self._presence.shards if self._presence.state == "running" else None,
+            poll_interval=self._config.poll_interval,
+        )
+
+    def _make_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.running,
+            self._telemetry,
+            node=self._node,
+            connect=lambda: connect(
+                self._config.require_database(), route=self._route, name=f"rota {str(self._node)[:8]} heartbeat"
+            ),
+            main=asyncio.get_running_loop(),
+            beat=None if self._config.lease.heartbeat is None else self._config.lease.heartbeat.total_seconds(),
+            grace=self._grace,
+            wedged_after=self._config.lease.wedged_after.total_seconds(),
+        )
+
+    def _make_listener(self) -> Listener | NoListener:
+        if self._route.pooled and self._config.database.direct_url is None:
+            return NoListener()
+        direct = Route(pooled=False, version=self._route.version, synchronous_commit=self._route.synchronous_commit)
+
+        async def connect_directly() -> asyncpg.Connection:
+            return await connect(
+                self._config.require_direct_database(),
+                route=direct,
+                name=f"rota {str(self._node)[:8]} listener",
+                patience=5.0,
+            )
+
+        def on_wake() -> None:
+            # Many daemons, one notification: without the jitter all of them claim at the same moment.
+            others = self._presence.alive - 1
+            if others > 0:
+                pause = random.uniform(0, min(others, 10) * 0.0005)  # noqa: S311  no secret
+                asyncio.get_running_loop().call_later(pause, self.wake.set)
+            else:
+                self.wake.set()
+
+        return Listener(
+            connect_directly,
+            self._telemetry,
+            on_wake=on_wake,
+            on_cancel=self._heartbeat.look_now,
+            on_schedules=self._scheduler.look,
+            on_nodes=self._scheduler.nodes_changed,
+        )
