@@ -122,7 +122,8 @@ begin
             (array[client], 'select', 'meta'),
             (array[client], 'select', 'job_status'),
             (array[client], 'select', 'fire_history'),
-            (array[client, operator], 'select, delete', 'schedules'),
+            -- No DELETE: LOCK TABLE takes it for enough, and a lock on this view locks the tables beneath, which each claim reads.
+            (array[client, operator], 'select', 'schedules'),
             (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
                 'resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter, '
@@ -171,13 +172,13 @@ begin
     for each in
         select grantee, proc.oid::regprocedure as name
         from (values
-            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, ran, jitter_offset}'::text[]),
+            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, remove_schedule, ran, jitter_offset}'::text[]),
             -- What CHECKs and triggers call in the name of whoever writes.
             (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
             -- Whoever may call cancel_many() is an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
-            (array[operator], '{pause_schedule, resume_schedule, remove_schedule, run_schedule_now, backfill_schedule}'),
+            (array[operator], '{pause_schedule, resume_schedule, run_schedule_now, backfill_schedule}'),
             (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee

@@ -2105,7 +2105,7 @@ CREATE VIEW rota.schedules AS
           WHERE (clock.schedule_id = definition.schedule_id)) AS state
    FROM rota.schedule_definitions definition;
 
-COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
+COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT and UPDATE as you like, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
 
 ALTER TABLE ONLY rota.job_runs ATTACH PARTITION rota.job_runs_default DEFAULT;
 

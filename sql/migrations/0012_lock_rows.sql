@@ -58,3 +58,8 @@ begin
         execute format('alter function %s set search_path = pg_catalog, pg_temp', function);
     end loop;
 end $$;
+
+-- DELETE on the view is for the daemons and the owner: with it, a login may lock the tables beneath the view.
+comment on view rota.schedules is
+    'What recurs. INSERT and UPDATE as you like, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, '
+    'paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';

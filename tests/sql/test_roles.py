@@ -48,7 +48,7 @@ PUBLIC_COLUMNS = {
     "idempotency_key",
     "meta",
 }
-CLIENTS_CALL = {"enqueue", "replace_job", "cancel", "put_schedule", "ran", "jitter_offset"}
+CLIENTS_CALL = {"enqueue", "replace_job", "cancel", "put_schedule", "remove_schedule", "ran", "jitter_offset"}
 CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller"}
 OPERATORS_CALL = {
     "cancel_many",
@@ -64,7 +64,6 @@ OPERATORS_CALL = {
     "resume_handler",
     "pause_schedule",
     "resume_schedule",
-    "remove_schedule",
     "run_schedule_now",
     "backfill_schedule",
 }
@@ -355,7 +354,7 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     )
     for call in (
         *("pause_schedule('n')", "resume_schedule('n')", "run_schedule_now('n')"),
-        *("backfill_schedule('n', array[now()])", "remove_schedule('n')"),
+        "backfill_schedule('n', array[now()])",
     ):
         await denied(app, f"select rota.{call}")
         assert await op.fetch(f"select rota.{call}")
@@ -369,7 +368,9 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     assert (seen.priority, seen.payload) == (2, "[1]")
     assert await schedule_reports.list_schedules(app, handler=None, state="ok", limit=10)
     await app.execute("insert into rota.schedules (name, cron, handler) values ('m', '0 3 * * *', 'h')")
-    assert await app.execute("delete from rota.schedules where name = 'm'") == "DELETE 1"
+    await denied(app, "delete from rota.schedules where name = 'm'")
+    await app.execute("select rota.remove_schedule('m')")
+    assert await root.fetchval("select count(*) from rota.schedule_definitions where name = 'm'") == 0
 
 
 # ----------------------------------------------------------------------------------------------- what everybody may not
@@ -384,7 +385,7 @@ async def test_rows_are_changed_by_functions_alone(login: str, place: World, roo
     )
     async with place.connect(login) as conn:
         for name, kind in tables:
-            rights = ["TRIGGER"] if name == "rota.schedules" else ["UPDATE", "DELETE", "TRIGGER"]
+            rights = ["UPDATE", "DELETE", "TRIGGER"]
             if kind != "v":
                 rights += ["TRUNCATE", "REFERENCES", "INSERT"]
             for right in rights:
