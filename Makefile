@@ -11,7 +11,7 @@ MADE := .venv/.made-$(shell cat pyproject.toml deploy/constraints.txt 2>/dev/nul
 INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-system test-matrix lint type schema verify bench chaos chaos-time constraints
+.PHONY: help venv demo test test-fast test-system test-matrix lint type schema verify bench chaos chaos-time fuzz constraints
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ chaos: $(MADE) ## Kill, stop and cut off daemons and servers, from a printed see
 
 chaos-time: $(MADE) ## Kill daemons with skewed clocks while schedules fire each second, from a printed seed
 	$(BIN)/python tests/chaos_time.py $(ARGS)
+
+fuzz: $(MADE) ## Insert hostile rows beside a canary, hostile sessions and HTTP clients, from a printed seed
+	$(BIN)/python tests/fuzz.py $(ARGS)
 
 constraints: $(MADE) ## Write deploy/constraints.txt anew, from what is installed in .venv
 	@$(BIN)/python tests/constraints.py > .venv/constraints.new

@@ -5,12 +5,15 @@ Everything is answered from what the daemon already knows: no request touches th
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from rota.errors import ConfigError
@@ -19,10 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from aiohttp.typedefs import Handler
+    from aiohttp.web_protocol import RequestHandler
     from prometheus_client import CollectorRegistry
 
 RECENT = timedelta(seconds=15)
 """How long ago the database may have been reached; as long as a node counts as alive."""
+
+MAX_CONNECTIONS = 64
+"""Beyond this the oldest connection is closed: slow and idle clients must not use up the daemon's file descriptors."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+# aiohttp logs each malformed request as an error with a traceback: any client could fill the log.
+_LOG = logging.getLogger("rota.health")
+_LOG.addFilter(_is_ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +119,31 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
         ]
     )
     # Without the short time-out, a scraper that keeps its connection would hold up the daemon's exit for a minute.
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, logger=_LOG)
     await runner.setup()
     try:
-        await _bind(runner, host, port)
-        bound_host, bound_port = runner.addresses[0][:2]
-        yield bound_host, bound_port
+        listening = await _listen(runner, host, port)
+        try:
+            bound_host, bound_port = listening.sockets[0].getsockname()[:2]
+            yield bound_host, bound_port
+        finally:
+            listening.close()
     finally:
         await runner.cleanup()
 
 
-async def _bind(runner: web.AppRunner, host: str, port: int) -> None:
+async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+    server = cast("web.Server", runner.server)  # made by setup()
+
+    def admit() -> RequestHandler:
+        transports = [each.transport for each in server.connections if each.transport is not None]
+        if len(transports) >= MAX_CONNECTIONS:
+            # Abort, not close: a client that reads nothing would keep the connection open until its answer is sent.
+            next((each for each in transports if not each.is_closing()), transports[0]).abort()
+        return server()
+
     try:
-        await web.TCPSite(runner, host, port).start()
+        return await asyncio.get_running_loop().create_server(admit, host, port)
     except OSError as error:
         raise ConfigError(
             f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from contextlib import asynccontextmanager
+import socket
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Counter
 
 from rota.errors import ConfigError
-from rota.health import RECENT, Readiness, ServiceHealth, serve
+from rota.health import MAX_CONNECTIONS, RECENT, Readiness, ServiceHealth, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -165,3 +167,33 @@ async def test_the_port_is_free_again_once_left() -> None:
             await read(client, f"http://{host}:{port}/healthz")
         async with serve(host=host, port=port, registry=registry, probe=probe) as again:
             assert again == (host, port)
+
+
+async def test_slow_and_idle_clients_leave_room_for_a_scrape() -> None:
+    """Any local user may open connections: they must use up neither the descriptors nor the scraper's turn."""
+    async with pages(Known()) as client:
+        assert client._base_url is not None
+        address = ("127.0.0.1", client._base_url.port)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(socket.create_connection(address)) for _ in range(MAX_CONNECTIONS * 3)]
+            for number, one in enumerate(opened):
+                with suppress(ConnectionError):
+                    one.sendall(
+                        [b"", b"GET /metrics HTTP/1.1\r\nX: ", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"][number % 3]
+                    )
+            assert (await read(client, "/metrics"))[0] == 200
+            opened[0].settimeout(5)
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(opened[0].recv, 1) == b"", "the oldest connection is closed"
+
+
+async def test_malformed_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A traceback for each would let any client fill the log."""
+    async with pages(Known()) as client:
+        assert client._base_url is not None
+        for request in (b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)
+            writer.write(request)
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
+            writer.transport.abort()
+    assert not caplog.records
