@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import re
 import sys
@@ -522,6 +523,9 @@ def main() -> int:
     options.add_argument("--daemons", type=int, default=2)
     given = options.parse_args()
     say(f"seed {given.seed}")
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # it warns of each write to a connection that the other end closed
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-fuzz-")))
         server = stack.enter_context(some_server())

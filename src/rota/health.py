@@ -143,7 +143,7 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
         return server()
 
     try:
-        return await asyncio.get_running_loop().create_server(admit, host, port)
+        return await asyncio.get_running_loop().create_server(admit, host, port, backlog=1024)
     except OSError as error:
         raise ConfigError(
             f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "

@@ -175,7 +175,10 @@ async def test_slow_and_idle_clients_leave_room_for_a_scrape() -> None:
         assert client._base_url is not None
         address = ("127.0.0.1", client._base_url.port)
         with ExitStack() as stack:
-            opened = [stack.enter_context(socket.create_connection(address)) for _ in range(MAX_CONNECTIONS * 3)]
+            opened = [
+                stack.enter_context(await asyncio.to_thread(socket.create_connection, address))
+                for _ in range(MAX_CONNECTIONS * 3)
+            ]
             for number, one in enumerate(opened):
                 with suppress(ConnectionError):
                     one.sendall(
