@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
@@ -151,6 +152,13 @@ async def work(job: rota.Job[Any]) -> None:
     """Take `seconds`, and be seen at it."""
     async with witness.sees(job):
         await take(float(options(job).get("seconds", 0.01)))
+
+
+@app.handler("kills")
+async def kills(job: rota.Job[Any]) -> None:
+    """Kill this process."""
+    async with witness.sees(job):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.handler("once", delivery="at_most_once")

@@ -38,7 +38,7 @@ async def claim(
     rooms: Mapping[str, int] | None = None,
     where: Sequence[Lane] | None = None,
     total: int | None = None,
-    suspects: bool = False,
+    suspects: int = 0,
     lease: timedelta = LEASE,
 ) -> list[Claim]:
     """Claim as a dispatcher does; by default the jobs of handler h in the queue default."""

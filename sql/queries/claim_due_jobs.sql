@@ -1,28 +1,33 @@
--- Hand due jobs to node $1, at most $3[i] into room $2[i] and $9 in all, most urgent first, stepping over rows that others are claiming.
+-- Claim due jobs for one node: mark them running, give each a lease and a new fence token, and return what a handler needs.
+-- Most urgent first (priority, then run_at); rows that another transaction has locked are skipped, never waited for.
+-- Claims at most $3[i] jobs in room $2[i] and at most $9 in all.
 --   $1 node_id          uuid
---   $2 rooms            text[]         the queues of this daemon that have free slots (* for those that share), and
---   $3 slots            int4[]         how many: the caller never asks for more than it can start
---   $4 lane_rooms       text[]         where to look: each lane is one queue, handler and priority …
+--   $2 rooms            text[]         queues of the node that have free slots; * is the room shared by all other queues
+--   $3 slots            int4[]         free slots of each room
+--   $4 lane_rooms       text[]         the lanes to search: each is one queue, handler and priority ...
 --   $5 lane_queues      text[]
 --   $6 lane_handlers    text[]
 --   $7 lane_priorities  int2[]
---   $8 lane_floors      timestamptz[]  … from this run_at on: the last one claimed there, or -infinity to look at all
+--   $8 lane_floors      timestamptz[]  ... and the run_at to start from; -infinity searches the whole lane
 --   $9 total            int8
---   $10 suspects        int4           0: all jobs but suspects; 1: suspects alone (lost twice in a row)
---   $11 lease           interval       how long a claim holds without a heartbeat, where the job names no lease of its own
---   $12 known           text[]         the queues that the caller knows of, where it asks whether there are others; else null
+--   $10 suspects        int4           0: no suspects (lost twice in a row); 1: only suspects; 2: only those that must run alone; 3: only those that may run beside other suspects
+--   $11 lease           interval       lease of jobs that have no lease of their own
+--   $12 known           text[]         queues the caller knows, to ask whether there are others; null: don't ask
+--   $13 only            int8[]         claim only these job_ids; null: any
+--   $14 skipped         int8[]         never claim these job_ids; null: none
 --   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
--- At least one row comes back, for next_in, how long it is until the earliest future run_at of the lanes, and for others, whether
--- queues outside of $12 have scheduled jobs. Its job_id is null when nothing was claimed.
---   scheduled_for  null: as run_at
---   created_at     null: not later than run_at
---   lease          null: as $11
+-- Always returns at least one row; job_id is null if nothing was claimed. next_in is the time until the earliest future run_at in
+-- the lanes; others is true if a queue outside $12 has scheduled jobs. Null means in scheduled_for: equal to run_at; in
+-- created_at: not later than run_at; in lease: $11.
 -- index: claim_due_jobs_idx (0002)
--- The lanes are probed one by one, because one scan over several handlers would step over all due jobs of the others.
--- Without the floor, every claim walks the dead index entries that earlier claims left at the front of the lane, which
--- a snapshot held by somebody keeps there. Rows are locked as the outer limit pulls them: no row beyond it is touched.
--- The update goes by ctid, which leaves the planner no other plan; a row that changed between snapshot and lock has
--- another ctid, is not updated, and is claimed next time.
+-- Lanes are probed one by one: a scan over several handlers would step over all due jobs of the other handlers.
+-- The floor skips dead index entries that earlier claims left at the front of a lane and that a held snapshot keeps there.
+-- The outer limit stops the scan, so no row beyond it is locked.
+-- The update goes by ctid, which leaves the planner no other plan. A row that changed between snapshot and lock has another
+-- ctid: it is not updated, and claimed next time.
+-- A suspect claimed beside others has one loss taken off: if the worker dies, nobody knows which of them killed it, so this loss
+-- must not be the one that buries it. A job runs alone on its last attempt, and if it was lost beside others before: its history
+-- then shows more losses than the two that count (none if the history was pruned).
 with lane as materialized (
     select lane.room, lane.queue, lane.handler, lane.priority, head.run_at
     from unnest($4::text[], $5::text[], $6::text[], $7::int2[], $8::timestamptz[]) as lane (room, queue, handler, priority, floor)
@@ -32,7 +37,7 @@ with lane as materialized (
         where job.state = 'scheduled'
           and job.queue = lane.queue
           and job.handler = lane.handler
-          and (job.losses / 2) = $10
+          and (job.losses / 2) = least($10, 1)
           and job.priority = lane.priority
           and job.run_at >= lane.floor
         order by job.run_at
@@ -60,11 +65,22 @@ due as materialized (
             where job.state = 'scheduled'
               and job.queue = lane.queue
               and job.handler = lane.handler
-              and (job.losses / 2) = $10
+              and (job.losses / 2) = least($10, 1)
               and job.priority = lane.priority
               and job.run_at >= lane.run_at
               and job.run_at <= now()
               and (job.start_by is null or job.start_by > now() or job.fence_token is not null)
+              and ($13::int8[] is null or job.job_id = any ($13))
+              and ($14::int8[] is null or job.job_id <> all ($14))
+              and ($10 < 2 or ($10 = 2) = (
+                  job.attempt + 1 >= coalesce(job.max_attempts, 20)
+                  or (
+                      select count(*)
+                      from rota.attempts as lost
+                      where lost.job_id = job.job_id
+                        and lost.outcome = 'lost'
+                  ) not in (0, 2)
+              ))
             order by job.run_at
             limit room.slots
             for update skip locked
@@ -77,6 +93,7 @@ claimed as (
     update rota.jobs as job
     set state = 'running',
         attempt = job.attempt + 1,
+        losses = job.losses - case $10 when 3 then 1 else 0 end,
         fence_token = nextval('rota.fence_tokens'),
         leased_by = $1,
         lease_expires_at = clock_timestamp() + coalesce(job.lease, $11),
@@ -96,13 +113,13 @@ claimed as (
     returning
         job.job_id, job.handler, job.queue, job.priority, job.payload::text as payload, job.attempt, job.fence_token,
         job.run_at, job.started_at, job.timeout,
-        -- Most jobs have none of these, and what is null costs neither side anything.
+        -- Null for most jobs, and a null costs neither side anything.
         job.schedule_id,
-        nullif(job.scheduled_for, job.run_at) as scheduled_for,
-        case when job.created_at > job.run_at then job.created_at end as created_at,
+        case when isfinite(job.scheduled_for) then nullif(job.scheduled_for, job.run_at) end as scheduled_for,
+        case when job.created_at > job.run_at and isfinite(job.created_at) then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
         job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
-        -- Of the two rows the fire is the one in memory: it was written with the job. It is kept for a limited time.
+        -- The fire was written with the job and is likely to be in memory, but it is kept for a limited time only.
         case when job.schedule_id is not null then coalesce(
             (
                 select fire.name
@@ -122,8 +139,8 @@ select
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule,
-    (select min(lane.run_at) from lane where lane.run_at > now()) - clock_timestamp() as next_in,
-    -- One probe for each: what comes next after a queue that is known is known, too, or there is another.
+    (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity') - clock_timestamp() as next_in,
+    -- One probe per known queue: if the next queue after it is not known either, there are others.
     $12::text[] is not null and exists (
         select
         from unnest(array_prepend('', $12::text[])) as known (queue)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from rota.domain.job import Claim
+    from rota.domain.job import Claim, Suspects
 
 
 class Attempt:
@@ -41,7 +41,7 @@ class Attempt:
         "trusted_until",
     )
 
-    def __init__(self, claim: Claim, *, lease: float, asked: float, suspect: bool) -> None:
+    def __init__(self, claim: Claim, *, lease: float, asked: float, suspect: Suspects) -> None:
         self.claim = claim
         self.lease = lease
         self.suspect = suspect

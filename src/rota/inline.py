@@ -21,7 +21,7 @@ from rota.attempt import Attempt
 from rota.client import encode_payload
 from rota.declared import HANDLER_CODE
 from rota.domain.given import check_handler, check_kinds, check_progress
-from rota.domain.job import Claim, FenceToken, NodeId
+from rota.domain.job import Claim, FenceToken, NodeId, Suspects
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
 from rota.errors import ConfigError, InvalidPayload
 from rota.handlers.python import in_thread, is_async, on_loop
@@ -299,7 +299,7 @@ def attempt_at(
         checkpoint=None if checkpoint is None else encode(checkpoint, what="checkpoint"),
         schedule=schedule,
     )
-    return Attempt(claim, lease=30, asked=0.0, suspect=False)
+    return Attempt(claim, lease=30, asked=0.0, suspect=Suspects.NONE)
 
 
 FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}

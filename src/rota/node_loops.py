@@ -220,6 +220,7 @@ class Loops:
             poll_interval=self._config.poll_interval,
             start=self.executor.start,
             on_idle=self._stopping.set if self._until_idle else None,
+            alert=self._config.dead_letters.handler,
             restarted=self._dispatcher is not None,
         )
         await self._dispatcher.run(self._stopping)

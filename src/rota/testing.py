@@ -53,7 +53,7 @@ from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.migrate import installation
 from rota.domain.given import check_handler, check_kinds
-from rota.domain.job import NodeId
+from rota.domain.job import NodeId, Suspects
 from rota.domain.outcome import (
     Cancelled,
     Committed,
@@ -68,8 +68,8 @@ from rota.domain.outcome import (
 )
 from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
 from rota.job import Environment
-from rota.lifecycle.dispatcher import ANY_TIME, MOST_QUEUES, PRIORITIES
 from rota.lifecycle.executor import Executor
+from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
@@ -252,17 +252,17 @@ class _Drain:
                     f"{limit} attempts, and jobs are still due: the last was of {self._ran[-1].handler!r}"
                 )
             for claim in claims:
-                await self._take(Attempt(claim, lease=LEASE.total_seconds(), asked=0.0, suspect=False))
+                await self._take(Attempt(claim, lease=LEASE.total_seconds(), asked=0.0, suspect=Suspects.NONE))
         return self._ran
 
     async def _claim(self, *, at_once: bool) -> list[Any]:
         if at_once:
             await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
         last = ""
-        while self._handlers and (queues := await queries.list_queues(self._conn, after=last, limit=MOST_QUEUES)):
+        while self._handlers and (queues := await queries.list_queues(self._conn, after=last, limit=MAX_LISTED_QUEUES)):
             last = queues[-1]
             lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
-            for suspects in (False, True):
+            for suspects in (Suspects.NONE, Suspects.ANY):
                 found = await queries.claim_due_jobs(
                     self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
                 )

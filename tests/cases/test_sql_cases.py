@@ -292,8 +292,10 @@ async def test_b73_a_redrive_in_batches_is_spread_and_starves_no_live_work(conn:
     await prepare(conn, "claim_due_jobs")
     same = [["default"], ["default"], ["h"], [5], [EVER]]
     await make_jobs(conn, 50, run_at=LATE)
-    await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None)
-    alone = (await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None)).buffers
+    await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None, None, None)
+    alone = (
+        await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None, None, None)
+    ).buffers
     await make_dead_letters(conn, 20_000)
     for _ in range(2):
         row = await conn.fetchrow("""select * from rota.redrive_many("limit" => 10000, spread => '1 hour')""")
@@ -301,7 +303,7 @@ async def test_b73_a_redrive_in_batches_is_spread_and_starves_no_live_work(conn:
         assert row["redriven"] == 10_000
     due = await conn.fetchval("select count(*) from rota.jobs where run_at <= clock_timestamp() + interval '1 minute'")
     assert 50 <= due <= 50 + 400
-    beside = await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None)
+    beside = await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None, None, None)
     assert beside.buffers <= 2 * alone + 100
     assert {got.run_at < datetime.now(UTC) - timedelta(seconds=0.9) for got in await claim(conn, 40)} == {True}
 

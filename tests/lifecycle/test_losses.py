@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +13,12 @@ import pytest
 
 import rota
 import rota.services.reaper as reaper_module
+from factories import make_handler, make_jobs
 from links import Link, listeners
 from nodes import ended, history, insert, ledger, letter, live_row, node
 from rota.db import queries
+from rota.domain.job import Suspects
+from statements import claim
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -336,3 +342,59 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
         assert sum(each.metric("rota_reaped_total") for each in (one, two, three)) == 200
     assert await conn.fetchval("select count(*) from rota.attempts") == 200
     assert await conn.fetchval("select max(losses) from rota.jobs") == 1
+
+
+async def test_jobs_lost_twice_share_probation_once_some_have_succeeded(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """C10: after two fleet-wide power cuts suspects run 1, 2, 4, ... at once. One by one, 40 jobs of 0.2 s took 15 s."""
+    app = rota.App("probation")
+    running, most = 0, 0
+
+    @app.handler("work")
+    async def work(_: rota.Job[Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.Event().wait()
+        running -= 1
+
+    await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 40)")
+    await conn.execute("update rota.jobs set losses = 2, attempt = 2")
+    async with node(database.dsn, app, queues="default:100"):
+        await eventually(partial(_none_is_live, conn), within=20, what="the end of all suspects")
+    took = await conn.fetchval("select extract(epoch from max(finished_at) - min(started_at)) from rota.job_runs")
+    assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
+    assert took < 5
+    assert most > 4
+
+
+async def _none_is_live(conn: Connection[Record]) -> bool:
+    return not await conn.fetchval("select exists (select from rota.jobs)")
+
+
+@pytest.mark.parametrize(
+    ("lost_before", "attempt", "may_share"), [(0, 2, True), (2, 2, True), (1, 3, False), (3, 3, False), (2, 19, False)]
+)
+async def test_a_suspect_that_was_lost_beside_others_runs_alone(
+    conn: Connection[Record], lost_before: int, attempt: int, may_share: bool
+) -> None:
+    """Beside others a suspect is claimed with one loss fewer, so that a killer among them buries none of its neighbours.
+
+    The next run must be conclusive, so it is alone. A last attempt is alone, too: a neighbour could exhaust it.
+    """
+    await make_handler(conn)
+    await make_jobs(conn, 3)
+    await conn.execute("update rota.jobs set losses = 2, attempt = $1, max_attempts = 20", attempt)
+    await conn.execute(
+        "insert into rota.attempts (job_id, fence_token, attempt, outcome, started_at) "
+        "select job_id, n, n, 'lost', now() from rota.jobs, generate_series(1, $1::int) as n",
+        lost_before,
+    )
+    shared = await claim(conn, 3, suspects=Suspects.SHARED)
+    alone = await claim(conn, 1, suspects=Suspects.ALONE)
+    assert (len(shared), len(alone)) == ((3, 0) if may_share else (0, 1))
+    losses = await conn.fetch("select distinct losses from rota.jobs where state = 'running'")
+    assert [row["losses"] for row in losses] == [1 if may_share else 2]

@@ -91,7 +91,7 @@ def _fenced(jobs: Sequence[Claimed]) -> list[list[int]]:
 def _claim(_: Ground, slots: int = 100) -> list[Any]:
     priorities = list(range(10))
     same = [["default"] * 10, ["default"] * 10, ["h"] * 10, priorities, [EVER] * 10]
-    return [NODE, ["default"], [slots], *same, slots, 0, LEASE, ["default"]]
+    return [NODE, ["default"], [slots], *same, slots, 0, LEASE, ["default"], None, None]
 
 
 def _succeeded(ground: Ground) -> list[Any]:

@@ -21,7 +21,7 @@ from rota.db.migrate import migrate, roles_script
 from rota.db.sql import SQL
 from rota.domain.job import NodeId
 from rota.errors import DatabaseUnusable
-from rota.lifecycle.dispatcher import ANY_TIME
+from rota.lifecycle.lanes import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,7 +12,7 @@ import pytest
 
 import rota
 from drivers import ASYNC, SYNC
-from rota.lifecycle.dispatcher import MOST_QUEUES
+from rota.lifecycle.lanes import MAX_LISTED_QUEUES
 from rota.testing import (
     Committed,
     Failed,
@@ -111,7 +111,7 @@ async def test_drain_at_once_waits_for_nothing(conn: Connection[Record]) -> None
 async def test_drain_comes_to_the_last_of_many_queues(conn: Connection[Record]) -> None:
     """A queue for each tenant is not rare, and what a test leaves waiting looks like a bug of the code under test."""
     app, _ = shop()
-    tenants = [f"tenant {n:03}" for n in range(MOST_QUEUES + 1)]
+    tenants = [f"tenant {n:03}" for n in range(MAX_LISTED_QUEUES + 1)]
     await conn.executemany("insert into rota.jobs (handler, queue) values ('nobodys', $1)", [(t,) for t in tenants])
     await rota.enqueue(conn, "thread", queue=tenants[-1])
     (ran,) = await drain(app, conn)

@@ -67,6 +67,14 @@ def test_latency_is_counted_from_the_insert(server: Server) -> None:
     assert databases_of_benches(server) == []
 
 
+def test_an_urgent_job_starts_within_a_poll_behind_any_backlog(server: Server) -> None:
+    """C9: the room `default` is always full and `*` is always free; neither may hide a quiet lane of the other."""
+    found = bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
+    assert (found["jobs"], found["probes"]) == (5000, 10)
+    assert 0 < found["start_p50_ms"] <= found["start_p99_ms"] <= 1200
+    assert 0 < found["equal_p50_ms"] <= found["equal_p99_ms"] <= 1200
+
+
 def test_names_that_anybody_may_insert_make_no_series(server: Server) -> None:
     """Ten thousand handlers and queues that nobody has: a scrape that grew with them would take the monitoring down."""
     found = bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")

@@ -1,4 +1,4 @@
-"""The commands: `rota bench drain | latency | enqueue | floor | stored | spike | scrape`."""
+"""The commands: `rota bench drain | latency | enqueue | floor | stored | spike | scrape | priority`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rota.bench.figures import Figures, Show
 from rota.bench.floor import measure_floor
 from rota.bench.ground import Ground, own_database, some_server
 from rota.bench.latency import latency as measure_latency
+from rota.bench.priority import MAX_PROBES
+from rota.bench.priority import priority as measure_priority
 from rota.bench.scrape import scrape as measure_scrape
 from rota.bench.spike import spike as measure_spike
 from rota.bench.stored import stored as measure_stored
@@ -158,6 +160,24 @@ def scrape(
 
     async def work(ground: Ground, show: Show) -> Figures:
         return await measure_scrape(ground, show, jobs=jobs, names=names)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def priority(
+    *,
+    jobs: Jobs = 500_000,
+    probes: Annotated[int, typer.Option(min=5, max=MAX_PROBES, help="How many jobs are sent while it lasts.")] = 150,
+    milliseconds: Annotated[int, typer.Option(min=0, max=60_000, help="How long each job of the backlog takes.")] = 0,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how soon urgent jobs start behind a backlog of due jobs, at the default settings."""
+
+    async def work(ground: Ground, show: Show) -> Figures:
+        return await measure_priority(ground, show, jobs=jobs, probes=probes, milliseconds=milliseconds)
 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 

@@ -45,13 +45,15 @@ class Daemons:
 
 
 @asynccontextmanager
-async def daemons(ground: Ground, *, count: int, slots: int, port: int = 0) -> AsyncIterator[Daemons]:
+async def daemons(
+    ground: Ground, *, count: int, slots: int, port: int = 0, app: str = "rota.bench.jobs:app"
+) -> AsyncIterator[Daemons]:
     """Start that many daemons with so many slots each, wait until they are up, and stop them at the end.
 
     `port`: where the only one serves its pages; 0: anywhere.
     """
     with tempfile.TemporaryFile() as said:
-        processes = [_start(ground.dsn, slots, port, said) for _ in range(count)]
+        processes = [_start(ground.dsn, slots, port, app, said) for _ in range(count)]
         try:
             await _up(ground, processes, said)
             yield Daemons(processes)
@@ -65,7 +67,7 @@ async def daemons(ground: Ground, *, count: int, slots: int, port: int = 0) -> A
                 process.wait()
 
 
-def _start(dsn: str, slots: int, port: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(dsn: str, slots: int, port: int, app: str, said: IO[bytes]) -> subprocess.Popen[bytes]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))}
     environment = ours | {
         "DATABASE_URL": dsn,
@@ -74,7 +76,7 @@ def _start(dsn: str, slots: int, port: int, said: IO[bytes]) -> subprocess.Popen
         "ROTA_HTTP_PORT": str(port),
         "ROTA_LOG_LEVEL": "warning",
     }
-    command = [sys.executable, "-m", "rota", "run", "--app", "rota.bench.jobs:app"]
+    command = [sys.executable, "-m", "rota", "run", "--app", app]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # noqa: S603  no shell
 
 

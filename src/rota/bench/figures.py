@@ -24,6 +24,7 @@ class Figures:
     seconds: float
     jobs: int | None = None
     schedules: int | None = None
+    probes: int | None = None
     jobs_per_second: float | None = None
     floor_per_second: float | None = None
     ratio_to_floor: float | None = None
@@ -48,6 +49,8 @@ class Figures:
     start_p50_ms: float | None = None
     start_p99_ms: float | None = None
     start_max_ms: float | None = None
+    equal_p50_ms: float | None = None
+    equal_p99_ms: float | None = None
     insert_p50_ms: float | None = None
     insert_p99_ms: float | None = None
     claim_p50_ms: float | None = None
@@ -102,6 +105,15 @@ MEANING = {
     ),
     "start_p99_ms": ("{:.2f}", "… 99 of 100"),
     "start_max_ms": ("{:.2f}", "… all"),
+    "probes": (
+        "{:,}",
+        "jobs that were sent one by one while the backlog lasted; the delays above are those of the urgent ones",
+    ),
+    "equal_p50_ms": (
+        "{:.2f}",
+        "half of the probes with the backlog's priority, an earlier run_at and another handler were in their handler so soon",
+    ),
+    "equal_p99_ms": ("{:.2f}", "… 99 of 100"),
     "insert_p50_ms": ("{:.2f}", "of it, the INSERT and its commit, as its client sees them"),
     "insert_p99_ms": ("{:.2f}", "… 99 of 100"),
     "claim_p50_ms": ("{:.2f}", "from the INSERT's now() to the claim, by the database's clock"),

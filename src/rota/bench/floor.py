@@ -14,7 +14,7 @@ import asyncpg
 from rota.bench.jobs import NOOP, QUEUE
 from rota.db import queries
 from rota.domain.job import NodeId
-from rota.lifecycle.dispatcher import ANY_TIME
+from rota.lifecycle.lanes import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ async def _claim_and_settle(db: asyncpg.Connection, tell: Callable[[int], None])
             node=node,
             rooms={QUEUE: BATCH},
             lanes=[(QUEUE, QUEUE, NOOP, PRIORITY, start)],
-            suspects=False,
+            suspects=0,
             total=BATCH,
             lease=LEASE,
         )

@@ -14,7 +14,7 @@ from rota.db.sql import SQL
 from rota.domain.job import Claim, FenceToken, NodeId, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import asyncpg
 
@@ -27,31 +27,46 @@ PAUSED = 100
 """Most paused queues, and most paused handlers, that a sample shows."""
 
 Lane = tuple[str, str, str, int, datetime]
-"""Room (whose slots), queue, handler, priority, and the run_at from which on to look."""
+"""Room (whose slots the jobs take), queue, handler, priority, and floor: the run_at to start the search from."""
 
 
 class Claimed(NamedTuple):
-    """What a claim found."""
+    """The answer to a claim."""
 
     claims: list[Claim]
-    next_in: timedelta | None
-    """How long it is until the next due instant of the lanes."""
-    others: bool
-    """Whether there are scheduled jobs in queues that were not known."""
+    next_in: timedelta | None = None
+    """How long it is until the next due instant in the lanes."""
+    others: bool = False
+    """Whether there are scheduled jobs in queues outside of `known`."""
+
+
+class DueJob(NamedTuple):
+    """A due job and its lane."""
+
+    job_id: int
+    queue: str
+    handler: str
+    priority: int
 
 
 async def claim_due_jobs(
     db: Connection,
     *,
     node: NodeId,
-    rooms: dict[str, int],
+    rooms: Mapping[str, int],
     lanes: Sequence[Lane],
-    suspects: bool,
+    suspects: int,
     total: int,
     lease: timedelta,
     known: Sequence[str] | None = None,
+    only: Sequence[int] | None = None,
+    skipped: Sequence[int] | None = None,
 ) -> Claimed:
-    """Claim at most `rooms[room]` jobs for each room. `known`: the queues beside which there may be others; None: don't look."""
+    """Claim at most `rooms[room]` jobs for each room, and `total` in all; `suspects` is a value of `Suspects`.
+
+    known: report whether queues other than these have scheduled jobs; None: don't look
+    only, skipped: job_ids to restrict the claim to, or to leave out
+    """
     lane_rooms, queues, handlers, priorities, floors = zip(*lanes, strict=True)
     rows = await db.fetch(
         SQL["claim_due_jobs"],
@@ -67,8 +82,32 @@ async def claim_due_jobs(
         int(suspects),
         lease,
         known,
+        only,
+        skipped or None,
     )
     return Claimed([Claim(*row[:18]) for row in rows if row[0] is not None], next_in=rows[0][18], others=rows[0][19])
+
+
+async def find_due_jobs(
+    db: Connection, *, lanes: Sequence[Lane], suspects: int, skipped: Sequence[int], limit: int
+) -> list[DueJob]:
+    """Return the jobs that a claim of these lanes would try first."""
+    _, queues, handlers, priorities, floors = zip(*lanes, strict=True)
+    rows = await db.fetch(
+        SQL["find_due_jobs"], queues, handlers, priorities, floors, int(suspects), list(skipped), limit
+    )
+    return [DueJob(*row) for row in rows]
+
+
+async def bury_unclaimable_job(
+    db: Connection, *, job_id: int, error_kind: str, error: str, alert: str | None
+) -> int | None:
+    """Make a dead letter of a job whose own values make its claim fail.
+
+    Returns the number of its attempts so far, or None if it is locked or no longer scheduled.
+    """
+    attempts: int | None = await db.fetchval(SQL["bury_unclaimable_job"], job_id, error_kind, error, alert)
+    return attempts
 
 
 async def find_orphaned_claims(

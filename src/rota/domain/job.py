@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
@@ -11,6 +12,19 @@ if TYPE_CHECKING:
 
 NodeId = NewType("NodeId", "UUID")
 FenceToken = NewType("FenceToken", int)
+
+
+class Suspects(IntEnum):
+    """Which jobs a claim takes, by their losses. A suspect is a job that lost its worker twice in a row."""
+
+    NONE = 0
+    """No suspects: every other job."""
+    ANY = 1
+    """Suspects, to run with no other suspect beside them."""
+    ALONE = 2
+    """Suspects that must run alone: they were lost beside others before, or are on their last attempt."""
+    SHARED = 3
+    """Suspects that may run beside each other. Their next loss doesn't count towards the limit of losses."""
 
 
 @dataclass(slots=True)

@@ -1,16 +1,14 @@
 """Step 2 of a job's life: due rows -> claims, never more than the free slots.
 
-The lanes (queue, handler, priority) are looked at in two ways. Claims with a *floor* look only at lanes that had work lately,
-and only from the run_at claimed last; they cost the same however many dead rows lie before it. *Sweeps* look at all lanes and
-all rows, and find what the floors hide: late commits, back-dated rows, new lanes. A sweep follows whenever a claim comes back
-short, but takes no more than a tenth of the time.
+`lanes` decides which lanes a look searches, `suspects` how many jobs that lost their worker twice may run at once. This file sends
+the claims and starts the jobs. One row that can't be claimed costs its own job: the claim is repeated around it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import asyncpg
@@ -18,75 +16,64 @@ import asyncpg
 from rota.attempt import Attempt
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Pool, about_a_row, connection
+from rota.db.pool import TRANSIENT, Pool, connection
 from rota.db.queries import Claimed
-from rota.loop import DUTY, backoff_pause, cancelling
+from rota.db.salvage import ROW_CLIENT_ERRORS, Fault, fault_of, salvage
+from rota.domain.job import Suspects
+from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_ROOM, Lanes
+from rota.loop import backoff_pause, cancelling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from datetime import timedelta
 
     from rota.db.pool import Connection
-    from rota.db.queries import Lane
-    from rota.domain.job import Claim, NodeId
+    from rota.db.queries import DueJob, Lane
+    from rota.domain.job import NodeId
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
     from rota.loop import Pulse
     from rota.telemetry import Telemetry
 
-ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_CLAIM_SIZE = 500
+"""Most jobs in one claim: with more free slots, one batch starts while the next is claimed."""
 
-PRIORITIES = range(10)
+SUSPECT_CHECK_SECONDS = 10.0
+"""Seconds between two searches for suspects while there are none."""
 
-STREAM = 8
-"""Claims at once from which on jobs come faster than notifications are worth sending."""
+SET_ASIDE_SECONDS = 10.0
+"""Seconds for which a job is left alone after the database refused its claim."""
 
-LARGEST = 500
-"""Most jobs in one claim: with more slots than that, one batch starts while the next is claimed."""
-
-QUIET = 60.0
-"""Seconds after which a lane without work is no longer looked at but by sweeps."""
-
-SUSPECTS = 10.0
-"""Seconds between two looks for jobs that were lost twice in a row."""
-
-LISTED = 20.0
-"""Seconds after which the queues that share the slots of `*` are listed anew, though there seem to be no others."""
-
-MOST_QUEUES = 200
-"""Most queues that share the slots of `*` in one sweep; where there are more, they take turns."""
-
-REFUSED = 10.0
-"""Seconds for which a lane is left alone in which the database refuses the claim of a row."""
-
-MOST_REFUSED = 100
-"""Most lanes left alone at a time: where there are more, it is no matter of rows."""
+MAX_SET_ASIDE = 100
+"""Most jobs set aside at a time: if more are refused, the cause is not in the rows."""
 
 
 @dataclass(slots=True)
 class Look:
-    """What one look found."""
+    """The result of one look."""
 
     claimed: int = 0
     next_in: timedelta | None = None
-    """How long until the earliest future job of the lanes looked at."""
-    swept: bool = False
-    """Whether all lanes have been looked at, by this look and those before it."""
-    nothing: bool = False
-    """Whether there was nothing to claim in any of them, and nothing ran meanwhile that might have inserted something."""
-    suspects: bool = False
-    """Whether suspects were looked for, too."""
+    """How long until the earliest future job of the lanes searched."""
+    no_suspects: bool = False
+    """Whether this look searched for suspects and found none."""
+
+    def add(self, found: Claimed) -> None:
+        """Add the answer to one claim."""
+        self.claimed += len(found.claims)
+        self.next_in = min((each for each in (self.next_in, found.next_in) if each is not None), default=None)
 
 
 class Listener(Protocol):
-    """What the dispatcher asks of the listening connection."""
+    """What the dispatcher needs of the listening connection."""
 
     @property
     def armed(self) -> bool:
-        """True while every insert that commits from now on wakes us."""
+        """True while every insert that commits from now on wakes this node."""
         ...
 
     def want(self, armed: bool, /) -> None:
-        """Have inserts notify, or spare them that while we look again anyway."""
+        """Ask for notifications of inserts, or stop them while the dispatcher looks again anyway."""
         ...
 
 
@@ -111,6 +98,7 @@ class Dispatcher:
         poll_interval: timedelta,
         start: Callable[[Attempt], None],
         on_idle: Callable[[], None] | None = None,
+        alert: str | None = None,
         restarted: bool = False,
     ) -> None:
         self._pool = pool
@@ -120,36 +108,27 @@ class Dispatcher:
         self._telemetry = telemetry
         self._pulse = pulse
         self._node = node
-        self._handlers = sorted(handlers)
-        self._own_queues = [queue for queue in queues if queue != "*"]
-        self._shares = "*" in queues
-        self._other_queues: list[str] = []
-        self._last_queue = ""
-        self._list_at = 0.0
-        """From when on the queues that share `*` are listed anew; 0: at each sweep."""
-        self._under_way = 0
-        """Attempts that ran or were claimed since the look at all lanes began, which may take several turns."""
         self._lease = lease
         self._poll = poll_interval.total_seconds()
         self._start = start
         self._on_idle = on_idle
-        self._floors: dict[tuple[str, str, int], datetime] = {}
-        self._used: dict[tuple[str, str, int], float] = {}
-        self._refused: dict[tuple[str, str, int], float] = {}
-        """Lane -> until when it is left alone."""
-        self._swept = 0.0
-        self._sweep_at = 0.0
+        self._alert = alert
+        self._has_handlers = bool(handlers)
+        self._lanes = Lanes(handlers, queues, poll=self._poll)
+        self._set_aside: dict[int, float] = {}
+        """job_id -> until when a job is left alone whose claim was refused."""
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
-        self._crowded_out = False
-        """Whether the last sweep left no slot for a suspect."""
-        self._unsure = restarted  # a crash may have come between a claim's answer and the start of its jobs
+        """When to search for suspects again."""
+        self._suspects_first = False
+        """Whether the last look left no slot for a suspect, so that the next one begins with them."""
+        self._may_have_orphans = restarted  # a crash may have come between a claim's answer and the start of its jobs
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Claim and start jobs until told to stop. `on_idle` is called when a look at all lanes finds nothing to do."""
-        if not self._handlers:
+        """Claim and start jobs until `stopping` is set. Calls `on_idle` when nothing is due and nothing runs."""
+        if not self._has_handlers:
             if self._on_idle is not None:
                 self._on_idle()
             await stopping.wait()
@@ -166,121 +145,115 @@ class Dispatcher:
         self._pulse.ended(self.name)  # a long drain is no standstill
 
     async def _look(self) -> float:
-        """Claim what there is, and return for how many seconds there is no reason to look again, notifications aside."""
+        """Claim what is due. Return for how many seconds there is no reason to look again, apart from notifications."""
         self._running.limited = True  # until this look has found room for all that it might find
-        rooms = self._running.rooms()
-        if not rooms:
+        if not self._running.rooms():
             self._listener.want(False)
             self._pulse.ran(self.name)
             return self._poll
         try:
             async with connection(self._pool) as db:
-                if self._unsure:
+                if self._may_have_orphans:
                     await self._return_orphans(db)
-                look = await self._claim(db, rooms)
+                look = await self._claim(db)
         except TRANSIENT as error:
             failures = self._pulse.failed(self.name, error)
-            self._unsure = True
+            self._may_have_orphans = True
             pause = backoff_pause(failures)
             self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)
             return pause
         self._pulse.ran(self.name)
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
-        if self._on_idle is not None and look.nothing and look.suspects:
+        if self._on_idle is not None and look.no_suspects and not self._set_aside and self._lanes.is_idle():
             self._on_idle()
-        if look.claimed >= STREAM:
+        return self._pause_after(look)
+
+    def _pause_after(self, look: Look) -> float:
+        if look.claimed >= BUSY_CLAIM_SIZE:
             self._listener.want(False)
             return 0.0
         if not self._listener.armed:
             self._listener.want(True)
             if look.claimed:
                 return 0.0
-        pause = self._poll if look.next_in is None else min(self._poll, look.next_in.total_seconds())
-        return max(0.0, pause if look.swept else min(pause, self._sweep_at - boottime()))
+        now = boottime()
+        pauses = [self._lanes.pause(self._running.rooms(), now)]
+        if look.next_in is not None:
+            pauses.append(look.next_in.total_seconds())
+        if self._running.probation.requests(now):
+            pauses.append(self._suspects_at - now)
+        return max(0.0, min(pauses))
 
-    async def _claim(self, db: Connection, rooms: dict[str, int]) -> Look:
-        wanted = min(LARGEST, sum(rooms.values()))
-        under_way = len(self._running)  # before looking: what the last job to end inserted is then seen
-        look = Look()
-        lanes = [(self._running.room(q), q, h, p, floor) for (q, h, p), floor in self._floors.items()]
-        lanes = [lane for lane in lanes if lane[0] in rooms]
-        # Without the sweep once a poll, a lane that fills every free slot would hide more urgent ones for as long as it lasts.
-        if lanes and boottime() < self._swept + self._poll:
-            found = await self._claim_lanes(db, rooms, lanes)
-            look.claimed, look.next_in = len(found.claims), found.next_in
-        began = boottime()
-        rooms = self._running.rooms()
-        if look.claimed >= wanted or began < self._sweep_at or not rooms:
-            return look
-        suspects = self._running.suspect is None and began >= self._suspects_at
-        first = suspects and self._crowded_out
-        if first:
-            # Without this, a suspect would wait for as long as there is work that fills every slot.
-            await self._claim_suspect(db, began)
-            self._crowded_out = False
-            if not (rooms := self._running.rooms()):
-                return look
-        self._forget_quiet_lanes(began)
-        self._under_way += under_way
-        after = self._last_queue
-        try:
-            look.claimed += await self._sweep(db, rooms, look)
-        except TRANSIENT:
-            self._last_queue = after  # those that come next have not been looked at
-            raise
-        if suspects and not first:
-            self._crowded_out = not self._running.has_room_everywhere()
-            if not self._crowded_out:
-                look.suspects = True
-                await self._claim_suspect(db, began)
-        if not self._last_queue:
-            look.swept = True
-            look.nothing = not self._under_way and not self._refused
-            self._under_way = 0
-        took = boottime() - began
-        # Were there no end to it, a process that was held still for ten seconds would claim next to nothing for a hundred.
-        self._swept = began + took
-        self._sweep_at = self._swept + min(took * DUTY, self._poll)
+    async def _claim(self, db: Connection) -> Look:
+        look, lanes, now = Look(), self._lanes, boottime()
+        self._set_aside = {job_id: until for job_id, until in self._set_aside.items() if until > now}
+        lanes.begin_look(now, active=len(self._running) > 0)
+        suspects_first = self._suspects_first
+        if suspects_first:
+            # Without this, a suspect would wait for as long as other work fills every slot.
+            self._suspects_first = False
+            await self._claim_suspects(db, look)
+        if rooms := self._rooms():
+            await self._search(db, rooms, lanes.rooms_to_sweep_first(rooms, boottime()), look)
+        free = self._rooms()
+        if rooms := {room: free[room] for room in lanes.rooms_to_sweep_then(free, boottime())}:
+            await self._search(db, rooms, set(rooms), look)
+        if not suspects_first and (self._on_idle is not None or boottime() >= self._suspects_at):
+            self._suspects_first = not self._running.has_room_everywhere()
+            if not self._suspects_first:
+                await self._claim_suspects(db, look)
+        lanes.end_look(look.claimed)
         return look
 
-    async def _sweep(self, db: Connection, rooms: dict[str, int], look: Look) -> int:
-        """Claim from all lanes; return how many."""
-        lanes = self._all_lanes(rooms)
-        shares = self._shares and "*" in rooms
-        if shares and (boottime() >= self._list_at or not lanes):
-            await self._list_other_queues(db)
-            lanes = self._all_lanes(rooms)
-        # Asked along with the claim: an idle daemon sends one statement at each poll, and not another one for its queues.
-        known = sorted({*self._own_queues, *self._other_queues}) if shares and self._list_at else None
-        found = await self._claim_lanes(db, rooms, lanes, known=known)
-        claimed, look.next_in = len(found.claims), found.next_in
-        if found.others and (rooms := self._running.rooms()):
-            await self._list_other_queues(db)
-            found = await self._claim_lanes(db, rooms, self._all_lanes(rooms))
-            claimed, look.next_in = claimed + len(found.claims), found.next_in
-        return claimed
+    async def _search(self, db: Connection, rooms: dict[str, int], sweeping: set[str], look: Look) -> None:
+        """Claim from the lanes of these rooms; all lanes of those in `sweeping`, else the busy ones."""
+        lanes, began = self._lanes, boottime()
+        after = lanes.foreign.after
+        taken: Counter[str] = Counter()
+        try:
+            if lanes.must_list_queues(sweeping, began):
+                await self._list_foreign_queues(db)
+            known = lanes.known_queues() if SHARED_ROOM in sweeping else None
+            found = await self._claim_lanes(db, rooms, lanes.lanes(rooms, sweeping), known=known)
+            for queue, count in Counter(claim.queue for claim in found.claims).items():
+                taken[lanes.room(queue)] += count
+            look.add(found)
+            if found.others:
+                await self._list_foreign_queues(db)
+                left = {SHARED_ROOM: rooms[SHARED_ROOM] - taken[SHARED_ROOM]}
+                if left[SHARED_ROOM] > 0:
+                    found = await self._claim_lanes(db, left, lanes.all_lanes({SHARED_ROOM}))
+                    taken[SHARED_ROOM] += len(found.claims)
+                    look.add(found)
+        except TRANSIENT:
+            lanes.foreign.rewind(after)  # this page has not been searched
+            raise
+        lanes.searched(rooms, taken, sweeping, began=began, ended=boottime())
 
-    async def _list_other_queues(self, db: Connection) -> None:
-        """List the next queues. Were it the first ones each time, no job in the others would ever be seen."""
-        after = self._last_queue
-        found = await queries.list_queues(db, after=after, limit=MOST_QUEUES)
-        self._last_queue = found[-1] if len(found) == MOST_QUEUES else ""
-        self._other_queues = [queue for queue in found if queue not in self._own_queues]
-        # All of them are known: no need to list them again until there are others, but to forget those that have run dry.
-        self._list_at = 0.0 if after or self._last_queue else boottime() + LISTED
+    async def _list_foreign_queues(self, db: Connection) -> None:
+        found = await queries.list_queues(db, after=self._lanes.foreign.after, limit=MAX_LISTED_QUEUES)
+        self._lanes.queues_listed(found, boottime())
 
-    def _forget_quiet_lanes(self, now: float) -> None:
-        for lane in [lane for lane, used in self._used.items() if now - used > QUIET]:
-            del self._used[lane], self._floors[lane]
-
-    async def _claim_suspect(self, db: Connection, now: float) -> None:
-        """Claim one job that was lost twice in a row: it may have killed its workers, and runs here beside no other suspect."""
+    async def _claim_suspects(self, db: Connection, look: Look) -> None:
+        """Claim as many suspects as probation allows now."""
+        now, next_in = boottime(), SUSPECT_CHECK_SECONDS
         everywhere = self._running.has_room_everywhere()
-        rooms = dict.fromkeys(self._running.rooms(), 1)
-        await self._claim_lanes(db, rooms, self._all_lanes(rooms), suspects=True)
-        if self._running.suspect is None:
-            self._suspects_at = now + (0 if self._on_idle else SUSPECTS if everywhere else self._poll)
+        requests = self._running.probation.requests(now)
+        if not requests:
+            return
+        for kind, most in requests:
+            rooms = {room: min(free, most) for room, free in self._running.rooms().items()}
+            found = await self._claim_lanes(db, rooms, self._lanes.all_lanes(rooms), suspects=kind, at_most=most)
+            look.add(found)
+            if found.next_in is not None:
+                next_in = min(next_in, found.next_in.total_seconds())
+            if found.claims:
+                full = len(found.claims) == most
+                self._suspects_at = now if full else now + min(next_in, self._poll)
+                return
+        look.no_suspects = True
+        self._suspects_at = now + (next_in if everywhere else min(next_in, self._poll))
 
     async def _claim_lanes(
         self,
@@ -288,97 +261,132 @@ class Dispatcher:
         rooms: dict[str, int],
         lanes: list[Lane],
         *,
-        suspects: bool = False,
-        at_most: int = LARGEST,
+        suspects: Suspects = Suspects.NONE,
+        at_most: int = MAX_CLAIM_SIZE,
         known: list[str] | None = None,
     ) -> Claimed:
-        asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
-        if self._refused:
-            self._refused = {lane: until for lane, until in self._refused.items() if until > asked}
-            lanes = [lane for lane in lanes if lane[1:4] not in self._refused]
+        """Claim from these lanes and start the jobs. A job whose row makes the claim fail is set aside; the others are claimed."""
         if not lanes or not rooms or self._stopping.is_set():
-            return Claimed([], next_in=None, others=False)
-        total = 1 if suspects else min(at_most, sum(rooms.values()))
-        try:
+            return Claimed([])
+        total = min(at_most, sum(rooms.values()))
+
+        async def claim(only: Sequence[int] | None) -> Claimed:
+            asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
+            free = self._running.rooms()
             found = await queries.claim_due_jobs(
                 db,
                 node=self._node,
-                rooms=rooms,
+                rooms={room: min(slots, free.get(room, 0)) for room, slots in rooms.items()},
                 lanes=lanes,
                 suspects=suspects,
                 total=total,
                 lease=self._lease,
                 known=known,
+                only=only,
+                skipped=list(self._set_aside),
             )
-        except asyncpg.PostgresError as error:
-            if not about_a_row(error) or len(self._refused) >= MOST_REFUSED:
+            self.reached = boottime()
+            self._start_claimed(found, asked=asked, suspects=suspects)
+            return found
+
+        try:
+            return await claim(None)
+        except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
+            if fault_of(error) is not Fault.ROW:
                 raise
-            return await self._claim_in_halves(db, rooms, lanes, error, suspects=suspects, total=total)
-        self.reached = boottime()
-        self._under_way += len(found.claims)
+            await self._after_refused_claim(db, error)
+
+        async def claim_some(jobs: Sequence[DueJob]) -> Claimed:
+            try:
+                return await claim([job.job_id for job in jobs])
+            except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
+                if fault_of(error) is Fault.ROW:
+                    await self._after_refused_claim(db, error)
+                raise
+
+        async def put_aside(job: DueJob, error: Exception) -> Claimed:
+            await self._put_aside(db, job, error)
+            return Claimed([])
+
+        await claim([])  # fails if the statement itself is refused: that is no row's fault
+        due = await queries.find_due_jobs(
+            db, lanes=lanes, suspects=suspects, skipped=list(self._set_aside), limit=total
+        )
+        merged = Look()
+        claims = []
+        for found in await salvage(due, claim_some, put_aside):
+            claims += found.claims
+            merged.add(found)
+        return Claimed(claims, next_in=merged.next_in)
+
+    def _start_claimed(self, found: Claimed, *, asked: float, suspects: Suspects) -> None:
         lease = self._lease.total_seconds()
         for claim in found.claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
             attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
             self._start(attempt)
-            if not suspects:
-                lane = (claim.queue, claim.handler, claim.priority)
-                if self._floors.get(lane, ANY_TIME) < claim.run_at:
-                    self._floors[lane] = claim.run_at
-                self._used[lane] = asked
         if found.claims:
+            self._lanes.claimed([] if suspects else found.claims, asked)
             self._telemetry.jobs_claimed(found.claims)
-        return found
 
-    async def _claim_in_halves(
-        self,
-        db: Connection,
-        rooms: dict[str, int],
-        lanes: list[Lane],
-        error: asyncpg.PostgresError,
-        *,
-        suspects: bool,
-        total: int,
-    ) -> Claimed:
-        """Claim around the row that was refused, or else it would stop every daemon. What lies behind it in its lane waits."""
-        if len(lanes) == total == 1:
-            _, queue, handler, priority, _ = lanes[0]
-            self._refused[queue, handler, priority] = boottime() + REFUSED
-            self._telemetry.row_refused("claim", error, queue=queue, handler=handler, priority=priority)
-            return Claimed([], next_in=None, others=False)
-        middle = len(lanes) // 2
-        halves, at_most = ([lanes[:middle], lanes[middle:]], total) if middle else ([lanes, lanes], total // 2)
-        claims: list[Claim] = []
-        soonest: timedelta | None = None
-        for half in halves:
-            if suspects and claims:
-                break
-            free = self._running.rooms()
-            left = {room: min(1, free[room]) if suspects else free[room] for room in rooms if room in free}
-            found = await self._claim_lanes(db, left, half, suspects=suspects, at_most=at_most)
-            claims += found.claims
-            soonest = min((each for each in (soonest, found.next_in) if each is not None), default=None)
-        return Claimed(claims, next_in=soonest, others=False)
+    async def _after_refused_claim(self, db: Connection, error: Exception) -> None:
+        if isinstance(error, ROW_CLIENT_ERRORS):
+            # The driver could not read the answer, so the claim has committed: give the jobs back.
+            await self._return_orphans(db)
 
-    def _all_lanes(self, rooms: Mapping[str, int]) -> list[Lane]:
-        lanes = []
-        for queue in self._own_queues + self._other_queues:
-            room = self._running.room(queue)
-            if room in rooms:
-                lanes += [
-                    (room, queue, handler, priority, ANY_TIME) for handler in self._handlers for priority in PRIORITIES
-                ]
-        return lanes
+    async def _put_aside(self, db: Connection, job: DueJob, error: Exception) -> None:
+        """Bury a job whose own values make its claim fail. Leave it alone for a while if a trigger or a constraint refuses it."""
+        kind = type(error).__name__
+        attempts = None
+        if isinstance(error, ROW_CLIENT_ERRORS) or (isinstance(error, asyncpg.DataError) and error.context is None):
+            try:
+                attempts = await queries.bury_unclaimable_job(
+                    db,
+                    job_id=job.job_id,
+                    error_kind=kind,
+                    error="the claim can't compute with this job's values: look at lease, timeout and the other intervals",
+                    alert=self._alert,
+                )
+            except asyncpg.PostgresError as refused:
+                if fault_of(refused) is not Fault.ROW:
+                    raise
+        if attempts is not None:
+            self._telemetry.job_settled(
+                job_id=job.job_id,
+                handler=job.handler,
+                queue=job.queue,
+                settlement="dead",
+                outcome="unclaimable",
+                attempt=attempts,
+                seconds=None,
+                kind=kind,
+                reason="permanent",
+                do=f"rota dead show {job.job_id}, and discard it",
+            )
+            return
+        if len(self._set_aside) >= MAX_SET_ASIDE:
+            raise error
+        self._set_aside[job.job_id] = boottime() + SET_ASIDE_SECONDS
+        self._telemetry.row_refused("claim", error, **job._asdict())
+
+    def _rooms(self) -> dict[str, int]:
+        """Return the free slots to fill in one claim: at most MAX_CLAIM_SIZE in all, and no room takes another room's share."""
+        rooms = self._running.rooms()
+        left, allotted = MAX_CLAIM_SIZE, {}
+        for number, (room, free) in enumerate(sorted(rooms.items(), key=lambda each: each[1])):
+            allotted[room] = min(free, max(1, left // (len(rooms) - number)))
+            left -= allotted[room]
+        return allotted
 
     async def _return_orphans(self, db: Connection) -> None:
-        """Give back claims whose answer was lost with the connection: nobody would run them until their leases end."""
+        """Give back claims whose answer was lost: without this, they would wait until their leases expire."""
         known = [attempt.claim.fence_token for attempt in self._running.attempts]
         found = await queries.find_orphaned_claims(db, node=self._node, known=known)
-        # What began here and was let go is no orphan, though nobody runs it: its lease settles it.
+        # An attempt that began here and was let go is no orphan: its lease settles it.
         self._running.let_go &= {token for _, token in found}
         orphans = [(job_id, token) for job_id, token in found if token not in self._running.let_go]
         if orphans:
             await queries.release_claims(db, node=self._node, claims=orphans)
             self._telemetry.orphans_released(len(orphans))
-        self._unsure = False
+        self._may_have_orphans = False

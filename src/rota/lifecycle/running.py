@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rota.domain.outcome import Interrupted
+from rota.lifecycle.suspects import Probation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ class Running:
         self._left = asyncio.Event()
         self.limited = True
         """Whether the last look for jobs found fewer slots than it wanted, so that a freed one is a reason to look again."""
-        self.suspect: Attempt | None = None
+        self.probation = Probation()
         self.let_go: set[FenceToken] = set()
         """Attempts that ended here and are not settled by us, though their rows may still say that they are ours."""
 
@@ -67,7 +68,7 @@ class Running:
         self._attempts[attempt.claim.fence_token] = attempt
         self._free[self.room(attempt.claim.queue)] -= 1
         if attempt.suspect:
-            self.suspect = attempt
+            self.probation.add(attempt.claim.fence_token, attempt.suspect, attempt.started)
 
     def remove(self, attempt: Attempt, *, settled: bool = True) -> None:
         """Free its slot, and have the dispatcher look."""
@@ -78,7 +79,8 @@ class Running:
         self._free[self.room(attempt.claim.queue)] += 1
         self._left.set()
         if attempt.suspect:
-            self.suspect = None
+            lost = not settled or attempt.stop_reason == "lease_lost"
+            self.probation.remove(attempt.claim.fence_token, lost=lost)
             self._wake.set()
         elif self.limited:
             self._wake.set()

@@ -1,0 +1,28 @@
+-- Find the jobs that a claim of these lanes would try first, without locking or changing them.
+--   $1 queues      text[]         the lanes: each is one queue, handler and priority ...
+--   $2 handlers    text[]
+--   $3 priorities  int2[]
+--   $4 floors      timestamptz[]  ... and the run_at to start from
+--   $5 suspects    int4           as in claim_due_jobs
+--   $6 skipped     int8[]         leave out these job_ids
+--   $7 limit       int8           per lane and in all
+--   -> job_id int8, queue text, handler text, priority int2
+-- index: claim_due_jobs_idx (0002)
+select due.job_id, lane.queue, lane.handler, lane.priority
+from unnest($1::text[], $2::text[], $3::int2[], $4::timestamptz[]) as lane (queue, handler, priority, floor)
+cross join lateral (
+    select job.job_id, job.run_at
+    from rota.jobs as job
+    where job.state = 'scheduled'
+      and job.queue = lane.queue
+      and job.handler = lane.handler
+      and (job.losses / 2) = least($5, 1)
+      and job.priority = lane.priority
+      and job.run_at >= lane.floor
+      and job.run_at <= now()
+      and job.job_id <> all ($6::int8[])
+    order by job.run_at
+    limit $7
+) as due
+order by lane.priority, due.run_at
+limit $7

@@ -1,0 +1,31 @@
+"""The app that the daemon of `rota bench priority` runs: one handler for the backlog, many for the probes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from rota.app import App
+from rota.job import Job  # noqa: TC001  the annotations are read at run time
+
+BACKLOG = "bench.backlog"
+PROBES = [f"bench.probe.{number}" for number in range(40)]
+
+app = App("bench")
+
+
+@app.handler(BACKLOG)
+async def backlog(job: Job[Any]) -> None:
+    """Take as many milliseconds as the payload says."""
+    if milliseconds := job.payload.get("milliseconds"):
+        await asyncio.sleep(milliseconds / 1000)
+
+
+async def probe(job: Job[Any]) -> int:
+    """Return how many nanoseconds ago this job was sent; all processes of one machine share the clock."""
+    return time.monotonic_ns() - int(job.payload["sent"])
+
+
+for name in PROBES:
+    app.handler(name)(probe)

@@ -1,0 +1,252 @@
+"""Which lanes the dispatcher searches, and when. Pure bookkeeping: no database; the caller passes the time in seconds.
+
+A lane is one queue, handler and priority. A room is a set of slots: one for each queue of the node, and `*` for all other queues.
+
+A *floored* search looks only at busy lanes (lanes that had work lately), from the run_at claimed last; it costs the same however
+many dead rows lie before the floor. A *sweep* looks at all lanes of a room from the beginning of time, and finds what floors hide:
+late commits, back-dated rows, urgent jobs in lanes that were quiet. Sweeps are counted per room, and in `*` per page of queues: a
+room that has free slots is swept at least once a poll interval, whatever other rooms do. A room without free slots is swept as
+soon as one is free. Beyond that, sweeps that merely may find something use at most a tenth of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rota.loop import DUTY
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from rota.db.queries import Lane
+    from rota.domain.job import Claim
+
+ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+"""The floor of a search without a floor: run_at can't be earlier."""
+
+PRIORITIES = range(10)
+
+SHARED_ROOM = "*"
+"""The room for the jobs of all queues that have no slots of their own."""
+
+BUSY_CLAIM_SIZE = 8
+"""Jobs in one look from which on the node is busy: jobs then come faster than notifications are worth sending."""
+
+LANE_IDLE_SECONDS = 60.0
+"""Seconds without a claim after which only sweeps search a lane."""
+
+MAX_BUSY_LANES = 1000
+"""Most lanes that floored searches look at. Clients may use any number of queues; sweeps find the jobs of the other lanes."""
+
+MAX_LISTED_QUEUES = 200
+"""Most queues in one page of the queues that share the room `*`."""
+
+LIST_SECONDS = 20.0
+"""Seconds after which the queues that share `*` are listed again even if there seem to be no new ones: some may be empty."""
+
+
+@dataclass(slots=True)
+class BusyLane:
+    """A lane that had work lately."""
+
+    floor: datetime
+    used_at: float
+
+
+@dataclass(slots=True)
+class Room:
+    """When a room was swept, and how its last search ended."""
+
+    sweep_due_at: float = 0.0
+    """When the next sweep has to come."""
+    swept_in: int = 0
+    """The look that completed the last sweep of all its lanes."""
+    sweep_began_in: int = 0
+    """The look in which that sweep began: an earlier one only where the queues of `*` fill several pages."""
+    filled: bool = False
+    """Whether the last search claimed as many jobs as it asked for, so that more may be due."""
+
+
+class ForeignQueues:
+    """The queues that share the room `*`, one page at a time. With a single page, the claim reports whether there are new ones."""
+
+    def __init__(self) -> None:
+        self.page: list[str] = []
+        self.list_at = 0.0
+        """When to list again; 0: before each sweep, because there are several pages."""
+        self.after = ""
+        """The last queue of this page, if there are more pages; else empty."""
+        self.pages = 1
+        """Pages in the last complete round, or in this one if they are more already."""
+        self.page_number = 0
+        self.round_began_in = 0
+
+    def listed(self, found: Sequence[str], own: Collection[str], *, now: float, look: int) -> None:
+        """Take the next page, all queues after `self.after`."""
+        if not self.after:
+            self.page_number, self.round_began_in = 0, look
+        self.page_number += 1
+        several = bool(self.after) or len(found) == MAX_LISTED_QUEUES
+        self.after = found[-1] if len(found) == MAX_LISTED_QUEUES else ""
+        self.pages = max(self.pages, self.page_number) if self.after else self.page_number
+        self.page = [queue for queue in found if queue not in own]
+        self.list_at = 0.0 if several else now + LIST_SECONDS
+
+    def rewind(self, after: str) -> None:
+        """Have the page that follows `after` listed again: its search failed."""
+        if after != self.after:
+            self.after, self.list_at = after, 0.0
+            self.page_number -= 1
+
+
+class Lanes:
+    """The lanes of one node: floors, sweeps, and the pause until the next look."""
+
+    def __init__(self, handlers: Collection[str], slots: Mapping[str, int], *, poll: float) -> None:
+        self._handlers = sorted(handlers)
+        self._own = dict.fromkeys(queue for queue in slots if queue != SHARED_ROOM)
+        self._rooms = {room: Room() for room, size in slots.items() if size > 0}
+        self._poll = poll
+        self._busy: dict[tuple[str, str, int], BusyLane] = {}
+        """Least recently used first."""
+        self._optional_sweep_at = 0.0
+        self._look = 0
+        self._active_in = 0
+        """The last look at which something ran here or was claimed."""
+        self._was_busy = False
+        self.foreign = ForeignQueues()
+
+    # One look.
+
+    def begin_look(self, now: float, *, active: bool) -> None:
+        """Begin a look. `active`: something runs here, which may insert jobs that this look can't see yet."""
+        self._look += 1
+        if active:
+            self._active_in = self._look
+        while self._busy:
+            lane = next(iter(self._busy))
+            if len(self._busy) <= MAX_BUSY_LANES and now - self._busy[lane].used_at <= LANE_IDLE_SECONDS:
+                break
+            del self._busy[lane]
+
+    def rooms_to_sweep_first(self, free: Iterable[str], now: float) -> set[str]:
+        """Return the rooms of the look's first search that are to be swept. The others get a floored search.
+
+        If one room is due, all rooms are swept in the same statement. A room that was full is swept, too, unless claims come so
+        fast that sweeps would use more than a tenth of the time: urgent jobs in quiet lanes then get the slot that has become free.
+        """
+        free = set(free)
+        may = now >= self._optional_sweep_at
+        due = {room for room in free if now >= self._rooms[room].sweep_due_at}
+        if due:
+            return free if may else due
+        return {room for room in free if self._rooms[room].filled} if may and not self._was_busy else set()
+
+    def rooms_to_sweep_then(self, free: Iterable[str], now: float) -> set[str]:
+        """Return the rooms to sweep after the first search: those in which it left slots free, unless they were swept."""
+        if now < self._optional_sweep_at:
+            return set()
+        return {room for room in free if not self._rooms[room].filled and not self._is_swept(self._rooms[room])}
+
+    def busy_lanes(self, free: Collection[str]) -> list[Lane]:
+        """Return the lanes of a floored search in these rooms."""
+        lanes = [(self.room(q), q, h, p, lane.floor) for (q, h, p), lane in self._busy.items()]
+        return [lane for lane in lanes if lane[0] in free]
+
+    def all_lanes(self, rooms: Collection[str]) -> list[Lane]:
+        """Return all lanes of these rooms, without floors; of `*`, those of the current page."""
+        foreign = self.foreign.page if SHARED_ROOM in rooms else []
+        return [
+            (self.room(queue), queue, handler, priority, ANY_TIME)
+            for queue in (*self._own, *foreign)
+            if self.room(queue) in rooms
+            for handler in self._handlers
+            for priority in PRIORITIES
+        ]
+
+    def lanes(self, free: Collection[str], sweeping: Collection[str]) -> list[Lane]:
+        """Return the lanes of a search in the rooms `free`, which sweeps the rooms `sweeping`."""
+        swept = self.all_lanes(sweeping)
+        queues = {lane[1] for lane in swept}
+        return swept + [lane for lane in self.busy_lanes(free) if lane[1] not in queues]
+
+    def known_queues(self) -> list[str] | None:
+        """Return all queues that a claim need not report, or None if they are listed before each sweep anyway."""
+        return sorted({*self._own, *self.foreign.page}) if self.foreign.list_at else None
+
+    def must_list_queues(self, sweeping: Collection[str], now: float) -> bool:
+        """Return whether the queues of `*` have to be listed before a sweep of these rooms."""
+        return SHARED_ROOM in sweeping and (now >= self.foreign.list_at or not self.all_lanes(sweeping))
+
+    def queues_listed(self, found: Sequence[str], now: float) -> None:
+        """Take the answer to a list of the queues after `foreign.after`."""
+        self.foreign.listed(found, self._own, now=now, look=self._look)
+
+    def claimed(self, claims: Iterable[Claim], now: float) -> None:
+        """Raise the floors of the lanes in which these jobs were claimed."""
+        floors: dict[tuple[str, str, int], datetime] = {}
+        for claim in claims:
+            lane = (claim.queue, claim.handler, claim.priority)
+            if floors.get(lane, ANY_TIME) <= claim.run_at:
+                floors[lane] = claim.run_at
+        for lane, floor in floors.items():
+            known = self._busy.pop(lane, None)  # and put back as the one used last
+            self._busy[lane] = BusyLane(floor if known is None else max(known.floor, floor), now)
+        self._active_in = self._look
+
+    def searched(
+        self,
+        asked: Mapping[str, int],
+        taken: Mapping[str, int],
+        sweeping: Collection[str],
+        *,
+        began: float,
+        ended: float,
+    ) -> None:
+        """Note a search: how many jobs it asked for in each room, how many it took, and which rooms it swept."""
+        for name, slots in asked.items():
+            self._rooms[name].filled = taken.get(name, 0) >= slots
+        if not sweeping:
+            return
+        took = ended - began
+        # Capped: after a pause of ten seconds in the middle of a sweep, the next one would come after a hundred.
+        self._optional_sweep_at = ended + min(took * DUTY, self._poll)
+        # Twice a poll interval while sweeps are cheap: what commits just behind one is then still found within a poll interval.
+        interval = max(min(max(took * DUTY, self._poll / 2), self._poll), took * 2)
+        for name in sweeping:
+            room = self._rooms[name]
+            foreign = self.foreign if name == SHARED_ROOM else None
+            room.sweep_due_at = began + interval / (foreign.pages if foreign else 1)
+            if foreign is None or not foreign.after:
+                room.swept_in = self._look
+                room.sweep_began_in = foreign.round_began_in if foreign and foreign.pages > 1 else self._look
+
+    def end_look(self, claimed: int) -> None:
+        """End a look that claimed so many jobs."""
+        self._was_busy = claimed >= BUSY_CLAIM_SIZE
+
+    # After a look.
+
+    def pause(self, free: Iterable[str], now: float) -> float:
+        """Return seconds until the next look in the rooms that have free slots; 0 if more may be due."""
+        pause = self._poll
+        for name in free:
+            room = self._rooms[name]
+            if room.filled:
+                return 0.0
+            if not self._is_swept(room):
+                pause = min(pause, max(0.0, self._optional_sweep_at - now))
+        return pause
+
+    def is_idle(self) -> bool:
+        """Return whether all lanes have been swept since something last ran here or was claimed."""
+        return all(room.sweep_began_in > self._active_in for room in self._rooms.values())
+
+    def room(self, queue: str) -> str:
+        """Return the room whose slots a job of this queue takes."""
+        return queue if queue in self._own else SHARED_ROOM
+
+    def _is_swept(self, room: Room) -> bool:
+        return room.swept_in == self._look
