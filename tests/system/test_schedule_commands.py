@@ -336,6 +336,43 @@ async def test_why_asks_twice_where_the_clock_shows_it_twice(rota: Shell) -> Non
     assert [each["verdict"] for each in said.json["answers"]] == ["future", "not_due"]
 
 
+async def test_f10_why_explains_the_second_pass_of_a_fold_and_what_lies_between_instants(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """F10: the first pass ran in its place; an hour that the schedule never names was neither left out nor missed."""
+    made = await make_schedule(conn, cron="30 2 * * *", timezone="Europe/Berlin")
+    await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
+    insert = "insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count) values "
+    await conn.execute(insert + f"('2026-10-25 00:30Z', {made}, 's', 'enqueued', 5, null, null)")
+
+    async def asked(at: str) -> Any:
+        said = await rota("why", "s", "--at", at, "--json")
+        assert said.code == 0, said.err
+        return said.json
+
+    both = (await asked("2026-10-25T02:30"))["answers"]
+    assert [each["verdict"] for each in both] == ["enqueued", "not_due"]
+    second = "the clock shows 02:30 twice, and dst_fold is first, so it fires the first time only"
+    assert (
+        f"{second}, at 2026-10-25 00:30:00Z (enqueued, job 5). To fire both times: rota schedule set s --fold both"
+        in (both[1]["answer"])
+    )
+    for each in (await asked("2026-10-25T02:15"))["answers"]:
+        assert each["verdict"] == "not_due"
+        assert "left out" not in each["answer"]
+    jumped = await asked("2026-03-29T02:15")
+    assert (jumped["verdict"], "jumps over 02:15" in jumped["answer"]) == ("not_due", True)
+    assert (await asked("2026-03-29T02:30"))["verdict"] == "undecided"
+
+    await conn.execute("delete from rota.fires")
+    missed = "'skipped_misfire', null, '2026-10-25 00:30Z', 2)"
+    await conn.execute(insert + f"('2026-10-26 01:30Z', {made}, 's', {missed}")
+    both = (await asked("2026-10-25T02:30"))["answers"]
+    assert [each["verdict"] for each in both] == ["skipped_misfire", "not_due"]
+    assert "fires the first time only" in both[1]["answer"]
+    assert (await asked("2026-10-25T12:00:00Z"))["verdict"] == "not_due"
+
+
 async def test_why_follows_a_job_to_its_fire(rota: Shell, conn: Connection[Record]) -> None:
     """By its number: which schedule made it, for when, and why it does not run."""
     await make_schedule(conn)

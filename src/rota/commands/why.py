@@ -77,6 +77,8 @@ def why(
             return await _gone(db, subject, asked)
         if asked is None:
             return [await _now(db, found)]
+        if (jumped := _jumped_over(asked, found)) is not None:
+            return [jumped]
         return [await _then(db, found, each) for each in _moments(asked, found)]
 
     with using(config_file, dsn, embedded=embedded) as config:
@@ -102,6 +104,20 @@ def _reading(at: str | None) -> datetime | None:
         ) from error
 
 
+def _jumped_over(asked: datetime, schedule: "ScheduleDescription") -> Answer | None:
+    """Answer for a reading that the clock jumps over and the schedule doesn't name: at the jump it may be due for another one."""
+    from rota.cron import zone
+    from rota.domain.preview import moments, names_reading
+
+    if asked.tzinfo is not None or schedule.cron is None or schedule.state == "invalid":
+        return None
+    jump = moments(asked, schedule.timezone)[0]
+    if jump.astimezone(zone(schedule.timezone)).replace(tzinfo=None) == asked or names_reading(schedule.rule, asked):
+        return None
+    said = f"it is not due then: the clock jumps over {asked:%H:%M} at {moment(jump)}, and the schedule does not name that time"
+    return Answer(schedule=schedule.name, at=jump, verdict="not_due", answer=said)
+
+
 def _moments(asked: datetime, schedule: "ScheduleDescription") -> list[datetime]:
     """Return what was asked for: two moments where the schedule's clock shows it twice."""
     from rota.domain.preview import moments
@@ -123,12 +139,23 @@ async def _then(db: "Connection", schedule: "ScheduleDescription", at: datetime)
     from rota.errors import InvalidCron
 
     fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=at)
-    if fire is not None:
-        return _recorded(fire, at)
     try:
+        if fire is not None and not _is_between_instants(schedule, fire, at):
+            return _recorded(fire, at)
         return await _unrecorded(db, schedule, at)
     except InvalidCron as error:
         return Answer(schedule=schedule.name, at=at, verdict="invalid", answer=f"the schedule is invalid: {error}")
+
+
+def _is_between_instants(schedule: "ScheduleDescription", fire: "FireRecord", at: datetime) -> bool:
+    """Return whether a missed stretch covers `at` without having it as an instant. False if the schedule was another then."""
+    if (
+        fire.missed_from is None
+        or at in {fire.missed_from, fire.scheduled_for}
+        or schedule.edited_at > fire.missed_from
+    ):
+        return False
+    return schedule.rule.first_after(at - timedelta(microseconds=1)) != at
 
 
 def _recorded(fire: "FireRecord", at: datetime) -> Answer:
@@ -164,7 +191,7 @@ def _noted(said: str, fire: "FireRecord") -> str:
 async def _unrecorded(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
     """Answer where no row does: by the schedule as it is now."""
     from rota.db import schedule_reports
-    from rota.domain.preview import instant, neighbours
+    from rota.domain.preview import first_pass, instant, neighbours
 
     before, after = neighbours(schedule.rule, at)
     around: dict[str, Any] = {}
@@ -175,8 +202,15 @@ async def _unrecorded(db: "Connection", schedule: "ScheduleDescription", at: dat
     here = instant(schedule.rule, at)
     verdict, said = ("not_due", "it is not due then") if not here.fires else _why_no_row(schedule, at)
     if verdict == "not_due" and at <= schedule.edited_at and at > schedule.created_at:
-        said += f", as the schedule stands since its edit at {moment(schedule.edited_at)}; no row tells of it either"
-    if here.note:
+        said += f" by the rule that the schedule has had since its edit at {moment(schedule.edited_at)}; no row records it either"
+    if (other := first_pass(schedule.rule, at)) is not None:
+        row = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=other)
+        became = _became(row, other, schedule) or "no row"
+        said += (
+            f": the clock shows {here.local:%H:%M} twice, and dst_fold is first, so it fires the first time only, at "
+            f"{moment(other)} ({became}). To fire both times: rota schedule set {schedule.name} --fold both"
+        )
+    elif here.note:
         said += f" ({here.note})"
     return Answer(schedule=schedule.name, at=at, verdict=verdict, answer=said, **around)
 

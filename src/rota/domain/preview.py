@@ -60,8 +60,27 @@ def _note(rule: Rule, moment: datetime, local: datetime, *, fires: bool) -> str 
             return f"{where}, fires once at the jump" if fires else f"{where}, skipped"
     if local.utcoffset() != local.replace(fold=1 - local.fold).utcoffset():
         which = "second" if local.fold else "first"
-        return f"fold: {which} time that the clock shows this" + ("" if fires else ", left out")
+        left_out = not fires and _fires_both_times(rule, moment)
+        return f"fold: {which} time that the clock shows this" + (", left out" if left_out else "")
     return None
+
+
+def _fires_both_times(rule: Rule, moment: datetime) -> bool:
+    return replace(rule, dst_fold="both").first_after(moment - _A_MOMENT) == moment
+
+
+def first_pass(rule: Rule, moment: datetime) -> datetime | None:
+    """Return the instant that a rule fires instead of this one, because its clock shows the reading twice; None if it doesn't."""
+    if rule.cron is None or rule.first_after(moment - _A_MOMENT) == moment or not _fires_both_times(rule, moment):
+        return None
+    local = moment.astimezone(zone(rule.timezone))
+    return local.replace(fold=1 - local.fold).astimezone(UTC)
+
+
+def names_reading(rule: Rule, reading: datetime) -> bool:
+    """Return whether a cron rule names this reading of its clock, also where the clock jumps over it."""
+    at = reading.replace(tzinfo=UTC)
+    return replace(rule, timezone="UTC", start_at=None, end_at=None).first_after(at - _A_MOMENT) == at
 
 
 def jump_at(moment: datetime, timezone: str) -> datetime | None:
