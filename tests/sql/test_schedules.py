@@ -56,7 +56,7 @@ async def test_null_means_the_default(conn: Connection[Record]) -> None:
     ("columns", "message"),
     [
         ({"cron": "* 24 * * *"}, "cron: hour 24 is outside 0-23"),
-        ({"cron": "*/61 * * * *"}, "cron: the step of the minute"),
+        ({"cron": "*/61 * * * *"}, "cron: minute: the step of `\\*/61` is outside 1-60"),
         ({"cron": "50-10 * * * *"}, "runs backwards"),
         ({"cron": "0 0 30 2 *"}, "would never fire"),
         ({"cron": "@reboot"}, "is not supported"),
@@ -136,34 +136,88 @@ EXPRESSIONS = st.one_of(
 )
 
 
-def valid(expression: str) -> bool:
+def refusal(expression: str) -> str | None:
+    """Return why Python refuses an expression, as the database says it; None for a valid one."""
     try:
         Cron(expression)
-    except InvalidCron:
-        return False
-    return True
+    except InvalidCron as error:
+        return f"cron: {error}"
+    return None
 
 
-async def test_sql_and_python_agree_on_which_expressions_are_valid(database: Database) -> None:
-    """What one accepts and the other refuses is stored and then stands still, or is refused though it would run."""
+async def test_f14_sql_and_python_refuse_the_same_expressions_in_the_same_words(database: Database) -> None:
+    """F14: also the cure. An expression that one accepts and the other refuses would be stored and never fire, or not be stored."""
     async with database.connect() as conn:
         statement = await conn.prepare("select rota.is_cron($1)")
 
-        async def in_sql(expression: str) -> bool:
+        async def in_sql(expression: str) -> str | None:
             try:
-                return bool(await statement.fetchval(expression))
-            except REFUSED:
-                return False
+                assert await statement.fetchval(expression)
+            except REFUSED as error:
+                return str(error)
+            return None
 
         loop = asyncio.get_running_loop()
 
         @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
         @given(EXPRESSIONS)
         def agree(expression: str) -> None:
-            ours = asyncio.run_coroutine_threadsafe(in_sql(expression), loop).result(10)
-            assert ours == valid(expression), f"{expression!r}: SQL says {ours}"
+            theirs = asyncio.run_coroutine_threadsafe(in_sql(expression), loop).result(10)
+            assert theirs == refusal(expression), repr(expression)
 
         await asyncio.to_thread(agree)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("", "* * * *", "@reboot", "@every 5m", "TZ=UTC 0 0 * * *", "0 0 1 1 * 2027", "0 0 0 1 1 * 2027", "0 0 é * *"),
+        *(
+            "60 * * * *",
+            "0 0 * FOO *",
+            "0 0 * * FRI-MON",
+            "0 0 * * SAT-SUN",
+            "0 0 * * 5-1/2",
+            "50-10 * * * *",
+            "59-0 * * * *",
+        ),
+        *("*/61 * * * *", "*/0 * * * *", "0 0 ? * MON", "R R * * *", "H(0-5) H * * *", "0 0 15W * *", "0 0 LW * *"),
+        *(
+            "0 0 L-3 * *",
+            "0 0 * * L",
+            "0 0 * * 5#6",
+            "0 0 * * FRI#0",
+            "0 0 * * L#2",
+            "1,,2 * * * *",
+            "1- * * * *",
+            "-1 * * * *",
+        ),
+        *(
+            "0 0 * JANUARY *",
+            "0 0 * * friday,monday",
+            "0 0 * may- *",
+            "0 0 1 * TUESDAY-5",
+            "a_b * * * *",
+            "\x7f * * * *",
+        ),
+        *(
+            "0 0 30 2 *",
+            "0 0 31 2,4,6 *",
+            "0 0 31 4,6 *",
+            "0 0 */31 * 5#3",
+            "0 0 L 2 *",
+            "x" * 1001,
+            "\U0001f600 * * * *",
+        ),
+    ],
+)
+async def test_f14_a_refusal_has_the_cure(expression: str, conn: Connection[Record]) -> None:
+    """F14: each message, by INSERT."""
+    if (said := refusal(expression)) is None:
+        assert await conn.fetchval("select rota.is_cron($1)", expression)
+        return
+    with pytest.raises(REFUSED, match=re.escape(said) + "$"):
+        await make_schedule(conn, cron=expression)
 
 
 async def test_a_cron_expression_is_read_alike_in_every_language(conn: Connection[Record]) -> None:
