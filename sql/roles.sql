@@ -172,13 +172,15 @@ begin
     for each in
         select grantee, proc.oid::regprocedure as name
         from (values
-            (array[client, operator, daemon], '{enqueue, replace_job, cancel, put_schedule, remove_schedule, ran, jitter_offset}'::text[]),
+            (array[client, operator, daemon], '{enqueue, put_job, replace_job, cancel, put_schedule, remove_schedule, ran, '
+                'jitter_offset}'::text[]),
             -- What CHECKs and triggers call in the name of whoever writes.
             (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
             -- Whoever may call cancel_many() is an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
-            (array[operator], '{pause_schedule, resume_schedule, run_schedule_now, backfill_schedule}'),
+            (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '
+                'backfill_schedule}'),
             (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee

@@ -181,9 +181,9 @@ declare
     ended bigint;
     asked bigint := 0;
 begin
-    if coalesce(cancel_many.handler, cancel_many.queue) is null then
-        raise exception using errcode = 'RT006', message = 'handler or queue must be given',
-            hint = 'Cancelling whatever there is, is no default. To stop everything, say rota.pause_queue(''*'').';
+    if coalesce(cancel_many.handler, cancel_many.queue, cancel_many.before::text) is null then
+        raise exception using errcode = 'RT006', message = 'a handler, queue or before must be given',
+            hint = 'Cancelling whatever there is, is no default. To stop everything, say rota.pause_queue(''*''). before => ''infinity'' cancels every live job.';
     end if;
     with picked as materialized (
         select job_id from rota.jobs
@@ -298,6 +298,10 @@ begin
     return value;
 end $_$;
 
+CREATE FUNCTION rota.described_schedules(handler text, owner text, name_like text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN ('schedules: '::text || COALESCE(NULLIF(concat_ws(', '::text, ('handler '::text || handler), ('owner '::text || owner), ('name like '::text || name_like)), ''::text), 'all'::text));
+
 CREATE FUNCTION rota.discard(job_id bigint, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -371,62 +375,15 @@ end $$;
 COMMENT ON FUNCTION rota.discard_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, note text) IS 'End dead letters, at most limit (1000); returns how many: call again until 0. At least one filter must be given.';
 
 CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean)
-    LANGUAGE plpgsql
+    LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-#variable_conflict use_column
-declare
-    fresh bigint;
-    taken bigint;
-    became text;
-begin
-    if enqueue.handler is null then
-        raise exception using errcode = 'RT006', message = 'handler must be given',
-            hint = 'rota.handlers lists the names that daemons have registered.';
-    end if;
-    if enqueue.on_conflict not in ('keep', 'replace', 'error') then
-        raise exception using errcode = 'RT006',
-            message = format('on_conflict must be keep, replace or error, not %L', left(enqueue.on_conflict, 40)),
-            hint = 'keep (the default) leaves the live job with this unique_key alone, replace rewrites it unless it runs, '
-                   'error raises RT005.';
-    end if;
-
-    -- The insert waits for whoever holds the key in an open transaction. By the time the lookup looks, that job may
-    -- have ended: then the key is free and the insert is tried again.
-    for turn in 1..20 loop
-        insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
-            retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
-        values (enqueue.handler, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.priority, enqueue.unique_key,
-            enqueue.max_attempts, enqueue.backoff_base, enqueue.backoff_cap, enqueue.retry_for, enqueue.timeout,
-            enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta)
-        on conflict (handler, unique_key) where unique_key is not null do nothing
-        returning job_id into fresh;
-        if fresh is not null then
-            return query select fresh, true;
-            return;
-        end if;
-
-        select job_id into taken from rota.jobs where handler = enqueue.handler and unique_key = enqueue.unique_key;
-        continue when taken is null;
-
-        if enqueue.on_conflict = 'error' then
-            raise exception using errcode = 'RT005',
-                message = format('live job %s of handler %s already has this unique_key', taken, enqueue.handler),
-                hint = 'Wait until that job has ended, cancel it, or say on_conflict => ''keep'' or ''replace''.';
-        elsif enqueue.on_conflict = 'replace' then
-            became := rota.replace_job(taken, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.priority,
-                enqueue.max_attempts, enqueue.backoff_base, enqueue.backoff_cap, enqueue.retry_for, enqueue.timeout,
-                enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta);
-            continue when became = 'gone';
-        end if;
-        return query select taken, false;
-        return;
-    end loop;
-    raise exception using errcode = 'serialization_failure',
-        message = format('the unique_key of this job of handler %s changed hands too often to be taken or found',
-            enqueue.handler),
-        hint = 'Nothing was inserted: try again.';
-end $$;
+    select put.job_id, put.created
+    from rota.put_job(
+        enqueue.handler, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.priority, enqueue.unique_key,
+        enqueue.on_conflict, enqueue.max_attempts, enqueue.backoff_base, enqueue.backoff_cap, enqueue.retry_for,
+        enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta) as put
+$$;
 
 COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job as its caller. With a unique_key that a live job of the handler has: keep returns that job, replace rewrites it unless it runs, error raises RT005.';
 
@@ -830,6 +787,102 @@ end $$;
 
 COMMENT ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) IS 'Keep a schedule from firing, until resume_at if given; cancel_live also cancels the jobs that it has enqueued.';
 
+CREATE FUNCTION rota.pause_schedules(handler text DEFAULT NULL::text, owner text DEFAULT NULL::text, name_like text DEFAULT NULL::text, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(pause_schedules.reason);
+    most integer := rota.bounded_limit(pause_schedules."limit");
+    changed bigint;
+begin
+    -- The clocks, too: the trigger on the definitions updates them, and one locked row would make the whole batch wait.
+    with picked as materialized (
+        select schedule_id
+        from rota.schedule_definitions
+        join rota.schedule_clocks using (schedule_id)
+        where not paused
+          and (pause_schedules.handler is null or handler = pause_schedules.handler)
+          and (pause_schedules.owner is null or owner = pause_schedules.owner)
+          and (pause_schedules.name_like is null or name like pause_schedules.name_like)
+        order by schedule_id
+        limit most
+        for update skip locked
+    )
+    update rota.schedule_definitions set paused = true, resume_at = pause_schedules.resume_at
+    where schedule_id = any (array(select schedule_id from picked));
+    get diagnostics changed = row_count;
+    if changed > 0 then
+        insert into rota.audit (action, target, reason, affected)
+        values ('pause', rota.described_schedules(pause_schedules.handler, pause_schedules.owner, pause_schedules.name_like),
+            why, changed);
+    end if;
+    return changed;
+end $$;
+
+COMMENT ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) IS 'Pause schedules of a handler, an owner, a name (LIKE), or all, at most limit (1000); returns how many: call again until 0.';
+
+CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean, outcome text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    fresh bigint;
+    taken bigint;
+    became text;
+begin
+    if put_job.handler is null then
+        raise exception using errcode = 'RT006', message = 'handler must be given',
+            hint = 'rota.handlers lists the names that daemons have registered.';
+    end if;
+    if put_job.on_conflict not in ('keep', 'replace', 'error') then
+        raise exception using errcode = 'RT006',
+            message = format('on_conflict must be keep, replace or error, not %L', left(put_job.on_conflict, 40)),
+            hint = 'keep (the default) leaves the live job with this unique_key alone, replace rewrites it unless it runs, '
+                   'error raises RT005.';
+    end if;
+
+    -- The insert waits for a transaction that has inserted or deleted the same key. By the time of the lookup that job may have
+    -- ended: then the key is free, and the insert is tried again.
+    for turn in 1..20 loop
+        insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
+            retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
+        values (put_job.handler, put_job.payload, put_job.queue, put_job.run_at, put_job.priority, put_job.unique_key,
+            put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
+            put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta)
+        on conflict (handler, unique_key) where unique_key is not null do nothing
+        returning job_id into fresh;
+        if fresh is not null then
+            return query select fresh, true, case when became = 'gone' then 'replaced' else 'created' end;
+            return;
+        end if;
+
+        select job_id into taken from rota.jobs where handler = put_job.handler and unique_key = put_job.unique_key;
+        continue when taken is null;
+
+        if put_job.on_conflict = 'error' then
+            raise exception using errcode = 'RT005',
+                message = format('live job %s of handler %s already has this unique_key', taken, put_job.handler),
+                hint = 'Wait until that job has ended, cancel it, or say on_conflict => ''keep'' or ''replace''.';
+        elsif put_job.on_conflict = 'replace' then
+            became := rota.replace_job(taken, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
+                put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta);
+            continue when became = 'gone';
+        end if;
+        return query select taken, false, case when became = 'rewritten' then 'replaced' else 'kept' end;
+        return;
+    end loop;
+    raise exception using errcode = 'serialization_failure',
+        message = format('the unique_key of this job of handler %s changed hands too often to be taken or found',
+            put_job.handler),
+        hint = 'Nothing was inserted: try again.';
+end $$;
+
+COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, kept (also: replace was asked for, and the job is running) or replaced.';
+
 CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -910,6 +963,20 @@ CREATE FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) 
 $$;
 
 COMMENT ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) IS 'Did this fire already run? True when its job has succeeded and is still in the ledger.';
+
+CREATE FUNCTION rota.record_redrives() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update rota.attempts as tried
+    set redriven_at = clock_timestamp(), redriven_by = rota.caller(), dead_reason = gone.reason
+    from gone
+    join rota.jobs as live on live.job_id = gone.job_id
+    where tried.job_id = gone.job_id
+      and tried.fence_token = gone.fence_token;
+    return null;
+end $$;
 
 CREATE TABLE rota.schedule_definitions (
     schedule_id bigint NOT NULL,
@@ -1364,6 +1431,42 @@ end $$;
 
 COMMENT ON FUNCTION rota.resume_schedule(name text, reason text) IS 'Let a paused schedule fire again, at its next instant strictly after now.';
 
+CREATE FUNCTION rota.resume_schedules(handler text DEFAULT NULL::text, owner text DEFAULT NULL::text, name_like text DEFAULT NULL::text, paused_since timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(resume_schedules.reason);
+    most integer := rota.bounded_limit(resume_schedules."limit");
+    changed bigint;
+begin
+    with picked as materialized (
+        select schedule_id
+        from rota.schedule_definitions
+        join rota.schedule_clocks using (schedule_id)
+        where paused
+          and (resume_schedules.handler is null or handler = resume_schedules.handler)
+          and (resume_schedules.owner is null or owner = resume_schedules.owner)
+          and (resume_schedules.name_like is null or name like resume_schedules.name_like)
+          and (resume_schedules.paused_since is null or paused_at >= resume_schedules.paused_since)
+        order by schedule_id
+        limit most
+        for update skip locked
+    )
+    update rota.schedule_definitions set paused = false, resume_at = null
+    where schedule_id = any (array(select schedule_id from picked));
+    get diagnostics changed = row_count;
+    if changed > 0 then
+        insert into rota.audit (action, target, reason, affected)
+        values ('resume', rota.described_schedules(resume_schedules.handler, resume_schedules.owner, resume_schedules.name_like),
+            why, changed);
+    end if;
+    return changed;
+end $$;
+
+COMMENT ON FUNCTION rota.resume_schedules(handler text, owner text, name_like text, paused_since timestamp with time zone, "limit" integer, reason text) IS 'Resume paused schedules, of all or those paused since an instant, at most limit (1000); returns how many: call again until 0.';
+
 CREATE FUNCTION rota.retry_now(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, "limit" integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1642,6 +1745,9 @@ CREATE TABLE rota.attempts (
     outcome text NOT NULL,
     error_kind text,
     error text,
+    redriven_at timestamp with time zone,
+    redriven_by text,
+    dead_reason text,
     CONSTRAINT "error must be at most 8 KiB" CHECK ((octet_length(error) <= 8192))
 );
 
@@ -2245,6 +2351,12 @@ CREATE UNIQUE INDEX jobs_unique_key_idx ON rota.jobs USING btree (handler, uniqu
 
 CREATE INDEX list_fires_idx ON rota.fires USING btree ((((((((scheduled_for AT TIME ZONE 'UTC'::text))::date - '1970-01-01'::date))::bigint << 40) | (schedule_id & '1099511627775'::bigint))));
 
+CREATE INDEX list_schedules_by_handler_idx ON rota.schedule_definitions USING btree (handler, name);
+
+CREATE INDEX list_schedules_by_name_idx ON rota.schedule_definitions USING btree (name text_pattern_ops);
+
+CREATE INDEX list_schedules_by_owner_idx ON rota.schedule_definitions USING btree (owner, name) WHERE (owner IS NOT NULL);
+
 CREATE INDEX promote_waiting_fires_idx ON rota.fires USING btree (schedule_id, scheduled_for) WHERE (disposition = 'waiting'::text);
 
 CREATE INDEX prune_attempts_idx ON rota.attempts USING btree (finished_at);
@@ -2266,6 +2378,8 @@ ALTER INDEX rota.job_runs_job_id_idx ATTACH PARTITION rota.job_runs_default_job_
 CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)) EXECUTE FUNCTION rota.fill_in_job();
 
 CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
+
+CREATE TRIGGER record_redrives AFTER DELETE ON rota.dead_letters REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION rota.record_redrives();
 
 CREATE TRIGGER replan AFTER UPDATE OF cron, every, timezone, start_at, end_at, paused, resume_at, dst_gap, dst_fold ON rota.schedule_definitions FOR EACH ROW WHEN ((((((((((new.cron IS DISTINCT FROM old.cron) OR (new.every IS DISTINCT FROM old.every)) OR (new.timezone IS DISTINCT FROM old.timezone)) OR (new.start_at IS DISTINCT FROM old.start_at)) OR (new.end_at IS DISTINCT FROM old.end_at)) OR (new.paused IS DISTINCT FROM old.paused)) OR (new.resume_at IS DISTINCT FROM old.resume_at)) OR (new.dst_gap IS DISTINCT FROM old.dst_gap)) OR (new.dst_fold IS DISTINCT FROM old.dst_fold))) EXECUTE FUNCTION rota.replan_schedule();
 
@@ -2296,6 +2410,8 @@ REVOKE ALL ON FUNCTION rota.cancel_many(handler text, queue text, before timesta
 REVOKE ALL ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.cron_value(field integer, word text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.described_schedules(handler text, owner text, name_like text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.discard(job_id bigint, note text) FROM PUBLIC;
 
@@ -2329,11 +2445,17 @@ REVOKE ALL ON FUNCTION rota.pause_queue(name text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.raise_fence_tokens() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.record_redrives() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.record_undecided(definition rota.schedule_definitions, next_fire_at timestamp with time zone, disposition text, note text) FROM PUBLIC;
 
@@ -2362,6 +2484,8 @@ REVOKE ALL ON FUNCTION rota.resume_handler(name text, reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.resume_queue(name text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.resume_schedule(name text, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.resume_schedules(handler text, owner text, name_like text, paused_since timestamp with time zone, "limit" integer, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.retry_now(handler text, queue text, "limit" integer, note text) FROM PUBLIC;
 

@@ -2,14 +2,14 @@
 --   $1 handler    text
 --   $2 payload    text    JSON, or null
 --   $3 options    text    JSON object of the other public columns
---   -> job_id int8?, created bool?
-select made.job_id, made.created
+--   -> job_id int8?, created bool?, outcome text?
+select made.job_id, made.created, made.outcome
 from jsonb_to_record($3::text::jsonb) as given (
     queue text, run_at timestamptz, priority smallint, unique_key text, on_conflict text, max_attempts integer,
     backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
     start_by timestamptz, idempotency_key text, meta jsonb
 )
-cross join lateral rota.enqueue(
+cross join lateral rota.put_job(
     handler => $1,
     payload => $2::text::jsonb,
     queue => given.queue,

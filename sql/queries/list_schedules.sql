@@ -1,11 +1,14 @@
 -- List schedules by name.
---   $1 handler  text  null: of all handlers
---   $2 state    text  ok, invalid, paused, overdue, ended or silent; null: in all states
---   $3 limit    int8
---   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
+--   $1 handler    text  null: of all handlers
+--   $2 state      text  ok, invalid, paused, overdue, ended or silent; null: in all states
+--   $3 owner      text  null: of all owners
+--   $4 name_like  text  a pattern of LIKE; null: of all names
+--   $5 limit      int8
+--   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, owner text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
+-- index: list_schedules_by_handler_idx, list_schedules_by_owner_idx, list_schedules_by_name_idx (0013)
 -- silent: no success within expect_success_within, counted from its creation where there was none.
 select
-    schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler,
+    schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler, schedule.owner,
     schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,
     schedule.expect_success_within,
     not schedule.paused
@@ -13,6 +16,8 @@ select
     schedule.jitter, schedule.declared_by, schedule.invalid_reason, now() as now
 from rota.schedules as schedule
 where ($1::text is null or schedule.handler = $1)
+  and ($3::text is null or schedule.owner = $3)
+  and ($4::text is null or schedule.name like $4)
   and (
       $2::text is null
       or schedule.state = $2
@@ -21,4 +26,4 @@ where ($1::text is null or schedule.handler = $1)
       and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within
   )
 order by schedule.name
-limit $3
+limit $5

@@ -48,7 +48,7 @@ PUBLIC_COLUMNS = {
     "idempotency_key",
     "meta",
 }
-CLIENTS_CALL = {"enqueue", "replace_job", "cancel", "put_schedule", "remove_schedule", "ran", "jitter_offset"}
+CLIENTS_CALL = {"enqueue", "put_job", "replace_job", "cancel", "put_schedule", "remove_schedule", "ran", "jitter_offset"}
 CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller"}
 OPERATORS_CALL = {
     "cancel_many",
@@ -63,7 +63,9 @@ OPERATORS_CALL = {
     "pause_handler",
     "resume_handler",
     "pause_schedule",
+    "pause_schedules",
     "resume_schedule",
+    "resume_schedules",
     "run_schedule_now",
     "backfill_schedule",
 }
@@ -366,7 +368,7 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
     seen = await schedule_reports.describe_schedule(app, name="c")
     assert seen is not None
     assert (seen.priority, seen.payload) == (2, "[1]")
-    assert await schedule_reports.list_schedules(app, handler=None, state="ok", limit=10)
+    assert await schedule_reports.list_schedules(app, which=schedule_reports.ScheduleFilter(), state="ok", limit=10)
     await app.execute("insert into rota.schedules (name, cron, handler) values ('m', '0 3 * * *', 'h')")
     await denied(app, "delete from rota.schedules where name = 'm'")
     await app.execute("select rota.remove_schedule('m')")

@@ -119,7 +119,7 @@ STATEMENTS = {
     "find removed": Statement("find_removed_schedule", lambda _: ["s9", LIMIT], LIMIT, pages_a_row=2, ways=READ),
     "describe": Statement("describe_schedule", lambda _: [f"s{SCHEDULES}"], 8, ways=READ),
     "next fires": Statement("list_next_fires", lambda _: [100], 100, ways=READ),
-    "list": Statement("list_schedules", lambda _: [None, None, 100], 100, pages_a_row=50, ways=READ),
+    "list": Statement("list_schedules", lambda _: [None, None, None, None, 100], 100, pages_a_row=50, ways=READ),
     "names": Statement("list_schedule_names", lambda _: [100], 100, ways=READ),
     "crowd": Statement(
         "count_crowd", lambda instant: [instant + timedelta(days=7), "* * * * *", "UTC"], LIMIT, ways=READ

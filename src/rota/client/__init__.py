@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from rota.db.drivers import AsyncConn, SyncConn
 
 
+JobOutcome = Literal["created", "kept", "replaced"]
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The job's number, and whether this call made it: False when a live job already had the unique_key."""
+    """The job's number, whether this call made it, and what became of a live job that had the unique_key already."""
 
     job_id: int
     created: bool
+    outcome: JobOutcome = field(default="created", compare=False)
+    """created: there was no such job. replaced: the new values took its place. kept: it stays as it is, because
+    on_conflict is 'keep' or because it is running."""
 
 
 async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
@@ -118,7 +124,7 @@ def encode_payload(payload: Any) -> str:
 
 
 def _enqueued(row: Any) -> Enqueued:
-    return Enqueued(row[0], row[1])
+    return Enqueued(row[0], row[1], row[2])
 
 
 def _job(payload: Any, columns: Mapping[str, Any]) -> tuple[str | None, str]:

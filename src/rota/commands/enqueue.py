@@ -30,6 +30,10 @@ def enqueue(
     key: Annotated[
         str | None, typer.Option("--key", help="Unique among the handler's live jobs.", show_default=False)
     ] = None,
+    on_conflict: Annotated[
+        str | None,
+        typer.Option("--on-conflict", help="With --key: keep, replace or error.", show_default="keep"),
+    ] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", min=0, max=9, help="0 first, 9 last.", show_default="5")
     ] = None,
@@ -44,22 +48,33 @@ def enqueue(
     run_at, later = instant(at, "--at"), duration(delay, "--in")
     text = given_json(payload)
 
-    async def insert(db: "Connection") -> tuple[int, bool, str | None]:
+    async def insert(db: "Connection") -> tuple[int, bool, str, str | None]:
         from rota.db import queries
 
         due = await queries.read_clock(db) + later if later is not None else run_at
-        options = {"queue": queue, "run_at": due and due.isoformat(), "unique_key": key, "priority": priority}
-        job_id, created = await queries.enqueue_job(db, handler=handler, payload=text, options=json.dumps(options))
-        return job_id, created, await _warning(db, job_id)
+        options = {
+            "queue": queue,
+            "run_at": due and due.isoformat(),
+            "unique_key": key,
+            "on_conflict": on_conflict,
+            "priority": priority,
+        }
+        job_id, created, outcome = await queries.enqueue_job(
+            db, handler=handler, payload=text, options=json.dumps(options)
+        )
+        return job_id, created, outcome, await _warning(db, job_id)
 
     with using(config_file, dsn, embedded=embedded) as config:
-        job_id, created, warning = ask(config, insert, name="enqueue")
+        job_id, created, outcome, warning = ask(config, insert, name="enqueue")
     if as_json:
-        print_json({"job_id": job_id, "created": created, "warning": warning})
+        print_json({"job_id": job_id, "created": created, "outcome": outcome, "warning": warning})
         return
     typer.echo(job_id)
-    if not created:
-        typer.echo("nothing was inserted: this live job has the key", err=True)
+    if outcome == "replaced":
+        typer.echo("replaced: this job now has the new payload", err=True)
+    elif not created:
+        why = ", and is running: --on-conflict replace changes a job that waits" if on_conflict == "replace" else ""
+        typer.echo(f"nothing was inserted: this live job has the key{why}", err=True)
     if warning:
         typer.echo(f"warning: {printable(warning)}", err=True)
 

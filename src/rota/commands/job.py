@@ -1,6 +1,6 @@
 """`rota job`: look at single jobs, and act on them."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,12 +19,15 @@ from rota.commands.options import (
     Reason,
     duration,
     instant,
+    time_or_age,
 )
+from rota.commands.schedule_sheet import find_schedule_id
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, moment, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
+    from rota.db.reports import JobLine
 
 app = typer.Typer(name="job", help="Look at jobs and act on them.", no_args_is_help=True)
 
@@ -38,22 +41,50 @@ def list_(
     ] = None,
     handler: Handler = None,
     queue: Queue = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule's.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Ended or due from then on: an instant, or 2h for 2 hours ago.",
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Ended or due before that.", show_default=False)
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 20,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, live and ended, newest first."""
+    """List jobs, live and ended, newest first. The time of a running job is when it began."""
     if state is not None and state not in STATES:
         raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.reports import list_jobs
+    start, end = time_or_age(since, "--since"), time_or_age(until, "--until")
 
-        found = ask(
-            config, lambda db: list_jobs(db, state=state, handler=handler, queue=queue, limit=limit), name="job list"
+    async def read(db: "Connection") -> "list[JobLine]":
+        from rota.db import queries, reports
+
+        now = await queries.read_clock(db)
+        return await reports.list_jobs(
+            db,
+            state=state,
+            handler=handler,
+            queue=queue,
+            schedule_id=None if schedule is None else await find_schedule_id(db, schedule),
+            since=now - start if isinstance(start, timedelta) else start,
+            until=now - end if isinstance(end, timedelta) else end,
+            limit=limit,
         )
+
+    with using(config_file, dsn, embedded=embedded) as config:
+        found = ask(config, read, name="job list")
     if as_json:
         print_json(found)
         return
@@ -65,11 +96,13 @@ def list_(
             job.handler,
             job.queue,
             _when(job.state, job.run_at, job.started_at, job.finished_at, job.now),
+            job.schedule or (f"removed ({job.schedule_id})" if job.schedule_id else ""),
             job.last_error_kind,
         )
         for job in found
     ]
-    console().print(table(None, "job#", "state", "attempt#", "handler…", "queue…", "when", "last error…", rows=rows))
+    columns = ("job#", "state", "attempt#", "handler…", "queue…", "when", "schedule…", "last error…")
+    console().print(table(None, *columns, rows=rows))
     if len(found) == limit:
         typer.echo(f"the newest {limit}; there may be more: --limit", err=True)
 
@@ -110,6 +143,7 @@ def cancel(
     before: Annotated[
         str | None, typer.Option("--before", metavar="INSTANT", help="Only what is due before.", show_default=False)
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every live job there is.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="End it at once, running or not; its holder can settle nothing.")
     ] = False,
@@ -120,15 +154,17 @@ def cancel(
     embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel one job, or those of a handler or a queue: at once if they wait; if they run, ask their holders."""
-    if (job_id is None) is (handler is None and queue is None):
-        raise typer.BadParameter("name one job, or else --handler or --queue", param_hint="ID")
+    """Cancel one job, or many by filter: at once if they wait; if they run, their handlers are asked to stop."""
+    if every and (handler or queue or before):
+        raise typer.BadParameter("goes without --handler, --queue and --before", param_hint="--all")
+    filtered = bool(handler or queue or before or every)
+    if (job_id is None) is not filtered:
+        raise typer.BadParameter("name one job, or else --handler, --queue, --before or --all", param_hint="ID")
     if job_id is None and force:
         raise typer.BadParameter("goes with exactly one ID", param_hint="--force")
-    if job_id is not None and (dry_run or before):
-        hint = "--dry-run" if dry_run else "--before"
-        raise typer.BadParameter("goes with --handler and --queue, not with an ID", param_hint=hint)
-    due_before = instant(before, "--before")
+    if job_id is not None and dry_run:
+        raise typer.BadParameter("goes with filters, not with an ID", param_hint="--dry-run")
+    due_before = _FOR_EVER if every else instant(before, "--before")
     with using(config_file, dsn, embedded=embedded) as config:
         from rota.db import operations, reports
 
@@ -159,6 +195,10 @@ def cancel(
     print_json({"job_id": job_id, "became": became}) if as_json else typer.echo(said[became])
     if became == "finished":
         raise typer.Exit(1)
+
+
+_FOR_EVER = datetime.max.replace(tzinfo=UTC)
+"""The driver sends this as infinity."""
 
 
 async def _cancel_all(

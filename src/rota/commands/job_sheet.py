@@ -59,7 +59,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
         return
     out = console()
     values = {} if seen.values is None else dataclasses.asdict(seen.values)
-    for name, text in [*facts(seen.job, gives_up, seen.unclaimed), *values.items()]:
+    for name, text in [*facts(seen.job, gives_up, seen.unclaimed), *redrives(seen.tried), *values.items()]:
         if text:
             out.print(f"{name:<13}{printable(text)}", soft_wrap=True)
     if seen.tried:
@@ -126,6 +126,19 @@ def facts(job: "JobDescription", gives_up: Span | None, unclaimed: str | None) -
         ("unique key", job.unique_key or ""),
         ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
         ("do", _remedy(job.job_id) if job.state == "dead" else ""),
+    ]
+
+
+def redrives(tried: "Sequence[Tried]") -> list[tuple[str, str]]:
+    """Return a line for each time that the job was redriven: when, by whom, and from what."""
+    return [
+        (
+            "redriven",
+            f"{moment(each.redriven_at)} by {each.redriven_by}, dead since {moment(each.finished_at)}: "
+            + ", ".join(filter(None, (each.dead_reason, each.error_kind))),
+        )
+        for each in tried
+        if each.redriven_at is not None
     ]
 
 

@@ -1,5 +1,6 @@
 """The options that many commands share."""
 
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,20 @@ Queue = Annotated[str | None, typer.Option("--queue", help="Only those of this q
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be.")]
 
 
+NamePattern = Annotated[
+    str | None,
+    typer.Option("--name", metavar="PATTERN", help="Only names like this, with * and ?.", show_default=False),
+]
+Owner = Annotated[str | None, typer.Option("--owner", help="Only this owner's.", show_default=False)]
+
+
+def like(pattern: str | None) -> str | None:
+    """Translate a pattern with * and ? into one of SQL's LIKE."""
+    if pattern is None:
+        return None
+    return re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
+
+
 _LONGEST = timedelta(days=60_000)
 """What can be added to any instant of these years."""
 
@@ -63,6 +78,18 @@ def duration(text: str | None, option: str) -> timedelta | None:
     if length > _LONGEST:
         raise typer.BadParameter(f"{text!r}: choose at most {_LONGEST.days}d", param_hint=option)
     return length
+
+
+def time_or_age(text: str | None, option: str) -> datetime | timedelta | None:
+    """Read an instant with its zone, or how long ago as a duration."""
+    from rota.config import parse_duration
+
+    if text is not None:
+        try:
+            parse_duration(text)
+        except ValueError:
+            return instant(text, option)
+    return duration(text, option)
 
 
 def instant(text: str | None, option: str) -> datetime | None:

@@ -8,7 +8,20 @@ import typer
 
 from rota.commands.cron import print_instants
 from rota.commands.enqueue import given_json
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Handler, Reason, duration, instant
+from rota.commands.options import (
+    AsJson,
+    ConfigFile,
+    DryRun,
+    Dsn,
+    Embedded,
+    Handler,
+    NamePattern,
+    Owner,
+    Reason,
+    duration,
+    instant,
+    like,
+)
 from rota.commands.pausing import say_paused, say_resumed
 from rota.commands.schedule_backfill import backfill
 from rota.commands.schedule_columns import (
@@ -21,6 +34,7 @@ from rota.commands.schedule_columns import (
 )
 from rota.commands.schedule_sheet import crowded, read_schedule, show_schedule, the_schedule, upcoming
 from rota.commands.schedule_sync import sync
+from rota.commands.schedules_by_filter import pause_many, resume_many, schedule_filter
 from rota.commands.session import ask, using
 from rota.commands.show import age, console, distance, fields_of, moment, plural, print_json, printable, relative, table
 
@@ -33,6 +47,10 @@ app = typer.Typer(name="schedule", help="Make schedules, edit them, look at them
 STATES = ("ok", "invalid", "paused", "overdue", "ended", "silent")
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", show_default=False, help="Which.")]
+Many = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME…", show_default=False, help="These; or else --all or filters.")
+]
+Every = Annotated[bool, typer.Option("--all", help="All schedules.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
 
 
@@ -121,6 +139,8 @@ def set_(
 @app.command("list")
 def list_(
     handler: Handler = None,
+    owner: Owner = None,
+    name: NamePattern = None,
     state: Annotated[
         str | None,
         typer.Option("--state", help=f"One of {', '.join(STATES)} (no success in time).", show_default=False),
@@ -135,11 +155,10 @@ def list_(
     if state is not None and state not in STATES:
         raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
     with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.schedule_reports import list_schedules
+        from rota.db.schedule_reports import ScheduleFilter, list_schedules
 
-        found = ask(
-            config, lambda db: list_schedules(db, handler=handler, state=state, limit=limit), name="schedule list"
-        )
+        which = ScheduleFilter(handler=handler, owner=owner, name_like=like(name))
+        found = ask(config, lambda db: list_schedules(db, which=which, state=state, limit=limit), name="schedule list")
     if as_json:
         print_json(found)
         return
@@ -218,21 +237,33 @@ def preview(
 
 @app.command()
 def pause(
-    names: Names,
+    names: Many = None,
+    every: Every = False,
+    handler: Handler = None,
+    owner: Owner = None,
+    name: NamePattern = None,
     until: Annotated[str | None, text_option("--until", "Go on then, with its zone.", "INSTANT")] = None,
     delay: Annotated[str | None, time_option("--for", "Go on after that long.")] = None,
     cancel_live: Annotated[bool, typer.Option("--cancel-live", help="Cancel the jobs that it has enqueued.")] = False,
     reason: Reason = None,
+    dry_run: DryRun = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
     """Keep schedules from firing. What falls into the pause does not run later; it is recorded as skipped_paused."""
+    which = schedule_filter(names, every, handler, owner, name, dry_run=dry_run)
+    if which is not None and cancel_live:
+        raise typer.BadParameter("goes with names; rota job cancel takes filters", param_hint="--cancel-live")
     if until is not None and delay is not None:
         raise typer.BadParameter("say either --until or --for", param_hint="--until")
     resume_at, later = instant(until, "--until"), duration(delay, "--for")
-    chosen = list(dict.fromkeys(names))
+    if which is not None:
+        with using(config_file, dsn, embedded=embedded) as config:
+            pause_many(config, which, resume_at or later, reason, dry_run=dry_run, as_json=as_json)
+        return
+    chosen = list(dict.fromkeys(names or []))
 
     async def paused(db: "Connection") -> list[bool]:
         from rota.db import operations
@@ -252,15 +283,29 @@ def pause(
 
 @app.command()
 def resume(
-    names: Names,
+    names: Many = None,
+    every: Every = False,
+    handler: Handler = None,
+    owner: Owner = None,
+    name: NamePattern = None,
+    paused_since: Annotated[
+        str | None, text_option("--paused-since", "Only those paused from then on, with its zone.", "INSTANT")
+    ] = None,
     reason: Reason = None,
+    dry_run: DryRun = False,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
     """Let paused schedules fire again, from their next instant on."""
-    chosen = list(dict.fromkeys(names))
+    since = instant(paused_since, "--paused-since")
+    which = schedule_filter(names, every or since is not None, handler, owner, name, dry_run=dry_run)
+    if which is not None:
+        with using(config_file, dsn, embedded=embedded) as config:
+            resume_many(config, which, since, reason, dry_run=dry_run, as_json=as_json)
+        return
+    chosen = list(dict.fromkeys(names or []))
 
     async def resumed(db: "Connection") -> list[bool]:
         from rota.db import operations

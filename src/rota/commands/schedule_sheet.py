@@ -57,6 +57,17 @@ async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | N
     return found
 
 
+async def find_schedule_id(db: "Connection", name: str) -> int:
+    """Return a schedule's id, also of a removed one. Raises RotaError for an unknown name."""
+    from rota.db import schedule_reports
+
+    if (found := await schedule_reports.describe_schedule(db, name=name)) is not None:
+        return found.schedule_id
+    if (removed := await schedule_reports.find_removed_schedule(db, name=name)) is not None:
+        return removed
+    return (await the_schedule(db, name)).schedule_id
+
+
 async def read_schedule(db: "Connection", name: str, *, fires: int) -> Sheet:
     """Read what there is to show of a schedule."""
     from rota.db import schedule_reports

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.commands.job_sheet import Sheet, facts, give_up, read_job
+from rota.commands.job_sheet import Sheet, facts, give_up, read_job, redrives
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, job_id
 from rota.commands.schedule_sheet import find_schedule, paused, the_schedule
 from rota.commands.session import ask, using
@@ -332,12 +332,25 @@ def _show_job(seen: Sheet, fire: "FireRecord | None", *, as_json: bool) -> None:
 
 
 def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
-    lines = dict(facts(seen.job, give_up(seen.job), seen.unclaimed))
+    lines = dict([*facts(seen.job, give_up(seen.job), seen.unclaimed), *redrives(seen.tried)[:1]])
     parts = [f"{lines['state']} ({seen.job.handler})"]
     if fire is not None:
         how = "asked for by hand" if fire.disposition == "run_now" else f"for its instant {moment(fire.scheduled_for)}"
         parts.append(f"made by schedule {fire.name}, {how}" + (f"; {fire.note}" if fire.note else ""))
-    more = ("due", "next try", "but", "attempt", "last error", "gives up", "started", "lease", "ended", "why", "do")
+    more = (
+        "due",
+        "next try",
+        "but",
+        "attempt",
+        "last error",
+        "redriven",
+        "gives up",
+        "started",
+        "lease",
+        "ended",
+        "why",
+        "do",
+    )
     parts += [f"{name}: {text}" for name in more if (text := lines.get(name))]
     return "\n    ".join(parts)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from rota.db.pool import Connection
     from rota.db.reports import LetterFilter
+    from rota.db.schedule_reports import ScheduleFilter
 
 BATCH = 1000
 """Most rows of one call, which is one transaction and keeps its locks to the end."""
@@ -127,6 +128,22 @@ async def pause_schedule(
 async def resume_schedule(db: Connection, *, name: str, reason: str | None) -> bool:
     """Return whether it was paused. Raises the server's RT002."""
     changed: bool = await db.fetchval(SQL["resume_schedule"], name, reason)
+    return changed
+
+
+async def pause_schedules(
+    db: Connection, *, which: ScheduleFilter, resume_at: datetime | None, limit: int, reason: str | None
+) -> int:
+    """Return how many were paused by this call; 0 when none is left that isn't locked."""
+    changed: int = await db.fetchval(SQL["pause_schedules"], *which.values, resume_at, limit, reason)
+    return changed
+
+
+async def resume_schedules(
+    db: Connection, *, which: ScheduleFilter, paused_since: datetime | None, limit: int, reason: str | None
+) -> int:
+    """Return how many were resumed by this call; 0 when none is left that isn't locked."""
+    changed: int = await db.fetchval(SQL["resume_schedules_by_filter"], *which.values, paused_since, limit, reason)
     return changed
 
 

@@ -213,11 +213,11 @@ async def report_progress(
     return await db.fetchval(SQL["report_progress"], node, job_id, fence_token, progress, note) is not None
 
 
-async def enqueue_job(db: Connection, *, handler: str, payload: str | None, options: str) -> tuple[int, bool]:
-    """Return (job_id, created)."""
+async def enqueue_job(db: Connection, *, handler: str, payload: str | None, options: str) -> tuple[int, bool, str]:
+    """Return (job_id, created, outcome)."""
     row = await db.fetchrow(SQL["enqueue_job"], handler, payload, options)
     assert row is not None  # noqa: S101  a set-returning function that returns one row
-    return row[0], row[1]
+    return row[0], row[1], row[2]
 
 
 async def expire_unstarted_jobs(db: Connection, *, limit: int) -> list[asyncpg.Record]:

@@ -92,6 +92,10 @@ class Tried:
     outcome: str
     error_kind: str | None
     error: str | None
+    redriven_at: datetime | None
+    """When the dead letter that this attempt made was redriven, by whom, and for what reason it was dead."""
+    redriven_by: str | None
+    dead_reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,9 @@ class JobLine:
     started_at: datetime | None
     finished_at: datetime | None
     last_error_kind: str | None
+    schedule_id: int | None
+    schedule: str | None
+    """The schedule's name; None for no schedule, or one that was removed."""
     now: datetime
 
 
@@ -340,10 +347,19 @@ async def list_attempts(db: Connection, *, job_id: int, with_errors: bool) -> li
 
 
 async def list_jobs(
-    db: Connection, *, state: str | None, handler: str | None, queue: str | None, limit: int
+    db: Connection,
+    *,
+    state: str | None,
+    handler: str | None,
+    queue: str | None,
+    limit: int,
+    schedule_id: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[JobLine]:
-    """Return jobs, newest first."""
-    return [JobLine(**row) for row in await db.fetch(SQL["list_jobs"], state, handler, queue, limit)]
+    """Return jobs, newest first. `since` and `until` are compared with when a job ended, began (if it runs) or is due."""
+    rows = await db.fetch(SQL["list_jobs"], state, handler, queue, schedule_id, since, until, limit)
+    return [JobLine(**row) for row in rows]
 
 
 async def list_dead_letters(db: Connection, *, which: LetterFilter, limit: int) -> list[LetterLine]:

@@ -38,6 +38,7 @@ class ScheduleLine:
     every: timedelta | None
     timezone: str
     handler: str
+    owner: str | None
     state: str
     next_fire_at: datetime | None
     last_fire_at: datetime | None
@@ -166,9 +167,33 @@ class Crowd:
     sample: str
 
 
-async def list_schedules(db: Connection, *, handler: str | None, state: str | None, limit: int) -> list[ScheduleLine]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFilter:
+    """Selects schedules; None selects all. `name_like` is a pattern of LIKE."""
+
+    handler: str | None = None
+    owner: str | None = None
+    name_like: str | None = None
+
+    @property
+    def values(self) -> tuple[str | None, str | None, str | None]:
+        """The first three parameters of the statements that act on many schedules."""
+        return self.handler, self.owner, self.name_like
+
+
+async def list_schedules(db: Connection, *, which: ScheduleFilter, state: str | None, limit: int) -> list[ScheduleLine]:
     """Return schedules by name; `state` may be silent, too."""
-    return [ScheduleLine(**row) for row in await db.fetch(SQL["list_schedules"], handler, state, limit)]
+    rows = await db.fetch(SQL["list_schedules"], which.handler, state, which.owner, which.name_like, limit)
+    return [ScheduleLine(**row) for row in rows]
+
+
+async def count_schedules(
+    db: Connection, *, which: ScheduleFilter, paused_since: datetime | None = None
+) -> tuple[int, int]:
+    """Return how many are not paused, and how many are (since then)."""
+    row = await db.fetchrow(SQL["count_schedules"], *which.values, paused_since)
+    assert row is not None  # noqa: S101  an aggregate
+    return row[0], row[1]
 
 
 async def list_schedule_names(db: Connection, *, limit: int) -> list[str]:

@@ -18,7 +18,9 @@ async def check_states(facts: "Facts") -> list[Finding]:
     found = []
     for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
         if count := facts.schedules.get(state):
-            named = await schedule_reports.list_schedules(facts.db, handler=None, state=state, limit=NAMED)
+            named = await schedule_reports.list_schedules(
+                facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=NAMED
+            )
             findings = [judge(each) for each in named]
             found += capped(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
     return found

@@ -1,0 +1,207 @@
+"""Commands that list and act on many jobs and schedules by filter, and what they say of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from factories import make_dead_letter, make_job, make_jobs, make_running_job
+from schedule_rows import make_schedule
+from shell import Shell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+
+@pytest.fixture
+def rota(tmp_path: Path, database: Database) -> Shell:
+    """The shell, on the test's database."""
+    return Shell(tmp_path, {"DATABASE_URL": database.dsn})
+
+
+async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connection[Record]) -> None:
+    """F2: which schedule made a job, and what happened between two instants."""
+    nightly = await make_schedule(conn, "nightly")
+    await conn.execute(
+        "insert into rota.job_runs (job_id, schedule_id, scheduled_for, handler, queue, outcome, attempts, finished_at) values "
+        "(1001, $1, now(), 'h', 'default', 'succeeded', 1, now() - interval '3 hours'), "
+        "(1002, $1, now(), 'h', 'default', 'succeeded', 1, now() - interval '10 minutes'), "
+        "(1003, 77, now(), 'h', 'default', 'succeeded', 1, now() - interval '10 minutes')",
+        nightly,
+    )
+    later = (await make_job(conn, run_at=timedelta(hours=1))).job_id
+    running = (await make_running_job(conn)).job_id
+
+    async def listed(*options: str) -> set[int]:
+        said = await rota("job", "list", *options, "--json")
+        assert said.code == 0, said.err
+        return {each["job_id"] for each in said.json}
+
+    assert await listed("--schedule", "nightly") == {1001, 1002}
+    assert await listed("--since", "1h") == {1002, 1003, later, running}
+    assert await listed("--since", "4h", "--until", "2h") == {1001}
+    table = (await rota("job", "list")).out
+    assert "schedule" in table.splitlines()[0]
+    assert "nightly" in table
+    assert "removed (77)" in table
+    unknown = await rota("job", "list", "--schedule", "nihgtly")
+    assert (unknown.code, "did you mean 'nightly'" in unknown.err) == (1, True)
+    assert (await rota("job", "list", "--since", "yesterday")).code == 2
+
+
+async def test_f2_schedules_are_listed_by_name_and_owner(rota: Shell, conn: Connection[Record]) -> None:
+    """F2: a pattern with * and ?, in which nothing else is special."""
+    for name, owner in (("report daily", "ann"), ("report_weekly", "bob"), ("reportXweekly", None), ("50%", "ann")):
+        await make_schedule(conn, name, owner=owner)
+
+    async def listed(*options: str) -> list[str]:
+        return sorted(each["name"] for each in (await rota("schedule", "list", *options, "--json")).json)
+
+    assert await listed("--name", "report*") == ["report daily", "reportXweekly", "report_weekly"]
+    assert await listed("--name", "report_weekly") == ["report_weekly"]
+    assert await listed("--name", "report?weekly") == ["reportXweekly", "report_weekly"]
+    assert await listed("--name", "50%") == ["50%"]
+    assert await listed("--owner", "ann") == ["50%", "report daily"]
+    assert await listed("--owner", "ann", "--name", "r*") == ["report daily"]
+
+
+async def test_f3_a_paused_queue_or_handler_says_that_schedules_go_on(rota: Shell) -> None:
+    """F3: their jobs pile up, and all run when the queue is resumed."""
+    everything = await rota("queue", "pause", "--all")
+    assert "schedules go on enqueueing jobs, which wait. To stop them, too: rota schedule pause --all" in everything.out
+    as_json = await rota("queue", "pause", "mail", "--json")
+    assert as_json.json == {"paused": ["mail"], "changed": 1}
+    assert "schedules go on enqueueing" in as_json.err
+    assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).out
+
+
+async def test_f3_all_schedules_are_paused_and_those_resumed_that_it_paused(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """F3: what was paused before stays so, and the audit has who, why and how many."""
+    for name, handler, owner in (("a", "h", "ann"), ("b", "h", None), ("c", "g", "ann"), ("before", "h", "ann")):
+        await make_schedule(conn, name, handler=handler, owner=owner)
+    await rota("schedule", "pause", "before")
+
+    async def paused() -> set[str]:
+        return {row["name"] for row in await conn.fetch("select name from rota.schedules where paused")}
+
+    dry = await rota("schedule", "pause", "--all", "--dry-run")
+    assert "dry run: 3 schedules would be paused, 1 are already; nothing was changed" in dry.out
+    assert await paused() == {"before"}
+    said = await rota("schedule", "pause", "--all", "--note", "incident 7")
+    assert said.code == 0, said.err
+    assert "3 schedules paused; 1 were paused before. Jobs that are enqueued will run" in said.out
+    assert await paused() == {"a", "b", "c", "before"}
+    why = await rota("why", "a")
+    assert "incident 7" in why.out
+    undo = said.out.splitlines()[-1].partition("rota ")[2].split()
+    again = await rota(*undo, "--note", "over")
+    assert "3 schedules resumed" in again.out
+    assert await paused() == {"before"}
+    audit = await conn.fetch("select action, target, reason, affected from rota.audit order by audit_id")
+    assert [tuple(row) for row in audit][1:] == [
+        ("pause", "schedules: all", "incident 7", 3),
+        ("resume", "schedules: all", "over", 3),
+    ]
+
+    assert "1 schedule paused" in (await rota("schedule", "pause", "--handler", "h", "--owner", "ann")).out
+    assert "1 schedule paused" in (await rota("schedule", "pause", "--name", "c*")).out
+    assert (await rota("schedule", "resume", "--all", "--json")).json == {"resumed": 3}
+    assert await paused() == set()
+    for wrong in (
+        ("pause",),
+        ("pause", "a", "--all"),
+        ("pause", "a", "--dry-run"),
+        ("pause", "--all", "--cancel-live"),
+    ):
+        assert (await rota("schedule", *wrong)).code == 2
+
+
+async def test_f3_a_locked_schedule_does_not_hold_up_the_others(
+    rota: Shell, conn: Connection[Record], database: Database
+) -> None:
+    """F3: it is left for the next call, and the command says so."""
+    await make_schedule(conn, "free")
+    await make_schedule(conn, "locked")
+    async with database.connect() as other, other.transaction():
+        await other.execute("update rota.schedules set description = 'x' where name = 'locked'")
+        said = await rota("schedule", "pause", "--all")
+        assert "1 schedule paused" in said.out
+        assert "1 are locked by other transactions" in said.err
+
+
+async def test_f3_every_live_job_is_cancelled(rota: Shell, conn: Connection[Record]) -> None:
+    """F3: without a handler or a queue, also those that are due next year; a dry run first."""
+    await make_jobs(conn, 3, run_at=timedelta(days=300))
+    await make_jobs(conn, 2, handler="other", queue="q")
+    await make_running_job(conn)
+    dry = await rota("job", "cancel", "--all", "--dry-run")
+    assert "5 jobs would be cancelled, 1 that run asked to stop" in dry.out
+    due = await rota("job", "cancel", "--before", "2100-01-01T00:00:00Z", "--dry-run")
+    assert "5 jobs would be cancelled" in due.out
+    said = await rota("job", "cancel", "--all", "--note", "wrong import", "--json")
+    assert said.json == {"cancelled": 5, "requested": 1}
+    assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") == 0
+    audit = await conn.fetchrow("select * from rota.audit order by audit_id desc limit 1")
+    assert audit is not None
+    assert (audit["action"], audit["reason"], audit["affected"]) == ("cancel many", "wrong import", 6)
+    for wrong in ((), ("--all", "--queue", "q"), ("1", "--all"), ("1", "--dry-run")):
+        assert (await rota("job", "cancel", *wrong)).code == 2
+
+
+async def test_f8_a_redriven_job_says_by_whom_and_from_what(rota: Shell, conn: Connection[Record]) -> None:
+    """F8: also where many were redriven by one command, and after the job has ended."""
+    one = await make_dead_letter(conn, reason="exhausted", error_kind="BankTimeout")
+    many = await make_dead_letter(conn, handler="charge", reason="permanent", error_kind="KeyError")
+    for job_id in (one, many):
+        await conn.execute(
+            "insert into rota.attempts (job_id, fence_token, attempt, outcome, error_kind) "
+            "select job_id, fence_token, 3, 'failed', error_kind from rota.dead_letters where job_id = $1",
+            job_id,
+        )
+    assert (await rota("dead", "redrive", str(one))).code == 0
+    assert (await rota("dead", "redrive", "--handler", "charge")).code == 0
+    me = await conn.fetchval("select session_user::text")
+    for job_id, why in ((one, "exhausted, BankTimeout"), (many, "permanent, KeyError")):
+        line = next(
+            line for line in (await rota("job", "show", job_id)).out.splitlines() if line.startswith("redriven")
+        )
+        assert f"by {me}" in line
+        assert line.endswith(why)
+        assert why in (await rota("why", job_id)).out
+    await rota("job", "cancel", str(one))
+    shown = (await rota("job", "show", str(one), "--json")).json
+    assert (shown["state"], shown["attempts"][0]["redriven_by"]) == ("cancelled", me)
+    assert shown["attempts"][0]["dead_reason"] == "exhausted"
+    discarded = await make_dead_letter(conn)
+    await rota("dead", "discard", str(discarded), "--note", "moot")
+    assert not await conn.fetchval(
+        "select count(*) from rota.attempts where job_id = $1 and redriven_at is not null", discarded
+    )
+
+
+async def test_f16_a_replacement_says_whether_it_took_place(rota: Shell, conn: Connection[Record]) -> None:
+    """F16: of a job that runs, the answer was the same as of one that was replaced."""
+
+    async def put(*options: str) -> Any:
+        said = await rota("enqueue", "h", '{"n": 1}', "--key", "k", *options, "--json")
+        return said.json["created"], said.json["outcome"]
+
+    assert await put() == (True, "created")
+    assert await put() == (False, "kept")
+    assert await put("--on-conflict", "replace") == (False, "replaced")
+    await conn.execute(
+        "update rota.jobs set attempt = 1, fence_token = 1"
+    )  # it has been claimed, and waits for its retry
+    assert await put("--on-conflict", "replace") == (True, "replaced")
+    await make_running_job(conn, handler="r", unique_key="k")
+    said = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
+    assert "this live job has the key, and is running" in said.err
+    assert (await rota("enqueue", "h", "--key", "k", "--on-conflict", "error")).code == 1
