@@ -48,7 +48,16 @@ PUBLIC_COLUMNS = {
     "idempotency_key",
     "meta",
 }
-CLIENTS_CALL = {"enqueue", "put_job", "replace_job", "cancel", "put_schedule", "remove_schedule", "ran", "jitter_offset"}
+CLIENTS_CALL = {
+    "enqueue",
+    "put_job",
+    "replace_job",
+    "cancel",
+    "put_schedule",
+    "remove_schedule",
+    "ran",
+    "jitter_offset",
+}
 CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller"}
 OPERATORS_CALL = {
     "cancel_many",
