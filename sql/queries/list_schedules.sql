@@ -5,7 +5,6 @@
 --   $4 name_like  text  a pattern of LIKE; null: of all names
 --   $5 limit      int8
 --   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, owner text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
--- index: list_schedules_by_handler_idx, list_schedules_by_owner_idx, list_schedules_by_name_idx (0013)
 -- silent: no success within expect_success_within, counted from its creation where there was none.
 select
     schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler, schedule.owner,
