@@ -79,6 +79,9 @@ sleeps = {{ statement = "select pg_sleep(30)", url = "{low}", timeout = "500ms" 
 analyze = {{ statement = "analyze", url = "{low}", transaction = false, timeout = "2s" }}
 """
 
+OWN_PATH = "set search_path = pg_catalog, pg_temp"
+"""For the fuzzer's sessions: asyncpg's own queries call functions, too. The canary's session keeps the default."""
+
 ACCEPTABLE = re.compile(r"23514|23502|23505|RT00\d|42501|40001|40P01|55P03|57014|08\w{3}|57P01|57P05|25P0[23]|25006")
 """SQLSTATEs of refusals that a client can act on: a named constraint, a code of rota's, a missing right, a conflict, a timeout."""
 
@@ -166,7 +169,7 @@ class Fuzz:
             settings = dice.sample(SETTINGS, dice.choice([0, 0, 1, 2]))
             with suppress(*EXPECTED):
                 async with self.world.connect(login) as conn:
-                    await conn.execute("set lock_timeout = '5s'; set statement_timeout = '20s'")
+                    await conn.execute(f"{OWN_PATH}; set lock_timeout = '5s'; set statement_timeout = '20s'")
                     for setting in settings:
                         await conn.execute(f"set {setting}")
                     for _ in range(60):
@@ -381,6 +384,7 @@ class Fuzz:
     async def judge(self) -> None:
         """Hold what is stored at the end against the promises."""
         async with self.world.connect() as conn:
+            await conn.execute(OWN_PATH)
 
             async def started() -> bool:
                 return not await conn.fetchval(
@@ -436,12 +440,17 @@ class Fuzz:
         for what, times in (("commands", self.commands), ("pages", self.pages)):
             slowest = sorted(times, reverse=True)[:3]
             say(f"{what}: {len(times)} answered; slowest {', '.join(f'{name} {took:.2f} s' for took, name in slowest)}")
-        events: Counter[str] = Counter()
-        for daemon in self.daemons.started:
-            events.update(
-                event["event"] for event in daemon.events() if event.get("level") in {"warning", "error", "critical"}
+        events = [
+            event
+            for daemon in self.daemons.started
+            for event in daemon.events()
+            if event.get("level") in {"warning", "error", "critical"}
+        ]
+        say("warnings and errors logged:")
+        for name, count in Counter(event["event"] for event in events).most_common(25):
+            say(
+                f"    {count} {name}, such as", json.dumps(next(each for each in events if each["event"] == name))[:400]
             )
-        say("warnings and errors logged:", ", ".join(f"{count} {event}" for event, count in events.most_common(25)))
         say("not ready:", str(dict(self.unready.most_common(5))))
         say(f"daemons ended: {self.done['daemons ended']}")
 

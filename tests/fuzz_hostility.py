@@ -85,7 +85,7 @@ declare
     target text;
     each record;
 begin
-    foreach target in array array['evil'] loop
+    foreach target in array array['evil', 'public'] loop
         for each in
             select distinct proc.proname, pg_get_function_identity_arguments(proc.oid) as arguments, proc.proretset,
                 format_type(proc.prorettype, null) as result
@@ -394,7 +394,9 @@ async def bad_web_server(seed: int) -> AsyncIterator[str]:
     answers = (*ANSWERS, head + packed)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with suppress(
+            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
+        ):
             async with asyncio.timeout(5):
                 await reader.readuntil(b"\r\n\r\n")
                 if dice.random() < 0.1:

@@ -30,6 +30,8 @@ RECENT = timedelta(seconds=15)
 
 MAX_CONNECTIONS = 64
 """Beyond this the oldest connection is closed: slow and idle clients must not use up the daemon's file descriptors."""
+GRACE_SECONDS = 1.0
+"""A younger connection is closed only beyond four times as many: a burst must not close the scrape in its middle."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -135,15 +137,25 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
 async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
     server = cast("web.Server", runner.server)  # made by setup()
 
+    loop = asyncio.get_running_loop()
+    admitted: dict[RequestHandler, float] = {}
+
     def admit() -> RequestHandler:
-        transports = [each.transport for each in server.connections if each.transport is not None]
-        if len(transports) >= MAX_CONNECTIONS:
-            # Abort, not close: a client that reads nothing would keep the connection open until its answer is sent.
-            next((each for each in transports if not each.is_closing()), transports[0]).abort()
-        return server()
+        now = loop.time()
+        for each in [each for each, at in admitted.items() if each.transport is None and now > at + GRACE_SECONDS]:
+            del admitted[each]
+        if len(admitted) >= MAX_CONNECTIONS:
+            oldest, at = next(iter(admitted.items()))
+            if now > at + GRACE_SECONDS or len(admitted) >= 4 * MAX_CONNECTIONS:
+                del admitted[oldest]
+                if oldest.transport is not None:
+                    # Abort, not close: a client that reads nothing would keep it open until its answer is sent.
+                    oldest.transport.abort()
+        admitted[handler := server()] = now
+        return handler
 
     try:
-        return await asyncio.get_running_loop().create_server(admit, host, port, backlog=1024)
+        return await loop.create_server(admit, host, port, backlog=1024)
     except OSError as error:
         raise ConfigError(
             f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "

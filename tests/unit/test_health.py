@@ -177,7 +177,7 @@ async def test_slow_and_idle_clients_leave_room_for_a_scrape() -> None:
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(await asyncio.to_thread(socket.create_connection, address))
-                for _ in range(MAX_CONNECTIONS * 3)
+                for _ in range(MAX_CONNECTIONS * 5)
             ]
             for number, one in enumerate(opened):
                 with suppress(ConnectionError):
