@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
@@ -169,6 +169,55 @@ async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- grafana
+
+
+def test_the_dashboard_conforms_to_grafanas_schema() -> None:
+    """Grafana drops what it does not know without a word, and draws panels over each other."""
+    shown = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+    assert shown["uid"]
+    assert len(shown["uid"]) <= 40
+    assert shown["title"]
+    assert 36 <= shown["schemaVersion"] <= 42, "what Grafana 9 to 12 read"
+    assert {"time", "refresh", "templating", "annotations", "panels"} <= shown.keys()
+    variables = {each["name"]: each["type"] for each in shown["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "job": "query"}
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    ids: set[int] = set()
+    taken: set[tuple[int, int]] = set()
+    for panel in shown["panels"]:
+        assert panel["id"] not in ids, "Grafana shows the wrong panel by its link"
+        ids.add(panel["id"])
+        place = panel["gridPos"]
+        assert place.keys() == {"x", "y", "w", "h"}
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
+        cells = set(product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])))
+        assert not cells & taken, f"{panel['title']} lies over another panel"
+        taken |= cells
+        if panel["type"] == "row":
+            assert (panel["collapsed"], panel["panels"]) == (False, [])
+            continue
+        assert panel["type"] in {"stat", "timeseries"}
+        assert panel["title"]
+        assert panel["datasource"] == source
+        assert panel["fieldConfig"].keys() == {"defaults", "overrides"}
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert references == sorted(set(references)), "each query has a letter of its own"
+        for target in panel["targets"]:
+            assert target["datasource"] == source
+            used = set(re.findall(r"\$\{?(\w+)", target["expr"]))
+            assert used <= {*variables, "__rate_interval"}, panel["title"]
+            assert set(re.findall(r"\{\{(.*?)\}\}", target["legendFormat"])) <= labels_of(target["expr"]), panel[
+                "title"
+            ]
+
+
+def labels_of(expression: str) -> set[str]:
+    """Return the labels that an expression's series keep."""
+    groups = re.findall(r"by \(([^)]*)\)", expression)
+    if groups:
+        return set(groups[0].split(", "))
+    return {"job", "instance"}.union(*(metrics()[name] for name in named_in(expression)))
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
