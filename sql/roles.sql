@@ -181,7 +181,7 @@ begin
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
             (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '
                 'backfill_schedule}'),
-            (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell}')
+            (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell, bounded_duration}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

@@ -76,6 +76,12 @@ end $$;
 
 COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run beside each other and beside its other jobs, as far as slots and run_at let them.';
 
+CREATE FUNCTION rota.bounded_duration(value interval) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (value IS NOT NULL) THEN make_interval(secs => (LEAST(GREATEST(EXTRACT(epoch FROM value), 0.000001), (31622400)::numeric))::double precision) ELSE NULL::interval END;
+
+COMMENT ON FUNCTION rota.bounded_duration(value interval) IS 'The same length of time without days and months, between 1 microsecond and 366 days: added to an instant of this century, it never overflows.';
+
 CREATE FUNCTION rota.bounded_limit("limit" integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -689,7 +695,11 @@ begin
     return value operator(pg_catalog.>) interval '0'
        and value operator(pg_catalog.<=) interval '366 days'
        and extract(year from value) operator(pg_catalog.=) 0
-       and extract(month from value) operator(pg_catalog.=) 0;
+       and extract(month from value) operator(pg_catalog.=) 0
+       and extract(day from value) operator(pg_catalog.>=) 0
+       and extract(hour from value) operator(pg_catalog.>=) 0
+       and extract(minute from value) operator(pg_catalog.>=) 0
+       and extract(second from value) operator(pg_catalog.>=) 0;
 end $$;
 
 CREATE FUNCTION rota.is_name(value text) RETURNS boolean
@@ -702,7 +712,7 @@ CREATE FUNCTION rota.is_operator() RETURNS boolean
 
 CREATE FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) RETURNS interval
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN CASE WHEN (jitter = '00:00:00'::interval) THEN '00:00:00'::interval ELSE ('00:00:00.000001'::interval * ((((('x'::text || "left"(encode(sha256(((schedule_id)::text)::bytea), 'hex'::text), 15)))::bit(60))::bigint % ((EXTRACT(epoch FROM jitter) * (1000000)::numeric))::bigint))::double precision) END;
+    RETURN CASE WHEN (jitter = '00:00:00'::interval) THEN '00:00:00'::interval ELSE ('00:00:00.000001'::interval * ((((('x'::text || "left"(encode(sha256(((schedule_id)::text)::bytea), 'hex'::text), 15)))::bit(60))::bigint % (LEAST((GREATEST(EXTRACT(epoch FROM jitter), 0.000001) * (1000000)::numeric), ('31622400000000'::bigint)::numeric))::bigint))::double precision) END;
 
 CREATE FUNCTION rota.pause_handler(name text, reason text DEFAULT NULL::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1147,6 +1157,7 @@ declare
     sent bigint := 0;
     stayed bigint := 0;
     batch bigint[];
+    each bigint;
     went integer;
 begin
     if rota.is_duration(redrive_many.spread) is false then
@@ -1167,7 +1178,23 @@ begin
             limit most - sent
             for update skip locked);
         exit when batch = '{}';
-        went := cardinality(rota.send_back(batch, null, redrive_many.spread));
+        begin
+            went := cardinality(rota.send_back(batch, null, redrive_many.spread));
+        exception when data_exception or integrity_constraint_violation then
+            -- One by one: one of them can't be inserted.
+            went := 0;
+            foreach each in array batch loop
+                begin
+                    if rota.send_back(array[each], null, null) <> '{}' then
+                        update rota.jobs set run_at = now() + redrive_many.spread * (went::double precision / cardinality(batch))
+                        where job_id = each and redrive_many.spread is not null;
+                        went := went + 1;
+                    end if;
+                exception when data_exception or integrity_constraint_violation then
+                    raise notice 'job % stays a dead letter: %', each, sqlerrm;
+                end;
+            end loop;
+        end;
         sent := sent + went;
         stayed := stayed + cardinality(batch) - went;
         passed := batch[cardinality(batch)];
@@ -2304,6 +2331,9 @@ ALTER TABLE rota.jobs
 ALTER TABLE ONLY rota.handlers
     ADD CONSTRAINT handlers_pkey PRIMARY KEY (handler);
 
+ALTER TABLE rota.schedule_definitions
+    ADD CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))) NOT VALID;
+
 ALTER TABLE ONLY rota.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
 
@@ -2396,6 +2426,8 @@ CREATE TRIGGER wake AFTER INSERT ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTIO
 CREATE TRIGGER wake_again AFTER UPDATE OF run_at ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
 
 REVOKE ALL ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.bounded_duration(value interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.bounded_limit("limit" integer) FROM PUBLIC;
 

@@ -90,6 +90,13 @@ async def end_live_jobs(conn: Connection[Record]) -> None:
     await conn.execute("delete from rota.jobs")
 
 
+def quiet_telemetry(events: list[tuple[str, Mapping[str, Any]]] | None = None) -> Telemetry:
+    """Return telemetry that logs nothing and appends its events to `events`."""
+    collected = [] if events is None else events
+    log = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
+    return Telemetry(log, watch=lambda event, fields: collected.append((event, fields)))
+
+
 @dataclass(slots=True)
 class Planner:
     """One node's scheduler, told to look at all schedules, and what it said."""
@@ -103,13 +110,10 @@ class Planner:
     def scheduler(self) -> Scheduler:
         """The scheduler itself."""
         if self._scheduler is None:
-            log = structlog.wrap_logger(
-                structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50)
-            )
             self._scheduler = Scheduler(
                 self.pool,
                 Wake(),
-                Telemetry(log, watch=lambda event, fields: self.events.append((event, fields))),
+                quiet_telemetry(self.events),
                 node=NodeId(uuid4()),
                 shards=lambda: self.shards,
                 poll_interval=timedelta(seconds=1),

@@ -140,6 +140,7 @@ BROAD = {
     "main_loop.py": "an error that left the event loop while jobs are under way",
     "daemon.py": "an error of the drain, which is taken for the next order to stop",
     "lifecycle/settle.py": "one outcome that can not be written, beside others that can",
+    "lifecycle/scheduler.py": "planning of one schedule, which is pure: the schedule is stopped with the error as its reason",
     "failure.py": "an exception whose own __str__ raises",
     "payload.py": "a result made of objects that raise when they are looked at",
     "client/many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",

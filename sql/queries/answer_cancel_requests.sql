@@ -1,5 +1,6 @@
 -- Cancel waiting jobs that somebody asked to cancel while they ran, and forget requests whose job is gone.
 --   $1 limit  int8
+--   $2 only   int8[]  only these job_ids; null: any
 --   -> job_id int8, handler text, queue text
 -- index: jobs_pkey (0002)
 -- Requests whose job still runs are left out before the limit: old ones that nobody obeys must not hide the younger.
@@ -7,6 +8,7 @@ with request as materialized (
     select asked.job_id, asked.requested_by, asked.reason
     from rota.cancel_requests as asked
     where (select jobs.leased_by from rota.jobs where jobs.job_id = asked.job_id) is null
+      and ($2::int8[] is null or asked.job_id = any ($2))
     order by asked.requested_at
     limit $1
 ),

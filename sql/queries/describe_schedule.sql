@@ -12,7 +12,8 @@ select
     schedule.created_by, schedule.edited_at, schedule.paused_at, schedule.next_fire_at, schedule.last_fire_at,
     schedule.last_success_at, schedule.consecutive_failures, schedule.invalid_reason, schedule.state,
     not schedule.paused
-        and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within as silent,
+        and extract(epoch from coalesce(schedule.last_success_at, schedule.created_at)) + extract(epoch from schedule.expect_success_within)
+            < extract(epoch from now()) as silent,
     rota.jitter_offset(schedule.schedule_id, schedule.jitter) as jitter_offset,
     now() as now
 from rota.schedules as schedule

@@ -1,5 +1,6 @@
 -- End jobs that were to begin by an instant that has passed, and never began.
 --   $1 limit  int8
+--   $2 only   int8[]  only these job_ids; null: any
 --   -> job_id int8, handler text, queue text, schedule_id int8?
 -- index: expire_unstarted_jobs_idx (0002)
 with late as materialized (
@@ -9,6 +10,7 @@ with late as materialized (
       and job.state = 'scheduled'
       and job.fence_token is null
       and job.start_by <= now()
+      and ($2::int8[] is null or job.job_id = any ($2))
     order by job.start_by
     limit $1
     for update skip locked

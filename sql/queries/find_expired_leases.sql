@@ -6,12 +6,18 @@
 -- Rows that somebody holds locked are stepped over: without that, enough of them would fill every batch.
 select
     job.job_id, job.fence_token, job.leased_by, job.handler, job.queue, job.attempt, job.max_attempts, job.losses,
-    job.releases, job.delivery, job.backoff_base, job.backoff_cap, job.scheduled_for + job.retry_for - now() as retry_left,
-    job.scheduled_for + job.retry_for as retry_until, job.schedule_id
+    job.releases, job.delivery, rota.bounded_duration(job.backoff_base) as backoff_base,
+    rota.bounded_duration(job.backoff_cap) as backoff_cap, deadline.retry_until - now() as retry_left, deadline.retry_until,
+    job.schedule_id
 from rota.jobs as job
+cross join lateral (
+    -- Clamped, because a row that was written without the constraints must not make the statement fail for all others.
+    select least(greatest(job.scheduled_for, timestamptz 'epoch'), timestamptz '2200-01-01 00:00:00+00')
+        + rota.bounded_duration(job.retry_for) as retry_until
+) as deadline
 where job.state = 'running'
   and job.job_id > $1
   and job.lease_expires_at < now()
 order by job.job_id
 limit $2
-for update skip locked
+for update of job skip locked

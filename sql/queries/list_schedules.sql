@@ -11,7 +11,8 @@ select
     schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,
     schedule.expect_success_within,
     not schedule.paused
-        and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within as silent,
+        and extract(epoch from coalesce(schedule.last_success_at, schedule.created_at)) + extract(epoch from schedule.expect_success_within)
+            < extract(epoch from now()) as silent,
     schedule.jitter, schedule.declared_by, schedule.invalid_reason, now() as now
 from rota.schedules as schedule
 where ($1::text is null or schedule.handler = $1)
@@ -22,7 +23,8 @@ where ($1::text is null or schedule.handler = $1)
       or schedule.state = $2
       or $2 = 'silent'
       and not schedule.paused
-      and coalesce(schedule.last_success_at, schedule.created_at) < now() - schedule.expect_success_within
+      and extract(epoch from coalesce(schedule.last_success_at, schedule.created_at)) + extract(epoch from schedule.expect_success_within)
+            < extract(epoch from now())
   )
 order by schedule.name
 limit $5

@@ -24,10 +24,13 @@ noted as (
             when ($2::bool[])[width_bucket(clock.schedule_id, $1::int8[])] then clock_timestamp()
             else clock.last_success_at
         end,
-        consecutive_failures = case
-            when ($2::bool[])[width_bucket(clock.schedule_id, $1::int8[])] then 0
-            else clock.consecutive_failures
-        end + ($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]
+        consecutive_failures = least(
+            case
+                when ($2::bool[])[width_bucket(clock.schedule_id, $1::int8[])] then 0
+                else clock.consecutive_failures
+            end::int8 + ($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])],
+            2147483647
+        )
     where clock.ctid = any (array(select held.row_id from held))
     returning clock.schedule_id
 )

@@ -1,5 +1,6 @@
 -- Enqueue the fires whose turn has come: of each schedule the oldest that waits, where no job of the schedule is live.
 --   $1 limit  int8
+--   $2 only   int8[]  only these schedule_ids; null: any
 --   -> promoted int8?, waiting int8?       how many were enqueued, and of how many schedules fires wait on
 -- index: promote_waiting_fires_idx, fires_pkey, schedule_clocks_pkey, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002)
 -- What holds a fire back is read from live rows, never from a counter, and the unique index has the last word.
@@ -8,6 +9,7 @@ with waiting as materialized (
     select distinct on (fire.schedule_id) fire.schedule_id, fire.scheduled_for
     from rota.fires as fire
     where fire.disposition = 'waiting'
+      and ($2::int8[] is null or fire.schedule_id = any ($2))
     order by fire.schedule_id, fire.scheduled_for
     limit $1
 ),

@@ -1,5 +1,6 @@
 -- Ask the live jobs to cancel whose schedules have a fire waiting that is to replace them.
 --   $1 limit  int8
+--   $2 only   int8[]  only these schedule_ids; null: any
 --   -> asked int8?, told int8?
 -- index: promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
 -- Ordered only once they are found: for the order's sake a plan made early walks all live jobs by their primary key.
@@ -8,6 +9,7 @@ with waiting as materialized (
     from rota.fires as fire
     where fire.disposition = 'waiting'
       and fire.replaces
+      and ($2::int8[] is null or fire.schedule_id = any ($2))
     order by fire.schedule_id
     limit $1
 ),

@@ -59,4 +59,5 @@ cross join lateral (
 ) as clock
 where definition.expect_success_within is not null
   and not definition.paused
-  and coalesce(clock.last_success_at, definition.created_at) < now() - definition.expect_success_within
+  and extract(epoch from coalesce(clock.last_success_at, definition.created_at)) + extract(epoch from definition.expect_success_within)
+      < extract(epoch from now())

@@ -83,7 +83,7 @@ class Loops:
         self.dispatched = asyncio.Event()
         """Set once nothing more is claimed."""
         self._dispatcher: Dispatcher | None = None
-        self._record = TrackRecord(pool)
+        self._record = TrackRecord(pool, telemetry)
         self._scheduler = self._make_scheduler()
         self._gauges = Gauges(pool, telemetry)
         self._settler = Settler(

@@ -299,18 +299,18 @@ class Telemetry:
         self._event(logging.INFO, "claims.orphaned", count=count)
 
     def settlement_rejected(self, *, job_id: int, kind: str) -> None:
-        """Tell that one job's settlement was refused by the database for a reason of its own."""
+        """Report a job that could not be settled as asked; it is settled with less, in the end as a dead letter."""
         self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
 
     def row_refused(self, doing: str, error: Exception, **where: object) -> None:
-        """Tell that the database refuses what we do with a row: a trigger, a foreign key or a constraint of the user's."""
+        """Report a row with which the database refuses an operation: a bad value, or a trigger or constraint of the user's."""
         self._event(
             logging.ERROR,
             "row.refused",
             doing=doing,
             **where,
             kind=type(error).__name__,
-            do="look at triggers, foreign keys and constraints that were added to rota's tables",
+            do="correct the row's values, or the trigger, foreign key or constraint that refuses it",
         )
 
     # Schedules.

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import asyncpg
+import pytest
 import uvloop
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from schedule_rows import Planner
 
-    import pytest
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from asyncpg import Record
+
+    from servers import Database
 
 BOTH = {"test_supervision.py", "test_drain.py"}
 
@@ -24,3 +30,16 @@ def pytest_asyncio_loop_factories(
     if item.path.name in BOTH:
         loops["asyncio"] = asyncio.new_event_loop
     return loops
+
+
+@pytest.fixture(name="pool")
+async def open_pool(database: Database) -> AsyncIterator[asyncpg.Pool[Record]]:
+    """What planners run on."""
+    async with asyncpg.create_pool(database.dsn, min_size=1, max_size=10) as pool:
+        yield pool
+
+
+@pytest.fixture(name="planner")
+def make_planner(pool: asyncpg.Pool[Record]) -> Planner:
+    """One node's scheduler."""
+    return Planner(pool)

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from factories import make_dead_letter
@@ -18,32 +17,30 @@ from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
 from rota.services import track_record
 from rota.services.track_record import TrackRecord
-from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule, utc
+from schedule_rows import (
+    Planner,
+    clock,
+    dispositions,
+    end_live_jobs,
+    fires,
+    make_due,
+    make_schedule,
+    quiet_telemetry,
+    utc,
+)
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime
 
+    import asyncpg
     from asyncpg import Connection, Record
 
     from servers import Database
 
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture(name="pool")
-async def open_pool(database: Database) -> AsyncIterator[asyncpg.Pool[Record]]:
-    """What planners run on."""
-    async with asyncpg.create_pool(database.dsn, min_size=1, max_size=10) as pool:
-        yield pool
-
-
-@pytest.fixture(name="planner")
-def make_planner(pool: asyncpg.Pool[Record]) -> Planner:
-    """One node's scheduler."""
-    return Planner(pool)
 
 
 @asynccontextmanager
@@ -736,7 +733,7 @@ async def test_successes_and_failures_are_noted(conn: Connection[Record], pool: 
     """A success ends the count of failures in a row."""
     one, other, gone = [await make_schedule(conn, name) for name in ("one", "other", "gone")]
     await conn.execute("delete from rota.schedules where name = 'gone'")
-    record = TrackRecord(pool)
+    record = TrackRecord(pool, quiet_telemetry())
     for which, succeeded in ((one, False), (other, True), (one, False), (other, False), (gone, True)):
         record.add(which, succeeded=succeeded)
     await record.run_once()
@@ -753,7 +750,7 @@ async def test_what_is_locked_is_noted_later(
 ) -> None:
     """An editor's open transaction delays the note, and doesn't lose it."""
     made = await make_schedule(conn)
-    record = TrackRecord(pool)
+    record = TrackRecord(pool, quiet_telemetry())
     record.add(made, succeeded=False)
     async with held(database, "update rota.schedules set paused = true"):
         await record.run_once()
@@ -768,7 +765,7 @@ async def test_at_the_end_of_a_node_all_is_noted_that_nobody_holds_locked(
     """No rest between the batches, and no wait for an editor's open transaction: the process is on its way out."""
     monkeypatch.setattr(track_record, "BATCH", 1)
     made = [await make_schedule(conn, name) for name in ("one", "other", "edited")]
-    record = TrackRecord(pool)
+    record = TrackRecord(pool, quiet_telemetry())
     for which in made:
         record.add(which, succeeded=False)
     async with held(database, "update rota.schedules set paused = true where name = 'edited'"):

@@ -200,7 +200,7 @@ async def test_columns_marked_as_nullable_are_and_the_others_are_not(conn: Conne
         "find_expired_leases": [0, 10],
         "load_terms": [NODE, [bare.job_id], [bare.fence_token]],
         "find_orphaned_claims": [NODE, []],
-        "expire_unstarted_jobs": [10],
+        "expire_unstarted_jobs": [10, None],
     }
     for name, given in arguments.items():
         (row,) = await conn.fetch(SQL[name], *given)

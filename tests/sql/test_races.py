@@ -319,7 +319,7 @@ async def test_cancel_during_a_settlement_is_a_request_that_the_sweep_answers(
         await conn.execute("set lock_timeout = '2s'")
         assert await conn.fetchval("select rota.cancel($1)", job.job_id) == "requested"
     assert await state_of(conn, job.job_id) == "retrying"
-    assert len(await conn.fetch(sql("answer_cancel_requests"), 10)) == 1
+    assert len(await conn.fetch(sql("answer_cancel_requests"), 10, None)) == 1
     assert await state_of(conn, job.job_id) == "cancelled"
 
 
@@ -331,7 +331,7 @@ async def test_a_request_between_snapshot_and_lock_is_answered_by_the_sweep(inte
         settle(interrupted.conn, verdict(job)), lambda: other.execute("select rota.cancel($1)", job.job_id)
     )
     assert written == {job.fence_token: "retry"}
-    assert len(await other.fetch(sql("answer_cancel_requests"), 10)) == 1
+    assert len(await other.fetch(sql("answer_cancel_requests"), 10, None)) == 1
     assert await state_of(other, job.job_id) == "cancelled"
 
 
@@ -345,7 +345,7 @@ async def test_an_uncommitted_request_neither_stops_a_settlement_nor_outlives_th
         await conn.execute("set lock_timeout = '2s'")
         assert await succeed(conn, job) == [job.fence_token]
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 1
-    assert await conn.fetch(sql("answer_cancel_requests"), 10) == []
+    assert await conn.fetch(sql("answer_cancel_requests"), 10, None) == []
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 0
     assert await state_of(conn, job.job_id) == "succeeded"
 
@@ -363,7 +363,7 @@ async def test_a_job_claimed_between_snapshot_and_lock_does_not_expire(interrupt
     async def meanwhile() -> None:
         await other.execute("update rota.jobs set start_by = now() + interval '1 hour' where job_id = $1", late)
 
-    assert await interrupted.run(interrupted.conn.fetch(sql("expire_unstarted_jobs"), 10), meanwhile) == []
+    assert await interrupted.run(interrupted.conn.fetch(sql("expire_unstarted_jobs"), 10, None), meanwhile) == []
     assert [await state_of(other, each) for each in (job_id, late)] == ["due", "due"]
 
 
@@ -531,7 +531,7 @@ async def test_requests_and_claims_of_the_same_job_end_in_one_place(
     async with asyncio.TaskGroup() as group:
         for act in (work, work, stop, stop):
             group.create_task(act())
-    while await conn.fetch(sql("answer_cancel_requests"), 100):
+    while await conn.fetch(sql("answer_cancel_requests"), 100, None):
         pass
     states = await conn.fetch("select job_id, state from rota.job_status")
     assert sorted(row["job_id"] for row in states) == sorted(made)

@@ -78,7 +78,7 @@ OPERATORS_CALL = {
     "run_schedule_now",
     "backfill_schedule",
 }
-DAEMONS_CALL = {"complete", "guard", "rotate_ledger", "raise_fence_tokens", "tell"}
+DAEMONS_CALL = {"bounded_duration", "complete", "guard", "rotate_ledger", "raise_fence_tokens", "tell"}
 
 DENIED = asyncpg.InsufficientPrivilegeError
 

@@ -118,7 +118,7 @@ MOVES: dict[str, tuple[Callable[[Conn, Row], Awaitable[Any]], dict[str, str]]] =
         lambda conn, row: _alone(conn, "select rota.complete($1, $2)", *row),
         dict.fromkeys(RUNNING, "succeeded"),
     ),
-    "expire": (lambda conn, _: conn.fetch(sql("expire_unstarted_jobs"), 10), {"unstarted": "expired"}),
+    "expire": (lambda conn, _: conn.fetch(sql("expire_unstarted_jobs"), 10, None), {"unstarted": "expired"}),
     "cancel": (
         _function("select rota.cancel($1)"),
         {**dict.fromkeys(LIVE_AND_WAITING, "cancelled"), **dict.fromkeys(RUNNING, NOTED)},
@@ -155,7 +155,7 @@ LOOKS: dict[str, Callable[[Conn, Row], Awaitable[Any]]] = {
     "examine": examine,
     "sample": lambda conn, _: conn.fetch(sql("sample_backlog"), 100),
     "list queues": lambda conn, _: conn.fetch(sql("list_queues"), "", 100),
-    "answer requests that nobody made": lambda conn, _: conn.fetch(sql("answer_cancel_requests"), 10),
+    "answer requests that nobody made": lambda conn, _: conn.fetch(sql("answer_cancel_requests"), 10, None),
 }
 
 
@@ -324,7 +324,7 @@ async def test_success_wins_over_a_request_to_cancel(conn: Connection[Record]) -
     await ask_to_cancel(conn, row.job_id)
     assert await succeed(conn, row) == [row.fence_token]
     assert await state_of(conn, row.job_id) == "succeeded"
-    assert await conn.fetch(sql("answer_cancel_requests"), 10) == []
+    assert await conn.fetch(sql("answer_cancel_requests"), 10, None) == []
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 0
 
 
@@ -343,7 +343,7 @@ async def test_a_request_that_came_too_late_for_the_settlement_is_answered_by_th
     """It was written while the job ran, and the job waits for its retry by now: it is cancelled all the same."""
     job_id, _ = await make_job(conn, attempt=1, run_at=HOUR)
     await ask_to_cancel(conn, job_id)
-    (ended,) = await conn.fetch(sql("answer_cancel_requests"), 10)
+    (ended,) = await conn.fetch(sql("answer_cancel_requests"), 10, None)
     assert ended["job_id"] == job_id
     assert await state_of(conn, job_id) == "cancelled"
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 0
@@ -355,7 +355,7 @@ async def test_requests_that_nobody_obeys_do_not_hide_younger_ones(conn: Connect
         await ask_to_cancel(conn, (await make_running_job(conn)).job_id)
     waiting, _ = await make_job(conn, attempt=1)
     await ask_to_cancel(conn, waiting)
-    assert [row["job_id"] for row in await conn.fetch(sql("answer_cancel_requests"), 2)] == [waiting]
+    assert [row["job_id"] for row in await conn.fetch(sql("answer_cancel_requests"), 2, None)] == [waiting]
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 3
 
 

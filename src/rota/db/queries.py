@@ -7,7 +7,7 @@ whatever driver, is in `drivers`.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
 from rota.db.sql import SQL
@@ -220,14 +220,25 @@ async def enqueue_job(db: Connection, *, handler: str, payload: str | None, opti
     return row[0], row[1], row[2]
 
 
-async def expire_unstarted_jobs(db: Connection, *, limit: int) -> list[asyncpg.Record]:
-    """Return (job_id, handler, queue, schedule_id) of what was not begun in time and has ended as expired."""
-    return await db.fetch(SQL["expire_unstarted_jobs"], limit)
+async def expire_unstarted_jobs(
+    db: Connection, *, limit: int, only: Sequence[int] | None = None
+) -> list[asyncpg.Record]:
+    """Return (job_id, handler, queue, schedule_id) of the jobs that did not start in time and have ended as expired."""
+    return await db.fetch(SQL["expire_unstarted_jobs"], limit, only)
 
 
-async def answer_cancel_requests(db: Connection, *, limit: int) -> list[asyncpg.Record]:
+async def answer_cancel_requests(
+    db: Connection, *, limit: int, only: Sequence[int] | None = None
+) -> list[asyncpg.Record]:
     """Return (job_id, handler, queue) of waiting jobs that were cancelled."""
-    return await db.fetch(SQL["answer_cancel_requests"], limit)
+    return await db.fetch(SQL["answer_cancel_requests"], limit, only)
+
+
+async def find_salvage_rows(
+    db: Connection, *, doing: Literal["expire", "cancel", "promote", "replace"], limit: int
+) -> dict[int, str | None]:
+    """Return the job_ids or the schedule_ids (with names) that a failed statement would have taken."""
+    return {row[0]: row[1] for row in await db.fetch(SQL["find_salvage_rows"], doing, limit)}
 
 
 async def read_installation(db: Connection) -> str | None:

@@ -103,3 +103,20 @@ async def salvage(
             middle = len(batch) // 2
             batches += [batch[middle:], batch[:middle]]
     return results
+
+
+async def salvage_selected(
+    run: Callable[[Sequence[int] | None], Awaitable[Result]],
+    find: Callable[[], Awaitable[Sequence[int]]],
+    put_aside: Callable[[int, Exception], Awaitable[Result]],
+) -> list[Result]:
+    """Do the same for a statement that selects its rows itself.
+
+    `run(None)` takes all of them. Only if one is bad, `find` lists their ids, and `run(ids)` takes these.
+    """
+    try:
+        return [await run(None)]
+    except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
+        if fault_of(error) is not Fault.ROW:
+            raise
+    return await salvage(await find(), run, put_aside)

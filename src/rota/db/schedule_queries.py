@@ -159,16 +159,16 @@ async def record_fires(db: Connection, decisions: Sequence[Decision]) -> tuple[i
     return rows[0][0], [(row[1], row[2], row[3], row[4]) for row in rows if row[1] is not None]
 
 
-async def promote_waiting_fires(db: Connection, *, limit: int) -> tuple[int, int]:
-    """Return how many waiting fires were enqueued, and of how many schedules fires wait on."""
-    row = await db.fetchrow(SQL["promote_waiting_fires"], limit)
+async def promote_waiting_fires(db: Connection, *, limit: int, only: Sequence[int] | None = None) -> tuple[int, int]:
+    """Return how many waiting fires were enqueued, and how many schedules still have waiting fires."""
+    row = await db.fetchrow(SQL["promote_waiting_fires"], limit, only)
     assert row is not None  # noqa: S101  an aggregate
     return row[0], row[1]
 
 
-async def replace_live_jobs(db: Connection, *, limit: int, patience: float) -> int:
+async def replace_live_jobs(db: Connection, *, limit: int, patience: float, only: Sequence[int] | None = None) -> int:
     """Return how many live jobs were asked to cancel because a fire waits that replaces them."""
-    asked: int = await db.fetchval(SQL["replace_live_jobs"], limit, timeout=patience)
+    asked: int = await db.fetchval(SQL["replace_live_jobs"], limit, only, timeout=patience)
     return asked
 
 
@@ -184,6 +184,11 @@ async def stop_invalid_schedules(
     """Take (schedule_id, version, reason) each; return (schedule_id, name, reason) of what now stands still."""
     rows = await db.fetch(SQL["stop_invalid_schedules"], *zip(*stops, strict=True))
     return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def stop_unusable_schedules(db: Connection) -> list[tuple[int, str | None, str]]:
+    """Stop the schedules whose row holds a value that can't be computed with; return (schedule_id, name, reason) of each."""
+    return [(row[0], row[1], row[2]) for row in await db.fetch(SQL["stop_unusable_schedules"])]
 
 
 async def revive_invalid_schedules(db: Connection) -> int:

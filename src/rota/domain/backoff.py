@@ -8,16 +8,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+MAX_DOUBLINGS = 64
+"""Enough to get from a microsecond to any cap."""
+
 
 def backoff(failures: int, *, base: timedelta, cap: timedelta, random: Callable[[], float]) -> timedelta:
     """Return base * 2^(failures - 1), at most cap, jittered between half of it and all of it.
 
-    `failures` counts from 1; `random` returns a number in [0, 1). Never overflows, whatever the number of failures.
+    `failures` counts from 1; `random` returns a number in [0, 1). Never overflows, whatever its arguments.
     """
     delay = base
-    for _ in range(failures - 1):
+    # Bounded: a base that is not positive never reaches the cap.
+    for _ in range(min(failures - 1, MAX_DOUBLINGS)):
         if delay >= cap:
             break
-        delay *= 2
+        delay = min(delay, cap / 2) * 2
     delay = min(delay, cap)
     return delay * (0.5 + random() / 2)  # once rounded: two halves may be more than the whole

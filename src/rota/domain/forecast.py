@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
 
+MOST_ATTEMPTS = 1000
+"""The highest max_attempts that can be inserted. A row that was written without the constraints must not cost more."""
+
+
 class GivenUp(NamedTuple):
     """The span in which the last attempt fails, if every attempt fails at once; what attempts take comes on top."""
 
@@ -26,7 +30,7 @@ def given_up(
     """
     low = high = at
     earliest: datetime | None = None
-    for failures in range(attempt, max_attempts):
+    for failures in range(attempt, min(max_attempts, attempt + MOST_ATTEMPTS)):
         longest = backoff(failures, base=base, cap=cap, random=lambda: 1.0)
         shortest = backoff(failures, base=base, cap=cap, random=lambda: 0.0)
         if deadline is not None and high + longest > deadline:

@@ -51,6 +51,13 @@ class Rule:
     catch_up_limit: int = 100
     overlap: Overlap = "skip"
 
+    def validate(self) -> None:
+        """Raise ValueError for values that only a row written without the constraints can hold, and that would cost too much."""
+        if self.every is not None and self.every < timedelta(seconds=1):
+            raise ValueError("every must lie between 1 second and 366 days")
+        if not 1 <= self.catch_up_limit <= 1000:
+            raise ValueError("catch_up_limit must lie between 1 and 1000")
+
     def first_after(self, moment: datetime) -> datetime | None:
         """Return the first instant strictly after `moment`, or None when there are no more. Raises InvalidCron."""
         if self.start_at is not None:
@@ -164,6 +171,7 @@ def plan(
     the last decision. `paused_from` says since when it had been paused, if it has just been resumed. Raises InvalidCron, or
     ValueError and ArithmeticError where an expression proves too much for the library behind it.
     """
+    rule.validate()
     fires: list[Fire] = []
     first = next_fire_at
     if base is not None:

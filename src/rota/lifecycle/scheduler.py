@@ -13,29 +13,31 @@ from functools import cache
 from importlib.metadata import version
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import asyncpg
 
 from rota.clock import boottime
 from rota.cron import tzdata_version
 from rota.db import queries, schedule_queries
-from rota.db.pool import Connection, Pool, about_a_row, connection
-from rota.db.salvage import salvage
-from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor
+from rota.db.pool import Connection, Pool, connection
+from rota.db.salvage import ROW_CLIENT_ERRORS, Fault, fault_of, salvage, salvage_selected
+from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor, RecordedFires
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
-from rota.errors import InvalidCron
+from rota.lifecycle.ending import cancel_waiting_jobs
 from rota.loop import DUTY, both
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
 
     from rota.domain.job import NodeId
     from rota.domain.schedule import Plan
     from rota.lifecycle.wake import Wake
     from rota.telemetry import Telemetry
+
+T = TypeVar("T")
 
 BATCH = 1000
 """Most schedules, and about as many fires, in one statement."""
@@ -57,9 +59,6 @@ RECENT = timedelta(seconds=10)
 
 REPLACING = 2.0
 """Seconds after which asking to cancel is put off: somebody else is asking for the same in an open transaction."""
-
-REFUSED = (InvalidCron, ValueError, ArithmeticError)
-"""What an expression may raise: ours, and what the library behind it makes of one that proves too much for it."""
 
 
 class Scheduler:
@@ -160,24 +159,51 @@ class Scheduler:
         asked = boottime()
         async with connection(self._pool) as db:
             if not self._revived:
-                await schedule_queries.revive_invalid_schedules(db)
+                await self._revive(db)
                 self._checked_up_to = None if await schedule_queries.examine_plans(db, **found_with()) else -1
                 self._revived = True
-            look = await schedule_queries.take_due_schedules(
-                db,
-                shards=shards,
-                overdue=OVERDUE,
-                turn=self._turn,
-                floor=NO_FLOOR if sweeps else self._floor,
-                limit=BATCH,
-                horizon=self._poll,
-            )
+
+            async def take() -> DueLook:
+                return await schedule_queries.take_due_schedules(
+                    db,
+                    shards=shards,
+                    overdue=OVERDUE,
+                    turn=self._turn,
+                    floor=NO_FLOOR if sweeps else self._floor,
+                    limit=BATCH,
+                    horizon=self._poll,
+                )
+
+            look = await self._without_unusable(db, take)
         self._others_left = False
         if sweeps:
             # A sweep may have to step over much that is dead: never more than a tenth of the time. Were there no end to it, a
             # machine that slept a night in the middle of one would leave what came due by then for days.
             self._sweep_at = asked + max(SWEEP, min((boottime() - asked) * DUTY, SWEEP_AT_LAST))
         return look
+
+    async def _revive(self, db: Connection) -> None:
+        """Plan invalid schedules again, once per start. They stay invalid where that is refused."""
+        try:
+            await schedule_queries.revive_invalid_schedules(db)
+        except asyncpg.PostgresError as error:
+            if fault_of(error) is not Fault.ROW:
+                raise
+            self._telemetry.row_refused("revive", error)
+
+    async def _without_unusable(self, db: Connection, read: Callable[[], Awaitable[T]]) -> T:
+        """Read schedules. If one holds a value that can't be computed with or decoded, stop it and read again."""
+        try:
+            return await read()
+        except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
+            if fault_of(error) is not Fault.ROW:
+                raise
+            stopped = await schedule_queries.stop_unusable_schedules(db)
+            if not stopped:
+                raise
+        for schedule_id, name, reason in stopped:
+            self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
+        return await read()
 
     def _more(self, look: DueLook, looked: frozenset[int]) -> bool:
         """Tell whether there may be more of ours at this moment, and set the floor of the next look."""
@@ -197,33 +223,47 @@ class Scheduler:
         return more_due or more_new
 
     async def _promote(self) -> None:
-        """Enqueue the fires whose turn has come, and ask the jobs to cancel that others are to replace."""
+        """Enqueue the fires whose turn has come, and request cancellation of the jobs that a waiting fire replaces."""
         async with connection(self._pool) as db:
-            try:
-                promoted, left = await schedule_queries.promote_waiting_fires(db, limit=BATCH)
-            except asyncpg.PostgresError as error:
-                if not about_a_row(error):
-                    raise
-                # All that wait go on waiting, but nothing else does.
-                self._telemetry.row_refused("promote", error)
-                return
-            self._telemetry.fires_promoted(promoted)
-            if left:
+
+            async def promote(only: Sequence[int] | None) -> int:
+                promoted, left = await schedule_queries.promote_waiting_fires(db, limit=BATCH, only=only)
+                self._telemetry.fires_promoted(promoted)
+                return left
+
+            # A schedule whose job the server refuses keeps its fire waiting; all others go on.
+            if any(await self._salvage_waiting(db, "promote", promote)):
                 await self._replace(db)
 
     async def _replace(self, db: Connection) -> None:
-        # Whoever asks to cancel the same job in a transaction of their own holds this up, and nothing else.
+        async def replace(only: Sequence[int] | None) -> int:
+            asked = await schedule_queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING, only=only)
+            self._telemetry.jobs_replaced(asked)
+            return asked
+
+        # Another transaction that requests cancellation of the same job blocks this statement, and must block nothing else.
         with suppress(TimeoutError):
-            try:
-                asked = await schedule_queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING)
-                self._telemetry.jobs_replaced(asked)
-                if asked:
-                    cancelled = await queries.answer_cancel_requests(db, limit=BATCH)
-                    self._telemetry.jobs_ended("cancelled", len(cancelled))
-            except asyncpg.PostgresError as error:
-                if not about_a_row(error):
-                    raise
-                self._telemetry.row_refused("replace", error)
+            if any(await self._salvage_waiting(db, "replace", replace)):
+                await cancel_waiting_jobs(db, self._telemetry)
+
+    async def _salvage_waiting(
+        self,
+        db: Connection,
+        doing: Literal["promote", "replace"],
+        run: Callable[[Sequence[int] | None], Awaitable[int]],
+    ) -> list[int]:
+        """Run a statement over the schedules with waiting fires, around those for which it fails."""
+        names: dict[int, str | None] = {}
+
+        async def find() -> Sequence[int]:
+            names.update(await queries.find_salvage_rows(db, doing=doing, limit=BATCH))
+            return list(names)
+
+        async def refuse(schedule_id: int, error: Exception) -> int:
+            self._telemetry.row_refused(doing, error, schedule_id=schedule_id, schedule=names.get(schedule_id))
+            return 0
+
+        return await salvage_selected(run, find, refuse)
 
     async def _decide(self, look: DueLook) -> list[datetime]:
         """Decide about what a look has found due, write it, and return the instants that come next."""
@@ -239,10 +279,7 @@ class Scheduler:
         invalid: list[tuple[int, int, str]] = []
         for alike in due:
             if alike.paused:
-                resumed = await schedule_queries.resume_schedules(db, schedules=alike.schedule_ids)
-                self._telemetry.schedules_resumed(resumed)
-                if resumed:
-                    self._wake.set()
+                await self._resume(db, alike)
                 continue
             try:
                 planned = plan(
@@ -252,7 +289,7 @@ class Scheduler:
                     base=alike.base,
                     paused_from=alike.paused_from,
                 )
-            except REFUSED as error:
+            except Exception as error:  # noqa: BLE001  planning is pure: an exception is about this schedule
                 invalid += _refused(alike, error)
                 continue
             following = planned.next_fire_at
@@ -279,20 +316,24 @@ class Scheduler:
         As after an edit, they lie after this moment. What is due already is left to be decided about.
         """
         async with connection(self._pool) as db:
-            page, last = await schedule_queries.list_planned_schedules(db, after=after, limit=BATCH)
+
+            async def list_page() -> tuple[list[DueSchedules], int | None]:
+                return await schedule_queries.list_planned_schedules(db, after=after, limit=BATCH)
+
+            page, last = await self._without_unusable(db, list_page)
             others: list[Decision] = []
             invalid: list[tuple[int, int, str]] = []
             for alike in page:
                 assert alike.base is not None  # noqa: S101  the query's greatest()
                 try:
                     following = alike.rule.first_after(alike.base)
-                except REFUSED as error:
+                except Exception as error:  # noqa: BLE001  as in _decide_on
                     invalid += _refused(alike, error)
                     continue
                 if following != alike.next_fire_at:
                     others.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
             if others:
-                moved, _ = await schedule_queries.record_fires(db, others)
+                moved, _ = await self._record_fires(db, others)
                 self._telemetry.schedules_moved(moved)
             if invalid:
                 await self._stop(db, invalid)
@@ -300,35 +341,63 @@ class Scheduler:
                 await schedule_queries.stamp_plans(db, **found_with())
             self._checked_up_to = last
 
+    async def _resume(self, db: Connection, alike: DueSchedules) -> None:
+        """Resume paused schedules whose time has come. One whose update the server refuses is stopped."""
+
+        async def resume(some: Sequence[tuple[int, int]]) -> int:
+            return await schedule_queries.resume_schedules(db, schedules=[schedule_id for schedule_id, _ in some])
+
+        async def refuse(which: tuple[int, int], error: Exception) -> int:
+            await self._stop(db, [(*which, _refusal("the database refuses to resume it", error))])
+            return 0
+
+        resumed = sum(await salvage(alike.schedules, resume, refuse))
+        self._telemetry.schedules_resumed(resumed)
+        if resumed:
+            self._wake.set()
+
     async def _record(self, db: Connection, decisions: Sequence[Decision]) -> None:
-        """Write the decisions. A schedule whose job the server refuses is stopped, and its neighbours fire."""
-
-        async def record(some: Sequence[tuple[Decision, tuple[int, int]]]) -> list[schedule_queries.RecordedFires]:
-            batch = [
-                decision._replace(schedules=[which for _, which in alike])
-                for decision, alike in groupby(some, key=itemgetter(0))
-            ]
-            decided, fires = await schedule_queries.record_fires(db, batch)
-            self._decided += decided
-            self._telemetry.fires_recorded(planned=len(some), decided=decided, fires=fires)
-            return fires
-
-        async def refuse(
-            row: tuple[Decision, tuple[int, int]], error: Exception
-        ) -> list[schedule_queries.RecordedFires]:
-            reason = f"the database refuses its job: {getattr(error, 'constraint_name', None) or error}"[:500]
-            await self._stop(db, [(*row[1], reason)])
-            return []
-
-        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
-        fires = [fire for recorded in await salvage(schedules, record, refuse) for fire in recorded]
+        decided, fires = await self._record_fires(db, decisions)
+        self._decided += decided
+        planned = sum(len(decision.schedules) for decision in decisions)
+        self._telemetry.fires_recorded(planned=planned, decided=decided, fires=fires)
         if any(disposition == "waiting" for disposition, _, _, _ in fires):
             self._waiting = True
             await self._replace(db)
 
+    async def _record_fires(self, db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
+        """Write the decisions. A schedule whose job the server refuses is stopped, and its neighbours fire."""
+
+        async def record(some: Sequence[tuple[Decision, tuple[int, int]]]) -> tuple[int, list[RecordedFires]]:
+            batch = [
+                decision._replace(schedules=[which for _, which in alike])
+                for decision, alike in groupby(some, key=itemgetter(0))
+            ]
+            return await schedule_queries.record_fires(db, batch)
+
+        async def refuse(row: tuple[Decision, tuple[int, int]], error: Exception) -> tuple[int, list[RecordedFires]]:
+            await self._stop(db, [(*row[1], _refusal("the database refuses its job", error))])
+            return 0, []
+
+        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
+        recorded = await salvage(schedules, record, refuse)
+        return sum(decided for decided, _ in recorded), [fire for _, fires in recorded for fire in fires]
+
     async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
-        for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, invalid):
-            self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
+        """Stop schedules with a reason, until they are edited."""
+
+        async def stop(some: Sequence[tuple[int, int, str]]) -> None:
+            for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, some):
+                self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
+
+        async def refuse(row: tuple[int, int, str], error: Exception) -> None:
+            self._telemetry.row_refused("stop", error, schedule_id=row[0])
+
+        await salvage(invalid, stop, refuse)
+
+
+def _refusal(what: str, error: Exception) -> str:
+    return f"{what}: {getattr(error, 'constraint_name', None) or error}"[:500]
 
 
 @cache

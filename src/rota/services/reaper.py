@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import Connection, Pool, about_a_row, connection
+from rota.db.pool import Connection, Pool, connection
 from rota.domain.outcome import HolderLost
+from rota.lifecycle.ending import cancel_waiting_jobs, expire_unstarted_jobs
 from rota.lifecycle.settle import ENDS, settle_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from datetime import datetime, timedelta
 
     from rota.telemetry import Telemetry
@@ -61,23 +60,10 @@ class Reaper:
                 while beyond is not None:
                     beyond = await self._reap(db, beyond)
             if look.late:
-                expired = await self._unless_refused("expire", queries.expire_unstarted_jobs(db, limit=BATCH))
-                self._telemetry.jobs_ended("expired", len(expired))
-                for job in expired:
+                for job in await expire_unstarted_jobs(db, self._telemetry):
                     self._ended(job["schedule_id"], "bury")
             if look.asked:
-                cancelled = await self._unless_refused("cancel", queries.answer_cancel_requests(db, limit=BATCH))
-                self._telemetry.jobs_ended("cancelled", len(cancelled))
-
-    async def _unless_refused(self, doing: str, ending: Awaitable[list[asyncpg.Record]]) -> list[asyncpg.Record]:
-        """End those jobs; where one of them can't be ended, all wait, but no daemon falls for it."""
-        try:
-            return await ending
-        except asyncpg.PostgresError as error:
-            if not about_a_row(error):
-                raise
-            self._telemetry.row_refused(doing, error)
-            return []
+                await cancel_waiting_jobs(db, self._telemetry)
 
     async def _reap(self, db: Connection, beyond: int) -> int | None:
         """Settle one batch as lost; return beyond which job there may be more."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rota.clock import boottime
 from rota.db import schedule_queries
 from rota.db.pool import Pool, connection
+from rota.db.salvage import salvage
 from rota.loop import rest
+
+if TYPE_CHECKING:
+    from rota.telemetry import Telemetry
 
 BATCH = 5000
 
@@ -29,8 +35,9 @@ class TrackRecord:
     name = "track record"
     interval: timedelta | None = None
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, telemetry: Telemetry) -> None:
         self._pool = pool
+        self._telemetry = telemetry
         self._ended: dict[int, tuple[bool, int]] = {}
         self._some = asyncio.Event()
         self._alone = asyncio.Lock()
@@ -64,7 +71,9 @@ class TrackRecord:
             left = set(batch)
             try:
                 async with connection(self._pool) as db:
-                    left = await schedule_queries.note_fire_outcomes(db, outcomes)
+                    left = set().union(
+                        *await salvage(outcomes, partial(schedule_queries.note_fire_outcomes, db), self._refuse)
+                    )
             finally:
                 for schedule_id, succeeded, failures in outcomes:
                     if schedule_id in left:
@@ -72,6 +81,11 @@ class TrackRecord:
                 if self._ended:
                     self._some.set()
         return left
+
+    async def _refuse(self, outcome: tuple[int, bool, int], error: Exception) -> set[int]:
+        """Drop the outcome of a schedule whose row can't be written."""
+        self._telemetry.row_refused("track record", error, schedule_id=outcome[0])
+        return set()
 
     def _come_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
         since = self._ended.get(schedule_id)

@@ -1,0 +1,65 @@
+-- Stop the schedules whose instants lie outside the years 1970 to 2200, or whose intervals lie outside 0 to 366 days.
+--   -> schedule_id int8, name text?, reason text?
+-- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
+-- Walks all schedules: it is only needed after a read of due schedules failed for a value that an owner wrote without the constraints.
+with unusable as materialized (
+    select definition.schedule_id, odd.reason
+    from rota.schedule_definitions as definition
+    cross join lateral (
+        select clocks.next_fire_at, clocks.last_fire_at, clocks.paused_from
+        from rota.schedule_clocks as clocks
+        where clocks.schedule_id = definition.schedule_id
+          and clocks.next_fire_at is not null
+        offset 0
+    ) as clock
+    cross join lateral (
+        select value.name || ' can''t be computed with: correct it' as reason
+        from (
+            values
+                ('next_fire_at', nullif(clock.next_fire_at, timestamptz '-infinity')),
+                ('last_fire_at', clock.last_fire_at),
+                ('paused_from', clock.paused_from),
+                ('edited_at', definition.edited_at),
+                ('created_at', definition.created_at),
+                ('start_at', definition.start_at),
+                ('end_at', definition.end_at),
+                ('resume_at', definition.resume_at)
+        ) as value (name, instant)
+        where value.instant not between timestamptz '1970-01-01 00:00:00+00' and timestamptz '2201-01-01 00:00:00+00'
+        union all
+        select value.name || ' can''t be computed with: correct it'
+        from (
+            values
+                ('every', definition.every),
+                ('on_time_within', definition.on_time_within),
+                ('too_late_after', definition.too_late_after)
+        ) as value (name, length)
+        where value.length not between interval '0' and interval '366 days'
+        limit 1
+    ) as odd
+),
+held as materialized (
+    select unusable.schedule_id, unusable.reason
+    from unusable
+    cross join lateral (
+        select clocks.schedule_id
+        from rota.schedule_clocks as clocks
+        where clocks.schedule_id = unusable.schedule_id
+        for update skip locked
+    ) as clock
+),
+stopped as (
+    update rota.schedule_clocks as clock
+    set next_fire_at = null,
+        invalid_reason = held.reason
+    from held
+    where clock.schedule_id = any (array(select held.schedule_id from held))
+      and held.schedule_id = clock.schedule_id
+    returning clock.schedule_id, held.reason
+)
+select
+    stopped.schedule_id,
+    (select definition.name from rota.schedule_definitions as definition where definition.schedule_id = stopped.schedule_id)
+        as name,
+    stopped.reason
+from stopped

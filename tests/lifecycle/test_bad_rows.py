@@ -1,0 +1,197 @@
+"""Rows that can't be computed with, stored before they were refused or written by an owner: each costs itself and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rota
+from nodes import ended, insert, letter, node
+from schedule_rows import Planner, dispositions, make_due, make_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from asyncpg import Connection, Record
+
+    from servers import Database
+
+OVERFLOWS = "interval '106751000 days -2562023976 hours'"
+"""24 hours by value, but any instant plus the days alone is out of range."""
+
+SECOND = timedelta(seconds=1)
+
+
+@asynccontextmanager
+async def no_checks(conn: Connection[Record], *tables: str) -> AsyncIterator[None]:
+    """Drop the CHECK constraints of tables, and add them again at the end as they are after pg_restore: not validated."""
+    checks = await conn.fetch(
+        "select conrelid::regclass::text as relation, conname, pg_get_constraintdef(oid) as definition from pg_constraint "
+        "where contype = 'c' and conrelid = any ($1::text[]::regclass[])",
+        tables,
+    )
+    for check in checks:
+        await conn.execute(f'alter table {check["relation"]} drop constraint "{check["conname"]}"')
+    yield
+    for check in checks:
+        definition = check["definition"].removesuffix(" NOT VALID")
+        await conn.execute(
+            f'alter table {check["relation"]} add constraint "{check["conname"]}" {definition} not valid'
+        )
+
+
+def failing_app() -> rota.App:
+    """Handlers that fail and that work."""
+    app = rota.App("failing")
+
+    @app.handler("fail")
+    async def fail(_: rota.Job[Any]) -> None:
+        raise ValueError("no")
+
+    @app.handler("work")
+    async def work(_: rota.Job[Any]) -> str:
+        return "done"
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"retry_for": OVERFLOWS},
+        {"backoff_base": OVERFLOWS, "backoff_cap": OVERFLOWS},
+        {"backoff_base": "interval '178956970 years'", "backoff_cap": "interval '178956970 years'"},
+        {"scheduled_for": "timestamptz '290000-01-01'", "retry_for": "interval '366 days'"},
+        {"scheduled_for": "'infinity'", "retry_for": "interval '1 hour'"},
+        {"scheduled_for": "timestamptz '4000-01-01 BC'", "retry_for": "interval '1 hour'", "max_attempts": 2147483647},
+    ],
+    ids=", ".join,
+)
+async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
+    database: Database, conn: Connection[Record], columns: dict[str, Any]
+) -> None:
+    """Both where its handler fails and where its holder was lost; neighbours in the same statements are settled."""
+    async with no_checks(conn, "rota.jobs"):
+        bad = [await insert(conn, "fail", **columns) for _ in range(2)]
+        # A scheduled_for out of range is refused by the claim already.
+        lost = (*(bad if "scheduled_for" in columns else bad[1:]), await insert(conn, "work"))
+        await conn.execute(
+            """
+            update rota.jobs set state = 'running', attempt = 1, max_attempts = coalesce(max_attempts, 20),
+                fence_token = nextval('rota.fence_tokens'),
+                leased_by = gen_random_uuid(), started_at = now(), lease_expires_at = now() - interval '1 second'
+            where job_id = any ($1)
+            """,
+            lost,
+        )
+    async with node(database.dsn, failing_app()) as one:
+        fine = [await insert(conn, "work") for _ in range(3)]
+        for job_id in (*fine, lost[-1]):
+            assert await ended(conn, job_id) == "succeeded"
+        for job_id in bad:
+            assert (await ended(conn, job_id)).startswith("dead: ")
+            assert one.seen("job.settled", job_id=job_id, settlement="dead")
+        await one.turns("reaper")
+        assert one.fell is None
+
+
+async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The log names them; their neighbours in the same statement end."""
+    await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
+    late = [await insert(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
+    asked = [await insert(conn, "nobody") for _ in range(3)]
+    await conn.execute("insert into public.orders values ($1), ($2)", late[1], asked[1])
+    await conn.execute(
+        "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", asked
+    )
+    async with node(database.dsn, failing_app()) as one:
+        for job_id in (late[0], late[2]):
+            assert await ended(conn, job_id) == "expired"
+        for job_id in (asked[0], asked[2]):
+            assert await ended(conn, job_id) == "cancelled"
+        await one.told("row.refused", doing="expire", job_id=late[1])
+        await one.told("row.refused", doing="cancel", job_id=asked[1])
+        assert one.fell is None
+
+
+async def test_a_success_that_can_not_be_stored_is_not_run_again(database: Database, conn: Connection[Record]) -> None:
+    """It becomes a dead letter that says so: a second run would repeat the effect."""
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before insert on rota.job_runs for each row when (new.unique_key = 'refused')
+        execute function refuse();
+        """
+    )
+    async with node(database.dsn, failing_app()) as one:
+        bad = await insert(conn, "work", unique_key="'refused'")
+        fine = await insert(conn, "work")
+        assert await ended(conn, fine) == "succeeded"
+        assert await ended(conn, bad) == "dead: permanent"
+        assert one.seen("settlement.rejected", job_id=bad)
+    dead = await letter(conn, bad)
+    assert (dead["attempt"], dead["error_kind"]) == (1, "SettlementRejected")
+    assert "the attempt succeeded" in dead["error"]
+
+
+BAD_SCHEDULES = {
+    "a decision of year 20000": "update rota.schedule_clocks set last_fire_at = '20000-01-01', next_fire_at = '-infinity'",
+    "an edit of year 20000": "update rota.schedule_definitions set edited_at = '20000-01-01', dst_gap = 'skip'",
+    "an end in year 20000": "update rota.schedule_definitions set end_at = '20000-01-01'",
+    "a start before Christ": "update rota.schedule_definitions set start_at = '4000-01-01 BC'",
+    "a due instant before Christ": "update rota.schedule_clocks set next_fire_at = '4000-01-01 BC'",
+    "an endless interval": "update rota.schedule_definitions set on_time_within = '178956970 years'",
+    "a beat of nothing": "update rota.schedule_definitions set cron = null, every = '0'",
+    "a beat of less than nothing": "update rota.schedule_definitions set cron = null, every = '-1 hour'",
+    "a beat of years": "update rota.schedule_definitions set cron = null, every = '178956970 years'",
+    "endless catching up": "update rota.schedule_definitions set misfire = 'all', catch_up_limit = 2147483647",
+    "an unknown misfire": "update rota.schedule_definitions set misfire = 'bogus'",
+    "an unknown timezone": "update rota.schedule_definitions set timezone = 'Mars/Olympus'",
+    "no cron": "update rota.schedule_definitions set cron = 'bogus'",
+    "a start_within that overflows": f"update rota.schedule_definitions set start_within = {OVERFLOWS}",
+    "a lease that overflows": f"update rota.schedule_definitions set lease = {OVERFLOWS}",
+    "an end of a pause": "update rota.schedule_definitions set paused = true, resume_at = now() - interval '1 hour', priority = 99",
+}
+
+
+@pytest.mark.parametrize("how", BAD_SCHEDULES.values(), ids=BAD_SCHEDULES)
+async def test_a_schedule_that_can_not_be_planned_is_stopped_and_named(
+    conn: Connection[Record], planner: Planner, how: str
+) -> None:
+    """Its neighbours fire in the same turn, or in the next."""
+    async with no_checks(conn, "rota.schedule_definitions", "rota.schedule_clocks"):
+        bad = await make_schedule(conn, "bad")
+        good = await make_schedule(conn, "good")
+        for each in (bad, good):
+            await make_due(conn, each, ago=5 * SECOND)
+        await conn.execute("alter table rota.schedule_definitions disable trigger user")
+        await conn.execute(f"{how} where schedule_id = $1", bad)
+        if "resume_at" in how:
+            await make_due(conn, bad, ago=5 * SECOND)
+        await conn.execute("alter table rota.schedule_definitions enable trigger user")
+    for _ in range(3):
+        await planner.turn()
+    assert await dispositions(conn, good) == ["enqueued"]
+    assert await conn.fetchval("select invalid_reason from rota.schedule_clocks where schedule_id = $1", bad)
+    assert {said["schedule"] for said in planner.said("schedule.invalid")} == {"bad"}
+
+
+async def test_a_waiting_fire_that_is_refused_holds_up_no_other(conn: Connection[Record], planner: Planner) -> None:
+    """The log names its schedule, and the fires of others are enqueued."""
+    made = [await make_schedule(conn, name, overlap="queue_one") for name in ("one", "bad", "other")]
+    await conn.execute(
+        "insert into rota.fires (scheduled_for, schedule_id, name, disposition) "
+        "select '2026-01-01 00:00+00', schedule_id, name, 'waiting' from rota.schedules"
+    )
+    await conn.execute(
+        f'alter table rota.jobs add constraint "not this one" check (schedule_id <> {made[1]}) not valid'
+    )
+    await planner.turn()
+    assert [await dispositions(conn, each) for each in made] == [["enqueued"], ["waiting"], ["enqueued"]]
+    (said,) = planner.said("row.refused")
+    assert (said["doing"], said["schedule"], said["schedule_id"]) == ("promote", "bad", made[1])
