@@ -140,6 +140,8 @@ begin
             (array[daemon], 'select, insert, update, delete', 'cancel_requests'),
             (array[daemon], 'select, insert, update, delete', 'guards'),
             (array[daemon], 'select, insert, update, delete', 'nodes'),
+            (array[daemon], 'select, insert, update, delete', 'lost_nodes'),
+            (array[daemon], 'select, insert, update', 'housekeeping'),
             (array[daemon], 'select, insert', 'job_runs'),
             (array[daemon], 'select, insert (handler, app, release, queue, max_attempts, backoff_base, backoff_cap, timeout, '
                 'delivery, seen_at), update (app, release, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, '
@@ -178,10 +180,10 @@ begin
             (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
             -- Whoever may call cancel_many() is an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
-            (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler}'),
+            (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler, forget_node}'),
             (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '
                 'backfill_schedule}'),
-            (array[daemon], '{complete, guard, rotate_ledger, raise_fence_tokens, tell, bounded_duration}')
+            (array[daemon], '{complete, guard, rotate_ledger, prune_audit, note_housekeeping, raise_fence_tokens, tell, bounded_duration}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

@@ -478,6 +478,36 @@ begin
     return found_id;
 end $$;
 
+CREATE FUNCTION rota.forget_node(node_id uuid, reason text DEFAULT NULL::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+    why text := rota.bounded_note(forget_node.reason);
+    place text;
+begin
+    if exists (select from rota.nodes where node_id = forget_node.node_id and seen_at > now() - interval '15 seconds') then
+        raise exception using errcode = 'RT004', message = format('node %s is alive', forget_node.node_id),
+            hint = 'Stop the daemon: with SIGTERM it takes itself from the list.';
+    end if;
+    with listed as (
+        delete from rota.nodes where node_id = forget_node.node_id returning host, pid
+    ),
+    lost as (
+        delete from rota.lost_nodes where node_id = forget_node.node_id returning host, pid
+    )
+    select format('%s:%s', host, pid) into place from (select * from listed union all select * from lost) as gone limit 1;
+    if place is null then
+        return false;
+    end if;
+    insert into rota.audit (action, target, reason)
+    values ('forget', 'node ' || forget_node.node_id || ' (' || place || ')', why);
+    return true;
+end $$;
+
+COMMENT ON FUNCTION rota.forget_node(node_id uuid, reason text) IS 'Take a daemon that vanished from the list of the lost; false if it is not there.';
+
 CREATE FUNCTION rota.guard(resource text, token bigint) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -714,6 +744,25 @@ CREATE FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) RETURNS 
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN CASE WHEN (jitter = '00:00:00'::interval) THEN '00:00:00'::interval ELSE ('00:00:00.000001'::interval * ((((('x'::text || "left"(encode(sha256(((schedule_id)::text)::bytea), 'hex'::text), 15)))::bit(60))::bigint % (LEAST((GREATEST(EXTRACT(epoch FROM jitter), 0.000001) * (1000000)::numeric), ('31622400000000'::bigint)::numeric))::bigint))::double precision) END;
 
+CREATE FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean DEFAULT false) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+    if note_housekeeping.failure is not null or not note_housekeeping.busy then
+        insert into rota.housekeeping as known (piece, failed_at, error)
+        values (note_housekeeping.piece, case when note_housekeeping.failure is not null then now() end,
+                left(note_housekeeping.failure, 1000))
+        on conflict (piece) do update
+        set succeeded_at = case when excluded.error is null then now() else known.succeeded_at end,
+            failed_at = coalesce(excluded.failed_at, known.failed_at),
+            error = excluded.error
+        -- Every daemon does each piece each minute: one write for all of them is enough.
+        where excluded.error is distinct from known.error or known.succeeded_at < now() - interval '30 seconds';
+    end if;
+end $$;
+
 CREATE FUNCTION rota.pause_handler(name text, reason text DEFAULT NULL::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -832,6 +881,27 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) IS 'Pause schedules of a handler, an owner, a name (LIKE), or all, at most limit (1000); returns how many: call again until 0.';
+
+CREATE FUNCTION rota.prune_audit(keep interval DEFAULT '400 days'::interval, "limit" integer DEFAULT 1000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    pruned bigint;
+begin
+    -- Daemons can't delete from the audit otherwise, and not even so what happened today.
+    delete from rota.audit
+    where audit_id = any (array(
+        select old.audit_id from rota.audit as old
+        where old.done_at < now() - greatest(prune_audit.keep, interval '1 day')
+        order by old.done_at
+        limit prune_audit."limit"
+        for update skip locked));
+    get diagnostics pruned = row_count;
+    return pruned;
+end $$;
+
+COMMENT ON FUNCTION rota.prune_audit(keep interval, "limit" integer) IS 'Delete audit rows older than keep (at least a day), at most limit; returns how many.';
 
 CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean, outcome text)
     LANGUAGE plpgsql
@@ -1527,14 +1597,17 @@ COMMENT ON FUNCTION rota.retry_now(handler text, queue text, "limit" integer, no
 CREATE FUNCTION rota.rotate_ledger(keep interval DEFAULT '7 days'::interval, ahead integer DEFAULT 3) RETURNS TABLE(made integer, dropped integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '200ms'
     SET standard_conforming_strings TO 'on'
     SET "DateStyle" TO 'ISO, YMD'
+    SET lock_timeout TO '200ms'
     AS $_$
 declare
     today date := (now() at time zone 'UTC')::date;
     day date;
     name text;
+    busy boolean;
+    failure text;
+    objects text;
 begin
     made := 0;
     dropped := 0;
@@ -1543,6 +1616,8 @@ begin
         return next;
         return;
     end if;
+
+    busy := false;
     for day in select today + n from generate_series(0, ahead) as n loop
         name := 'job_runs_' || to_char(day, 'YYYYMMDD');
         if to_regclass('rota.' || name) is null then
@@ -1557,29 +1632,54 @@ begin
                 execute format('alter table rota.job_runs attach partition rota.%I for values from (%L) to (%L)',
                                name, day || ' 00:00:00+00', day + 1 || ' 00:00:00+00');
                 made := made + 1;
-            exception when lock_not_available or check_violation then
-                null;  -- a long reader, or too many rows of that day in the default partition: those stay, and age, there
+            exception
+                when lock_not_available then
+                    busy := true;  -- a long reader holds the table
+                    exit;
+                when check_violation then
+                    null;  -- too many rows of that day in the default partition: they stay, and age, there
+                when others then
+                    failure := coalesce(failure, format('%s: %s', name, sqlerrm));
             end;
         end if;
     end loop;
+    perform rota.note_housekeeping('ledger_create', failure, busy);
+
+    busy := false;
+    failure := null;
     if keep > interval '0' then
         for name in
             select relname from pg_class
             join pg_inherits on inhrelid = pg_class.oid
             where inhparent = 'rota.job_runs'::regclass and relname ~ '^job_runs_\d{8}$'
-              and to_date(right(relname, 8), 'YYYYMMDD') + 1 <= (now() - keep) at time zone 'UTC'
             order by relname
         loop
             begin
-                execute format('drop table rota.%I', name);
-                dropped := dropped + 1;
-            exception when lock_not_available then
-                null;
+                if to_date(right(name, 8), 'YYYYMMDD') + 1 <= (now() - keep) at time zone 'UTC' then
+                    execute format('drop table rota.%I', name);
+                    dropped := dropped + 1;
+                end if;
+            exception
+                when lock_not_available then
+                    busy := true;
+                    exit;
+                when others then
+                    get stacked diagnostics objects = pg_exception_detail;
+                    failure := coalesce(failure, format('%s: %s', name, sqlerrm)
+                        || case when sqlstate = '2BP01' then coalesce(' (' || objects || ')', '') else '' end);
             end;
         end loop;
-        delete from rota.job_runs_default
-        where ctid = any (array(select ctid from rota.job_runs_default where finished_at < now() - keep limit 10000));
+        begin
+            delete from rota.job_runs_default
+            where ctid = any (array(select ctid from rota.job_runs_default where finished_at < now() - keep limit 10000));
+        exception
+            when lock_not_available then
+                busy := true;
+            when others then
+                failure := coalesce(failure, 'job_runs_default: ' || sqlerrm);
+        end;
     end if;
+    perform rota.note_housekeeping('ledger_drop', failure, busy);
     return next;
 end $_$;
 
@@ -2120,6 +2220,15 @@ CREATE TABLE rota.handlers (
 
 COMMENT ON TABLE rota.handlers IS 'One row per handler name, written by daemons at their start; people write only paused, by rota.pause_handler().';
 
+CREATE TABLE rota.housekeeping (
+    piece text NOT NULL,
+    succeeded_at timestamp with time zone DEFAULT now() NOT NULL,
+    failed_at timestamp with time zone,
+    error text
+);
+
+COMMENT ON TABLE rota.housekeeping IS 'One row per piece of housekeeping: its last success by any daemon, and the error of its last run if that failed.';
+
 CREATE TABLE rota.job_runs_default (
     job_id bigint CONSTRAINT job_runs_job_id_not_null NOT NULL,
     schedule_id bigint,
@@ -2157,6 +2266,24 @@ CREATE TABLE rota.locks (
 );
 
 COMMENT ON TABLE rota.locks IS 'Rows that rota''s functions lock, in place of advisory locks, which every login could hold.';
+
+CREATE TABLE rota.lost_nodes (
+    node_id uuid NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    rota_version text NOT NULL,
+    release text,
+    app text,
+    handlers text[] NOT NULL,
+    queues text[] NOT NULL,
+    slots jsonb NOT NULL,
+    tzdata text,
+    state text NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    seen_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE rota.lost_nodes IS 'Daemons that vanished without saying goodbye, for a day, or until they return, are replaced, or are forgotten by rota.forget_node().';
 
 CREATE TABLE rota.meta (
     only_row boolean DEFAULT true NOT NULL,
@@ -2331,6 +2458,9 @@ ALTER TABLE rota.jobs
 ALTER TABLE ONLY rota.handlers
     ADD CONSTRAINT handlers_pkey PRIMARY KEY (handler);
 
+ALTER TABLE ONLY rota.housekeeping
+    ADD CONSTRAINT housekeeping_pkey PRIMARY KEY (piece);
+
 ALTER TABLE rota.schedule_definitions
     ADD CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))) NOT VALID;
 
@@ -2339,6 +2469,9 @@ ALTER TABLE ONLY rota.jobs
 
 ALTER TABLE ONLY rota.locks
     ADD CONSTRAINT locks_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY rota.lost_nodes
+    ADD CONSTRAINT lost_nodes_pkey PRIMARY KEY (node_id);
 
 ALTER TABLE ONLY rota.meta
     ADD CONSTRAINT meta_pkey PRIMARY KEY (only_row);
@@ -2391,9 +2524,13 @@ CREATE INDEX promote_waiting_fires_idx ON rota.fires USING btree (schedule_id, s
 
 CREATE INDEX prune_attempts_idx ON rota.attempts USING btree (finished_at);
 
+CREATE INDEX prune_audit_idx ON rota.audit USING btree (done_at);
+
 CREATE INDEX prune_dead_letters_idx ON rota.dead_letters USING btree (finished_at);
 
 CREATE INDEX prune_guards_idx ON rota.guards USING btree (seen_at);
+
+CREATE INDEX prune_lost_nodes_idx ON rota.lost_nodes USING btree (seen_at);
 
 CREATE INDEX redrive_dead_letters_idx ON rota.dead_letters USING btree (handler, finished_at);
 
@@ -2459,6 +2596,8 @@ REVOKE ALL ON FUNCTION rota.fill_in_schedule() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.find_schedule(name text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.forget_node(node_id uuid, reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.guard(resource text, token bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.is_cron(expression text) FROM PUBLIC;
@@ -2471,6 +2610,8 @@ REVOKE ALL ON FUNCTION rota.is_operator() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.pause_handler(name text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.pause_queue(name text, reason text) FROM PUBLIC;
@@ -2478,6 +2619,8 @@ REVOKE ALL ON FUNCTION rota.pause_queue(name text, reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.prune_audit(keep interval, "limit" integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
 

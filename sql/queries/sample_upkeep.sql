@@ -1,5 +1,6 @@
 -- Sample what slows a queue down or stops it: kind 'paused' ('queue' or 'handler', its name; $1 of each at most), 'oldest_snapshot'
--- (seconds), 'dead_tuples' (one of our tables, partitions apart). From catalogues and statistics: it reads no table of jobs.
+-- (seconds), 'dead_tuples' (one of our tables, partitions apart), 'housekeeping' (seconds since the last success of a piece), 'nodes'
+-- (how many are running, draining or lost). It reads no table of jobs.
 --   $1 most  int8
 --   -> kind text?, label text?, name text?, value float8?
 -- A session of somebody else shows its snapshot only to members of pg_read_all_stats (or pg_monitor); to others, none is seen.
@@ -36,3 +37,18 @@ from pg_catalog.pg_class as relation
 where relation.relnamespace = 'rota'::regnamespace
   and relation.relkind = 'r'
   and not relation.relispartition
+union all
+select 'housekeeping', null, known.piece, (extract(epoch from now()) - extract(epoch from known.succeeded_at))::float8
+from rota.housekeeping as known
+union all
+select 'nodes', null, each.state, count(*)::float8
+from (
+    select case when node.seen_at > now() - interval '15 seconds' then node.state else 'lost' end as state
+    from rota.nodes as node
+    where node.seen_at > now() - interval '1 day'
+    union all
+    select 'lost'
+    from rota.lost_nodes as lost
+    where lost.seen_at > now() - interval '1 day'
+) as each
+group by each.state

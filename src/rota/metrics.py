@@ -126,5 +126,17 @@ class Metrics:
             ["loop"],
             registry=r,
         )
+        self.housekeeping_age = Gauge(
+            "rota_housekeeping_age_seconds",
+            f"Since a piece of housekeeping last succeeded, on whichever daemon. {cluster}",
+            ["piece"],
+            registry=r,
+        )
+        self.nodes = Gauge(
+            "rota_nodes",
+            f"Daemons: running, draining, or lost within a day (vanished, and not replaced). {cluster}",
+            ["state"],
+            registry=r,
+        )
         self.sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self.build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)

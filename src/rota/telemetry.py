@@ -64,6 +64,7 @@ class Telemetry:
         self._handlers = frozenset(handlers)
         self._queues = frozenset(queues)
         self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
+        self._housekeeping_errors: dict[str, str] = {}
         self._metrics = Metrics()
         self.registry = self._metrics.registry
 
@@ -439,8 +440,26 @@ class Telemetry:
         self._metrics.unserved.set(unserved)
         self._metrics.jobs_capped.set(at_least)
 
+    def housekeeping_failed(self, errors: Mapping[str, str]) -> None:
+        """Log which pieces of housekeeping have failed, when that changes."""
+        for piece, error in errors.items() - self._housekeeping_errors.items():
+            self._event(
+                logging.ERROR,
+                "housekeeping.failed",
+                piece=piece,
+                error=error,
+                do="mend what the error names; the piece is tried again each minute, the others go on. See also: rota check",
+            )
+        self._housekeeping_errors = dict(errors)
+
     def upkeep_sampled(
-        self, *, paused: Iterable[tuple[str, str]], oldest_snapshot: float, dead_tuples: Mapping[str, int]
+        self,
+        *,
+        paused: Iterable[tuple[str, str]],
+        oldest_snapshot: float,
+        dead_tuples: Mapping[str, int],
+        housekeeping: Mapping[str, float],
+        nodes: Mapping[str, int],
     ) -> None:
         """Show what is paused, and what the last look at the server's upkeep found."""
         self._metrics.paused.clear()
@@ -450,6 +469,10 @@ class Telemetry:
         self._metrics.oldest_snapshot.set(oldest_snapshot)
         for table, dead in dead_tuples.items():
             self._metrics.dead_tuples.labels(table).set(dead)
+        for piece, age in housekeeping.items():
+            self._metrics.housekeeping_age.labels(piece).set(age)
+        for state in ("running", "draining", "lost"):
+            self._metrics.nodes.labels(state).set(nodes.get(state, 0))
 
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
         """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""

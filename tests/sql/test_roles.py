@@ -71,6 +71,7 @@ OPERATORS_CALL = {
     "resume_queue",
     "pause_handler",
     "resume_handler",
+    "forget_node",
     "pause_schedule",
     "pause_schedules",
     "resume_schedule",
@@ -78,7 +79,16 @@ OPERATORS_CALL = {
     "run_schedule_now",
     "backfill_schedule",
 }
-DAEMONS_CALL = {"bounded_duration", "complete", "guard", "rotate_ledger", "raise_fence_tokens", "tell"}
+DAEMONS_CALL = {
+    "bounded_duration",
+    "complete",
+    "guard",
+    "rotate_ledger",
+    "prune_audit",
+    "note_housekeeping",
+    "raise_fence_tokens",
+    "tell",
+}
 
 DENIED = asyncpg.InsufficientPrivilegeError
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rota.commands.node import node_rows
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, asked, using
 from rota.commands.show import age, console, moment, plural, print_json, printable, table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, Paused
+    from rota.db.reports import Lane, LetterGroup, LivingNode, LostNode, Paused
     from rota.db.schedule_reports import NextFire
 
 EVERY_S = 2.0
@@ -66,6 +67,8 @@ class Status:
     """The jobs of the queues that are not listed, added up."""
     more_lanes: bool = False
     """Whether there are queues and handlers that were not even looked for."""
+    lost: "Sequence[LostNode]" = ()
+    """Daemons that vanished within a day, and have not been replaced or forgotten."""
     schedules: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """state -> how many"""
     next_fires: "Sequence[NextFire]" = ()
@@ -109,6 +112,7 @@ async def read_status(db: "Connection") -> Status:
     return Status(
         queues=listed,
         nodes=nodes,
+        lost=await reports.list_lost_nodes(db),
         paused=paused,
         counted_all=not backlog.at_least,
         more_queues=len(more) + backlog.more_queues,
@@ -209,18 +213,8 @@ def render(found: Status) -> "RenderableType":
         )
         for line in found.queues
     ]
-    nodes = [
-        (
-            str(node.node_id)[:8],
-            f"{node.host}:{node.pid}",
-            node.app,
-            node.release or f"rota {node.rota_version}",
-            node.standing,
-            age(node.up),
-            _slots(node.slots),
-        )
-        for node in found.nodes
-    ]
+    nodes = [(*row[:-1], _slots(node.slots)) for row, node in zip(node_rows(found.nodes, ()), found.nodes, strict=True)]
+    nodes += node_rows((), found.lost)
     parts: list[Any] = [
         *_to_look_at(found),
         table(
@@ -240,7 +234,7 @@ def render(found: Status) -> "RenderableType":
         else Text("no jobs, and no queue that anybody serves"),
         *([Text(f"… and {printable(more_queues_line(found))}")] if found.more else []),
         "",
-        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes)
+        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes[:LISTED])
         if nodes
         else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
     ]
@@ -255,6 +249,9 @@ def _to_look_at(found: Status) -> "list[RenderableType]":
 
     parts: list[RenderableType] = []
     expired = sum(line.expired_leases for line in (*found.queues, *([found.more] if found.more else [])))
+    if found.lost:
+        lost = plural(found.lost[0].lost, "daemon")
+        parts.append(Text(f"{lost} vanished within a day: rota node list, rota check", style="yellow"))
     if expired:
         parts.append(
             Text(f"{plural(expired, 'expired lease')}: reaped within seconds where a daemon is alive", style="yellow")

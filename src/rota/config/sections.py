@@ -90,6 +90,7 @@ class Retention(Section):
     fires: Keep = timedelta(days=30)
     dead_letters: Keep = timedelta(days=90)
     guards: Keep = timedelta(days=30)
+    audit: Keep = timedelta(days=400)
 
 
 class Http(Section):

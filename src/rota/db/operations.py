@@ -9,6 +9,7 @@ from rota.db.sql import SQL
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
+    from uuid import UUID
 
     from rota.db.pool import Connection
     from rota.db.reports import LetterFilter
@@ -165,3 +166,9 @@ async def backfill_schedule(
     row = await db.fetchrow(SQL["backfill_schedule"], name, instants, run_at, reason)
     assert row is not None  # noqa: S101  a function with OUT parameters
     return row[0], row[1], row[2]
+
+
+async def forget_node(db: Connection, *, node_id: UUID, reason: str | None) -> bool:
+    """Return whether it was listed as lost, and is no longer. Raises the server's RT004 for one that is alive."""
+    forgotten: bool = await db.fetchval(SQL["forget_node"], node_id, reason)
+    return forgotten

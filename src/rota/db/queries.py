@@ -253,13 +253,19 @@ async def raise_fence_tokens(db: Connection) -> bool:
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` rows older than `keep` of `what`: attempts, fires, dead_letters or guards. Return their number."""
+    """Delete up to `limit` rows older than `keep` of attempts, fires, dead_letters, guards or audit. Return their number."""
     pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
     return pruned
 
 
+async def record_housekeeping(db: Connection, errors: Mapping[str, str | None]) -> dict[str, str]:
+    """Record piece -> error (None: it succeeded). Return the same for all pieces whose last run failed, on any daemon."""
+    rows = await db.fetch(SQL["record_housekeeping"], list(errors), list(errors.values()))
+    return {row[0]: row[1] for row in rows}
+
+
 async def prune_nodes(db: Connection) -> int:
-    """Take nodes that died without saying so from the list, and return their number."""
+    """Move nodes not seen for a minute to the lost ones, and return their number."""
     return len(await db.fetch(SQL["prune_nodes"]))
 
 
@@ -268,6 +274,12 @@ async def rotate_ledger(db: Connection, *, keep: timedelta) -> tuple[int, int]:
     row = await db.fetchrow(SQL["rotate_ledger"], keep)
     assert row is not None  # noqa: S101  a set-returning function that returns one row
     return row[0], row[1]
+
+
+async def replace_lost_node(db: Connection, *, node: NodeId, host: str, app: str, started: bool) -> bool:
+    """Take this node from the lost ones, or (if it has just started) one of its host and app. Return whether there was one."""
+    replaced: int = await db.fetchval(SQL["replace_lost_node"], node, host, app, started)
+    return replaced > 0
 
 
 async def remove_node(db: Connection, *, node: NodeId) -> None:
@@ -352,12 +364,12 @@ async def sample_backlog(db: Connection) -> dict[str, Any]:
 
 async def sample_upkeep(db: Connection) -> dict[str, Any]:
     """Return what `Telemetry.upkeep_sampled` shows."""
-    sample: dict[str, Any] = {"paused": [], "dead_tuples": {}}
+    sample: dict[str, Any] = {"paused": [], "dead_tuples": {}, "housekeeping": {}, "nodes": {}}
     for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], PAUSED):
         match kind:
             case "paused":
                 sample[kind].append((label, name))
-            case "dead_tuples":
+            case "dead_tuples" | "housekeeping" | "nodes":
                 sample[kind][name] = value
             case _:
                 sample[kind] = value

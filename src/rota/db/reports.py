@@ -275,6 +275,33 @@ class LivingNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostNode:
+    """A daemon that vanished within a day, and has neither said goodbye nor been replaced."""
+
+    node_id: UUID
+    host: str
+    pid: int
+    rota_version: str
+    release: str | None
+    app: str | None
+    handlers: Sequence[str]
+    seen_at: datetime
+    silent: timedelta
+    lost: int
+    """How many there are in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Housekeeping:
+    """A piece of housekeeping that is not in order: its last run failed, or its last success is too old."""
+
+    piece: str
+    succeeded_at: datetime
+    error: str | None
+    age: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHandler:
     """A handler that daemons have registered, or that was paused; `nodes`: how many living daemons have it."""
 
@@ -390,6 +417,16 @@ async def summarise_live_jobs(
 async def list_nodes(db: Connection) -> list[LivingNode]:
     """Return the living daemons, oldest first."""
     return [LivingNode(**row) for row in await db.fetch(SQL["list_nodes"])]
+
+
+async def list_lost_nodes(db: Connection, *, limit: int = 100) -> list[LostNode]:
+    """Return daemons that vanished within a day, the last ones first."""
+    return [LostNode(**row) for row in await db.fetch(SQL["list_lost_nodes"], limit)]
+
+
+async def list_housekeeping(db: Connection, *, patience: timedelta) -> list[Housekeeping]:
+    """Return the pieces whose last run failed, or that have not succeeded for `patience`."""
+    return [Housekeeping(**row) for row in await db.fetch(SQL["list_housekeeping"], patience)]
 
 
 async def list_paused(db: Connection) -> list[Paused]:

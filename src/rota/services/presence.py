@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 HANDLERS_AGAIN = 60.0
 """Seconds between two times that the handlers' rows are written."""
 
+TAKES_A_PLACE_FOR = 60.0
+"""Seconds after its start in which a daemon takes the place of a lost one: that one may count as alive for 15 s more."""
+
+LOST_AFTER = 15.0
+"""Seconds without a sign of life after which others list a daemon as lost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -57,6 +63,7 @@ class Presence:
         self._pool = pool
         self._node = node
         self._registered = -HANDLERS_AGAIN
+        self._takes_a_place_until = boottime() + TAKES_A_PLACE_FOR
         self.state = "running"
         self.alive = 1
         self.shards: tuple[int, ...] = ()
@@ -92,8 +99,18 @@ class Presence:
                 self.shards = shards_of(self._node.node_id, living)
             if known < len(self._node.names):
                 await self._register_handlers(db)  # somebody has deleted rows without which nothing is claimed
+            await self._leave_the_lost(db)
         self.alive = max(1, len(living))
         self.reached = boottime()
+
+    async def _leave_the_lost(self, db: Connection) -> None:
+        """Take this node from the list of the lost after a silence, and after its start one of the same host and app."""
+        now = boottime()
+        started = now < self._takes_a_place_until
+        if (started or now - self.reached > LOST_AFTER) and await queries.replace_lost_node(
+            db, node=self._node.node_id, host=self._node.host, app=self._node.app, started=started
+        ):
+            self._takes_a_place_until = now
 
     async def _register_handlers(self, db: Connection) -> None:
         if await queries.register_handlers(

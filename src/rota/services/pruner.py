@@ -1,16 +1,22 @@
-"""Let history go: ledger partitions by the day, the rest in small batches, each by an index."""
+"""Delete expired history: ledger partitions by the day, the rest in small batches, each by an index."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import Pool, connection
+from rota.db.pool import Connection, Pool, connection
+from rota.db.salvage import TRANSIENT
 from rota.loop import rest
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from rota.config import Retention
     from rota.telemetry import Telemetry
 
@@ -23,6 +29,13 @@ MORE_AFTER = timedelta(seconds=1)
 
 FOR_EVER = timedelta(0)
 
+ABOUT_A_TABLE = (
+    asyncpg.UndefinedTableError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+)
+"""Transient errors that concern the piece at hand: the next piece works on another table."""
+
 
 class Pruner:
     """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next, soon."""
@@ -34,25 +47,49 @@ class Pruner:
         self._pool = pool
         self._telemetry = telemetry
         self._retention = retention
+        self._left = False
+        """Whether this turn has left something to prune."""
 
     async def run_once(self) -> None:
-        """Prune once."""
+        """Do one batch of each piece. A piece that the database refuses is recorded as failed; the others go on."""
         began = boottime()
+        self._left = False
+        errors: dict[str, str | None] = {}
+        async with connection(self._pool) as db:
+            # Its two pieces, making and dropping partitions, it records by itself.
+            await self._rotate_ledger(db)
+            for piece, work in self._pieces().items():
+                try:
+                    await work(db)
+                except asyncpg.PostgresError as error:
+                    if isinstance(error, TRANSIENT) and not isinstance(error, ABOUT_A_TABLE):
+                        raise
+                    errors[piece] = f"{type(error).__name__}: {error.args[0] if error.args else ''}"
+                else:
+                    errors[piece] = None
+            self._telemetry.housekeeping_failed(await queries.record_housekeeping(db, errors))
+        self.interval = rest(MORE_AFTER if self._left else PRUNED_EVERY, took=boottime() - began)
+
+    def _pieces(self) -> dict[str, Callable[[Connection], Awaitable[None]]]:
         keep = self._retention
         kinds = {
             "attempts": keep.attempts,
             "fires": keep.fires,
             "dead_letters": keep.dead_letters,
             "guards": keep.guards,
+            "audit": keep.audit,
         }
-        left = False
-        async with connection(self._pool) as db:
-            _, dropped = await queries.rotate_ledger(db, keep=keep.job_runs or FOR_EVER)
-            self._telemetry.pruned("job_runs", dropped)
-            for what, age in kinds.items():
-                if age is not None:
-                    pruned = await queries.prune(db, what=what, keep=age, limit=BATCH)
-                    self._telemetry.pruned(what, pruned)
-                    left = left or pruned >= BATCH
-            self._telemetry.pruned("nodes", await queries.prune_nodes(db))
-        self.interval = rest(MORE_AFTER if left else PRUNED_EVERY, took=boottime() - began)
+        return {**{kind: partial(self._prune, kind, age) for kind, age in kinds.items()}, "nodes": self._prune_nodes}
+
+    async def _rotate_ledger(self, db: Connection) -> None:
+        _, dropped = await queries.rotate_ledger(db, keep=self._retention.job_runs or FOR_EVER)
+        self._telemetry.pruned("job_runs", dropped)
+
+    async def _prune(self, kind: str, keep: timedelta | None, db: Connection) -> None:
+        if keep is not None:
+            pruned = await queries.prune(db, what=kind, keep=keep, limit=BATCH)
+            self._telemetry.pruned(kind, pruned)
+            self._left = self._left or pruned >= BATCH
+
+    async def _prune_nodes(self, db: Connection) -> None:
+        self._telemetry.pruned("nodes", await queries.prune_nodes(db))

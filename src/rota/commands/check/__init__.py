@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.check import connections, jobs, nodes, schedules
+from rota.commands.check import connections, housekeeping, jobs, nodes, schedules
 from rota.commands.check.finding import Check, Facts, Finding
 from rota.commands.check.server import check_server, server_findings
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
@@ -33,7 +33,9 @@ CHECKS: tuple[Check, ...] = (
     jobs.check_leases,
     jobs.check_dead_letters,
     nodes.check_zone_data,
+    nodes.check_lost,
     nodes.check_absence,
+    housekeeping.check_housekeeping,
     schedules.check_states,
     schedules.check_ahead,
     schedules.check_crowds,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import Finding
-from rota.commands.show import plural
+from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.show import age, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -26,6 +26,26 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
             alert="RotaReleasesMixed",
         )
     ]
+
+
+async def check_lost(facts: "Facts") -> list[Finding]:
+    """Report daemons that vanished without saying goodbye within a day, and have not been replaced or forgotten."""
+    from rota.db import reports
+
+    lost = await reports.list_lost_nodes(facts.db, limit=NAMED)
+    findings = [
+        Finding(
+            check="lost nodes",
+            object=f"{each.host}:{each.pid}",
+            finding=f"the daemon of {each.app} on {each.host}:{each.pid} (node {str(each.node_id)[:8]}) vanished "
+            f"{age(each.silent)} ago without saying goodbye",
+            do="see its log and its exit code, and start it again on that host; gone for good: "
+            f"rota node forget {str(each.node_id)[:8]}",
+            alert="RotaNodeLost",
+        )
+        for each in lost
+    ]
+    return capped("lost nodes", findings, lost[0].lost if lost else 0, "rota node list")
 
 
 async def check_absence(facts: "Facts") -> list[Finding]:

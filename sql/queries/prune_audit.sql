@@ -1,0 +1,6 @@
+-- Delete audit rows older than $1, a batch at a time.
+--   $1 keep   interval
+--   $2 limit  int4
+--   -> pruned int8?
+-- index: prune_audit_idx (0015)
+select rota.prune_audit(keep => $1, "limit" => $2) as pruned
