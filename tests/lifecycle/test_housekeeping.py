@@ -27,7 +27,7 @@ Told = list[tuple[str, "Mapping[str, Any]"]]
 def pruner(conn: Connection[Record], told: Told, **retention: timedelta) -> Pruner:
     """The service on the test's connection."""
     telemetry = Telemetry(
-        make_logger(level="critical", format="json"), watch=lambda name, fields: told.append((name, fields))
+        make_logger(level="error", format="json"), watch=lambda name, fields: told.append((name, fields))
     )
     return Pruner(Lent(conn), telemetry, Retention(**retention))  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ async def test_a_view_on_an_old_partition_keeps_only_that_one(conn: Connection[R
     held, other = await _partition(conn, 30), await _partition(conn, 29)
     await conn.execute(f"create view report as select * from rota.{held}")
     coming: str = await conn.fetchval(
-        "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'rota.job_runs'::regclass"
+        "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'rota.job_runs'::regclass and inhrelid::regclass::text ~ '\\d$'"
     )
     await conn.execute(f"drop table {coming}")
     await make_attempts(conn, 3, finished_at=LONG_AGO)
@@ -72,7 +72,7 @@ async def test_a_view_on_an_old_partition_keeps_only_that_one(conn: Connection[R
     (piece,) = errors = await broken(conn)
     assert piece == "ledger_drop"
     assert f"{held}: cannot drop table" in str(errors[piece])
-    assert "view report depends on" in str(errors[piece])
+    assert "report depends on" in str(errors[piece])
     failed = [fields for name, fields in told if name == "housekeeping.failed"]
     assert [fields["piece"] for fields in failed] == ["ledger_drop"], "once, not at every turn"
 
