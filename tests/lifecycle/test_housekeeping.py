@@ -58,7 +58,8 @@ async def test_a_view_on_an_old_partition_keeps_only_that_one(conn: Connection[R
     held, other = await _partition(conn, 30), await _partition(conn, 29)
     await conn.execute(f"create view report as select * from rota.{held}")
     coming: str = await conn.fetchval(
-        "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'rota.job_runs'::regclass and inhrelid::regclass::text ~ '\\d$'"
+        "select max(inhrelid::regclass::text) from pg_inherits "
+        r"where inhparent = 'rota.job_runs'::regclass and inhrelid::regclass::text ~ '\d$'"
     )
     await conn.execute(f"drop table {coming}")
     await make_attempts(conn, 3, finished_at=LONG_AGO)
