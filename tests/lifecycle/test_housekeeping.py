@@ -94,7 +94,7 @@ async def test_each_piece_fails_alone(conn: Connection[Record], piece: str) -> N
     try:
         await old.run_once()
         failed = set(await broken(conn))
-        assert "nodes" if piece == "lost_nodes" else piece in failed
+        assert ("nodes" if piece == "lost_nodes" else piece) in failed
         assert len(failed) <= 2, "a dead letter's end in the ledger may need another table"
     finally:
         await conn.execute(f"alter table rota.elsewhere rename to {piece}")
