@@ -16,6 +16,9 @@ declare
     at timestamptz;
     known bigint;
 begin
+    if exists (select from unnest(backfill_schedule.instants) as given (instant) where given.instant is null or given.instant < '1970-01-01 00:00+00' or given.instant >= '2200-01-01 00:00+00') then
+        raise exception using errcode = 'check_violation', message = 'instants must lie between the years 1970 and 2200';
+    end if;
     if cardinality(backfill_schedule.instants) > 10000 then
         raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
             hint = 'Each call is one transaction: give them in several.';
@@ -913,6 +916,9 @@ declare
     taken bigint;
     became text;
 begin
+    if put_job.priority not between 0 and 9 then
+        raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
+    end if;
     if put_job.handler is null then
         raise exception using errcode = 'RT006', message = 'handler must be given',
             hint = 'rota.handlers lists the names that daemons have registered.';
@@ -971,6 +977,9 @@ CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NUL
 declare
     put_id bigint;
 begin
+    if put_schedule.priority not between 0 and 9 then
+        raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
+    end if;
     if put_schedule.name is null or put_schedule.handler is null then
         raise exception using errcode = 'RT006', message = 'name and handler must be given',
             hint = 'And exactly one of cron and every.';
@@ -1302,6 +1311,16 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION rota.refuse_long_key() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+    raise exception using errcode = 'check_violation',
+        message = pg_catalog.format('handler and unique_key must have at most 2600 bytes together, not %s',
+            pg_catalog.octet_length(new.handler) operator(pg_catalog.+) pg_catalog.octet_length(new.unique_key)),
+        hint = 'A digest of a long key, such as encode(sha256(…), ''hex''), is as unique.';
+end $$;
+
 CREATE FUNCTION rota.refuse_not_dead(job_id bigint) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1351,6 +1370,9 @@ CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_a
 declare
     owner text;
 begin
+    if replace_job.priority not between 0 and 9 then
+        raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
+    end if;
     select created_by into owner from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
     if not found then  -- also for what enqueue() never asks for: the identity of a fire is nobody's to rewrite
@@ -2548,6 +2570,8 @@ CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR 
 
 CREATE TRIGGER record_redrives AFTER DELETE ON rota.dead_letters REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION rota.record_redrives();
 
+CREATE TRIGGER refuse_long_key BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN (((octet_length(new.handler) + octet_length(new.unique_key)) > 2600)) EXECUTE FUNCTION rota.refuse_long_key();
+
 CREATE TRIGGER replan AFTER UPDATE OF cron, every, timezone, start_at, end_at, paused, resume_at, dst_gap, dst_fold ON rota.schedule_definitions FOR EACH ROW WHEN ((((((((((new.cron IS DISTINCT FROM old.cron) OR (new.every IS DISTINCT FROM old.every)) OR (new.timezone IS DISTINCT FROM old.timezone)) OR (new.start_at IS DISTINCT FROM old.start_at)) OR (new.end_at IS DISTINCT FROM old.end_at)) OR (new.paused IS DISTINCT FROM old.paused)) OR (new.resume_at IS DISTINCT FROM old.resume_at)) OR (new.dst_gap IS DISTINCT FROM old.dst_gap)) OR (new.dst_fold IS DISTINCT FROM old.dst_fold))) EXECUTE FUNCTION rota.replan_schedule();
 
 CREATE TRIGGER start_clocks AFTER INSERT ON rota.schedule_definitions REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION rota.start_clocks();
@@ -2641,6 +2665,8 @@ REVOKE ALL ON FUNCTION rota.redrive_many(handler text, queue text, reason text, 
 REVOKE ALL ON FUNCTION rota.refuse_bad_name(name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.refuse_foreign(job_id bigint, created_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.refuse_long_key() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.refuse_not_dead(job_id bigint) FROM PUBLIC;
 

@@ -168,3 +168,11 @@ async def test_states_are_told_apart(conn: Connection[Record]) -> None:
     counted = {state: sum(each == state for each in found.values()) for state in found.values()}
     assert await schedule_reports.summarise_schedules(conn) == counted
     assert (await schedule_queries.sample_schedules(conn))[0] == counted
+
+
+@pytest.mark.parametrize("instant", ["-infinity", "infinity", "1969-12-31 23:59:59+00", "2200-01-01+00"])
+async def test_an_instant_outside_the_years_is_refused_by_name(conn: Connection[Record], instant: str) -> None:
+    """The index of rota.fires computes with the instant: `cannot subtract infinite dates` names nothing."""
+    await planned(conn)
+    with pytest.raises(asyncpg.CheckViolationError, match="instants must lie between the years 1970 and 2200"):
+        await conn.execute("select rota.backfill_schedule('s', array[$1::text::timestamptz])", instant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -268,3 +269,27 @@ async def test_concurrent_calls_for_one_key_leave_one_job_and_all_know_it(
     answers = await asyncio.gather(*(one() for _ in range(12)))
     assert {job_id for job_id, _ in answers} == {await conn.fetchval("select job_id from rota.jobs")}
     assert sum(created for _, created in answers) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rota.enqueue('h', priority => 40000)",
+        "rota.enqueue('h', priority => -2147483648, unique_key => 'u', on_conflict => 'replace')",
+        "rota.replace_job(1, '{}', null, null, 32768, null, null, null, null, null, null, null, null, null, null)",
+        "rota.put_schedule('s', 'h', every => '1 hour', priority => 2147483647)",
+    ],
+)
+async def test_a_priority_beyond_its_column_is_refused_by_name(conn: Connection[Record], call: str) -> None:
+    """`smallint out of range` names no argument, and comes before any constraint is asked."""
+    with pytest.raises(asyncpg.CheckViolationError, match=r"priority must lie between 0 \(first\) and 9 \(last\)"):
+        await conn.execute(f"select {call}")
+
+
+async def test_a_key_beyond_its_index_is_refused_by_name(conn: Connection[Record]) -> None:
+    """Each within its own bound, handler and key together may exceed an index entry, but only if they do not compress."""
+    handler, key = ("".join(chr(0x10000 + random.randrange(60_000)) for _ in range(length)) for length in (200, 500))
+    insert = "insert into rota.jobs (handler, unique_key) values ($1, $2)"
+    with pytest.raises(asyncpg.CheckViolationError, match="at most 2600 bytes together, not 2800"):
+        await conn.execute(insert, handler, key)
+    await conn.execute(insert, handler, key[:450])

@@ -41,3 +41,4 @@ end $$;
 create trigger refuse_long_key before insert on rota.jobs for each row
     when (octet_length(new.handler) + octet_length(new.unique_key) > 2600)
     execute function rota.refuse_long_key();
+revoke all on function rota.refuse_long_key() from public;
