@@ -142,8 +142,7 @@ async def test_a_settlement_that_crashes_costs_its_own_job(
         go.set()
         assert [await ended(conn, job_id) for job_id in jobs[1:]] == ["succeeded"] * 3
         await one.told("settlement.rejected", job_id=jobs[0], kind="NotImplementedError")
-        bad.clear()
-        assert await ended(conn, jobs[0]) == "succeeded"
+        assert await ended(conn, jobs[0]) == "dead: permanent"
 
 
 async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
