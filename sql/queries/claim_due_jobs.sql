@@ -18,7 +18,8 @@
 --   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
 -- Always returns at least one row; job_id is null if nothing was claimed. next_in is the time until the earliest future run_at in
 -- the lanes; others is true if a queue outside $12 has scheduled jobs. Null means in scheduled_for: equal to run_at; in
--- created_at: not later than run_at; in lease: $11.
+-- created_at: not later than run_at; in lease: $11; in payload: larger than 32 KiB, read by the executor when the attempt
+-- starts (load_payload).
 -- index: claim_due_jobs_idx (0002)
 -- Lanes are probed one by one: a scan over several handlers would step over all due jobs of the other handlers.
 -- The floor skips dead index entries that earlier claims left at the front of a lane and that a held snapshot keeps there.
@@ -111,7 +112,8 @@ claimed as (
     where job.ctid = any (array(select row_id from due))
       and handler.handler = job.handler
     returning
-        job.job_id, job.handler, job.queue, job.priority, job.payload::text as payload, job.attempt, job.fence_token,
+        job.job_id, job.handler, job.queue, job.priority,
+        case when pg_column_size(job.payload) <= 32768 then job.payload::text end as payload, job.attempt, job.fence_token,
         job.run_at, job.started_at, job.timeout,
         -- Null for most jobs, and a null costs neither side anything.
         job.schedule_id,
@@ -135,7 +137,9 @@ claimed as (
         ) end as schedule
 )
 select
-    claimed.job_id, claimed.handler, claimed.queue, claimed.priority, claimed.payload, claimed.attempt,
+    claimed.job_id, claimed.handler, claimed.queue, claimed.priority,
+    -- Again, as text: what is stored may be compressed.
+    case when octet_length(claimed.payload) <= 32768 then claimed.payload end as payload, claimed.attempt,
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule,

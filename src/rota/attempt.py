@@ -31,6 +31,7 @@ class Attempt:
         "interruption",
         "lease",
         "on_interrupt",
+        "payload",
         "settle_crashes",
         "started",
         "stop_by",
@@ -57,6 +58,8 @@ class Attempt:
         self.ended_at = 0.0
         self.settle_crashes = 0
         self.checkpoint = claim.checkpoint
+        self.payload = claim.payload or ""
+        """The payload as text; of a large one, only while the attempt runs."""
 
     def interrupt(self, outcome: Outcome, *, grace: float) -> None:
         """Ask the handler to stop. The first reason stands; whether it worked, the executor sees."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from typing import Any, Protocol
 
@@ -18,8 +19,17 @@ REASON_LIMIT = 1000
 
 _SHORTEST_SECRET = 4
 
-_MOST_WORK = 200_000_000
-"""Most characters compared to mask an error's text: a fraction of a second, in which the loop stands still."""
+_QUOTED = re.compile(r"""["'\\]""")
+"""Characters that JSON or Python write otherwise."""
+
+_MOST_WORK = 50_000_000
+"""Most characters compared to mask an error's text: some ten milliseconds."""
+
+_MOST_TEXT = 1_000_000
+"""Most characters of an error's text that are searched for values of a payload with many."""
+
+_FEW = 16
+"""Values of a payload that are searched for one by one, however long the text is."""
 
 
 class HasPayload(Protocol):
@@ -39,11 +49,10 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
         text = "".join(traceback.format_exception(error, limit=-12))
     except Exception as second:  # noqa: BLE001  an exception whose own __str__ raises
         text = f"{kind} (its text can't be had: {_kind(second)})"
-    secrets = _texts(claim.payload)
-    if len(secrets) * len(text) > _MOST_WORK:
+    if (masked := _masked(text, claim.payload)) is not None:
+        text = masked
+    else:
         text = f"{kind} (its text is too long to take all values of this payload out of it)"
-    for secret in secrets:
-        text = text.replace(secret, "***")
     return Failed(
         kind=plain(kind, 200),
         text=plain(text, ERROR_LIMIT),
@@ -70,21 +79,40 @@ def readable(reason: Any) -> str:
         return f"{type(reason).__name__} (its text can't be had: {_kind(error)})"
 
 
-def _texts(payload: str) -> list[str]:
+def _masked(text: str, payload: str) -> str | None:
+    """Return the text without the payload's values; None if that would take too long."""
+    values = _texts(payload)
+    if len(values) > _FEW:
+        if len(text) > _MOST_TEXT:
+            return None
+        # Most values of a large payload don't occur: their beginnings are looked up, and only the others are searched for.
+        pieces = {text[at : at + _SHORTEST_SECRET] for at in range(len(text))}
+        values = {value for value in values if value[:_SHORTEST_SECRET] in pieces}
+    if len(values) * len(text) > _MOST_WORK:
+        return None
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text
+
+
+def _texts(payload: str) -> set[str]:
+    """Return the payload's strings, as they are and as JSON and Python write them."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
-        return []
+        return set()
     found: set[str] = set()
     left: list[Any] = [value]
     while left:
         match left.pop():
             case str() as text if len(text) >= _SHORTEST_SECRET:
-                found |= {text, json.dumps(text)[1:-1], repr(text)[1:-1]}
+                found.add(text)
+                if not (text.isascii() and text.isprintable()) or _QUOTED.search(text):
+                    found |= {json.dumps(text)[1:-1], repr(text)[1:-1]}
             case dict() as item:
                 left += item.values()
             case list() as item:
                 left += item
             case _:
                 continue
-    return sorted(found, key=len, reverse=True)
+    return found

@@ -104,6 +104,7 @@ class Loops:
             abandon=self._settler.abandon,
             refused=refused,
             grace=self._grace,
+            max_bytes_in_flight=config.payload.max_bytes_in_flight,
         )
         self.drain = Drain(
             pool,

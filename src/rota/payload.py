@@ -47,6 +47,8 @@ def encode_result(value: Any) -> str | None:
     if value is None:
         return None
     try:
+        if not _may_fit(value, LIMITS["result"]):
+            return None
         text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False)
     except Exception:  # noqa: BLE001  objects of the handler's own making take part in this
         return None
@@ -82,6 +84,23 @@ def _escaped(value: Any) -> Any:
             return [_escaped(item) for item in value]
         case _:
             return value
+
+
+def _may_fit(value: Any, size: int) -> bool:
+    """Say whether the value may have at most `size` bytes as JSON, in a time that is bounded by `size`."""
+    left = [value]
+    while left and size >= 0:
+        item = left.pop()
+        match item:
+            case str():
+                size -= len(item)
+            case dict() | list() | tuple():
+                size -= len(item)
+                if size >= 0:
+                    left += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+            case _:
+                size -= 1
+    return size >= 0
 
 
 def _refuse(value: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import eventually
+
 if TYPE_CHECKING:
     from scenes import Scene
 
@@ -43,3 +45,28 @@ async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbou
     await scene.comes_to(neighbour, "succeeded")
     await scene.comes_to(await scene.enqueue("work"), "succeeded")
     assert daemon.stop() == 0
+
+
+async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(scene: Scene) -> None:
+    """30 jobs of 1 MB of small objects each would take 400 MB at once; they wait in their slots, and small jobs pass them."""
+    daemon = scene.daemons.start(ROTA_QUEUES="default:200", ROTA_PAYLOAD_MAX_BYTES_IN_FLIGHT=str(4 << 20))
+    before = daemon.rss()
+    await scene.execute(
+        """
+        insert into rota.jobs (handler, payload, timeout)
+        select 'work', jsonb_build_object('seconds', 0.01, 'rows', (select jsonb_agg(jsonb_build_object('a', n)) from
+        generate_series(1, 70000) as n)), '60 seconds' from generate_series(1, 30)
+        """
+    )
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded", within=10)
+    most = 0
+
+    async def done() -> bool:
+        nonlocal most
+        most = max(most, daemon.rss())
+        assert daemon.get("healthz")[0] == 200
+        return not await scene.value("select exists (select from rota.jobs)")
+
+    await eventually(done, within=60, what="the end of all jobs")
+    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
+    assert most - before < 200 * 2**20, f"{most >> 20} MiB"

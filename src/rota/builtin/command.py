@@ -55,7 +55,7 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
             start_new_session=True,
         )
         try:
-            output, errors, code = await _converse(process, attempt.claim.payload.encode())
+            output, errors, code = await _converse(process, attempt.payload.encode())
         except asyncio.CancelledError:
             signal_group(process, signal.SIGTERM)
             with suppress(TimeoutError):

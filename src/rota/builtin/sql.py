@@ -38,11 +38,11 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
         )
         try:
             if not settings.transaction:
-                return await _execute(conn, settings.statement, attempt.claim.payload)
+                return await _execute(conn, settings.statement, attempt.payload)
             # No rollback: the end of the connection is one, and over a cut link it alone comes within a time that is known.
             transaction = conn.transaction(isolation="read_committed")
             await transaction.start()
-            result = await _execute(conn, settings.statement, attempt.claim.payload)
+            result = await _execute(conn, settings.statement, attempt.payload)
             await job.complete(conn, result)
             await transaction.commit()
             attempt.committed = True

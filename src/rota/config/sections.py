@@ -93,6 +93,12 @@ class Retention(Section):
     audit: Keep = timedelta(days=400)
 
 
+class Payload(Section):
+    """How many bytes of payloads above 32 KiB are held at a time; as Python objects they take some ten times as much memory."""
+
+    max_bytes_in_flight: Annotated[int, whole(1 << 20, 1 << 34)] = 1 << 24
+
+
 class Http(Section):
     """Where /metrics, /healthz and /readyz are served. Port 0 is any free one."""
 
@@ -203,6 +209,7 @@ class Config(Section):
     lease: Lease = Lease()
     drain: Drain = Drain()
     retention: Retention = Retention()
+    payload: Payload = Payload()
     http: Http = Http()
     log: Log = Log()
     dead_letters: DeadLetters = DeadLetters()

@@ -110,6 +110,12 @@ async def bury_unclaimable_job(
     return attempts
 
 
+async def load_payload(db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken) -> str | None:
+    """Return the payload of an attempt of this node's; None if the claim is no longer the node's."""
+    text: str | None = await db.fetchval(SQL["load_payload"], node, job_id, fence_token)
+    return text
+
+
 async def find_orphaned_claims(
     db: Connection, *, node: NodeId, known: Sequence[FenceToken]
 ) -> list[tuple[int, FenceToken]]:

@@ -35,7 +35,8 @@ class Claim:
     handler: str
     queue: str
     priority: int
-    payload: str
+    payload: str | None
+    """None: too large to come with the claim; it is read when the attempt starts."""
     attempt: int
     fence_token: FenceToken
     run_at: datetime

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rota.byte_budget import OFF_LOOP_BYTES, off_the_loop
 from rota.signals import LONGEST_DELAY
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ class Handler:
             step = _around(around, step)
 
         async def call(attempt: Attempt, environment: Environment) -> Any:
-            payload = decode(attempt.claim.payload)
+            text = attempt.payload
+            payload = decode(text) if len(text) < OFF_LOOP_BYTES else await off_the_loop(partial(decode, text))
             attempt.began = True
             return await step(environment.job(attempt, environment, payload))
 

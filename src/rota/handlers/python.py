@@ -101,7 +101,7 @@ def in_process(handler: Handler) -> Step:
         order = {
             "app": environment.app_reference,
             "handler": handler.name,
-            "payload": attempt.claim.payload,
+            "payload": attempt.payload,
             "log": environment.log,
             "database": environment.login and asdict(environment.login),
             "facts": {

@@ -8,14 +8,29 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from rota.byte_budget import OFF_LOOP_BYTES, ByteBudget, off_the_loop
 from rota.clock import boottime
-from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
+from rota.db import queries
+from rota.db.pool import connection
+from rota.db.salvage import TRANSIENT
+from rota.domain.outcome import (
+    Cancelled,
+    Committed,
+    Failed,
+    Interrupted,
+    LeaseLost,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+    Undecodable,
+)
 from rota.errors import InvalidPayload
 from rota.failure import ERROR_LIMIT, describe, readable, why_again
 from rota.handlers.python import ChildFailed
 from rota.logs import carry, carry_alike
-from rota.loop import uncancel
-from rota.payload import encode_result, plain
+from rota.loop import backoff_pause, uncancel
+from rota.payload import LIMITS, encode_result, plain
 from rota.signals import Cancel, Retry, Snooze
 from rota.tasks import Tasks
 
@@ -28,6 +43,9 @@ if TYPE_CHECKING:
 
 SUCCEEDED = Succeeded()
 """The outcome of most attempts."""
+
+MAX_PAYLOAD_BYTES = LIMITS["payload"]
+"""The bytes reserved for a large payload until it has been read and its size is known."""
 
 CANCELLED_ITSELF = Failed(
     kind="CancelledError", text="the handler cancelled its own task: to end a job, raise rota.Cancel or return"
@@ -46,6 +64,7 @@ class Executor:
         abandon: Callable[[Attempt], None],
         refused: Callable[[int], None] = lambda _: None,
         grace: float,
+        max_bytes_in_flight: int = 1 << 24,
     ) -> None:
         self._handlers = handlers
         self._calls = {name: handler.bind() for name, handler in handlers.items()}
@@ -53,6 +72,7 @@ class Executor:
         self._settle = settle
         self._abandon = abandon
         self._grace = grace
+        self._budget = ByteBudget(max_bytes_in_flight)
         self._tasks = Tasks(refused)
         self._context = lru_cache(maxsize=256)(_context)
 
@@ -78,16 +98,18 @@ class Executor:
         # Not before: a task that is cancelled before it began never runs, and would settle nothing.
         attempt.task = asyncio.current_task()
         try:
-            outcome = await self._perform(attempt)
+            outcome = await (
+                self._perform(attempt) if attempt.claim.payload is not None else self._perform_large(attempt)
+            )
         except asyncio.CancelledError as error:
             if self._tasks.ending:
                 self._abandon(attempt)
                 raise
-            outcome = describe(error, attempt.claim)
+            outcome = describe(error, attempt)
         except KeyboardInterrupt:
             raise  # the third Ctrl-C, which ends the process wherever it is
         except BaseException as error:  # noqa: BLE001  whatever it is, it costs this attempt and nothing else
-            outcome = describe(error, attempt.claim)
+            outcome = describe(error, attempt)
         attempt.ended_at = boottime()
         if attempt.abandoned:
             self._abandon(attempt)  # settled meanwhile: it only gives its slot back
@@ -101,6 +123,53 @@ class Executor:
         outcome = replace(attempt.interruption, abandoned="task" if attempt.stop_flag is None else "thread")
         self._settle(attempt, _instead(attempt, self._handlers[attempt.claim.handler], outcome))
 
+    async def _perform_large(self, attempt: Attempt) -> Outcome:
+        """Do the same with a payload that was too large to come with the claim: it is held while the handler runs."""
+        claim = attempt.claim
+        waiter = None
+        if claim.timeout is not None:
+            # The lease ends soon after the timeout, which counts from the claim: wait no longer than half of it.
+            give_back = partial(attempt.interrupt, Interrupted(began=False), grace=self._grace)
+            waiter = asyncio.get_running_loop().call_later(claim.timeout.total_seconds() / 2, give_back)
+        try:
+            async with self._budget.hold(MAX_PAYLOAD_BYTES) as keep:
+                text = await self._load(attempt)
+                if waiter is not None:
+                    waiter.cancel()
+                if text is None:
+                    return attempt.interruption or LeaseLost()
+                keep(len(text))
+                attempt.payload = text
+                try:
+                    return await self._perform(attempt)
+                finally:
+                    attempt.payload = ""
+        except asyncio.CancelledError:
+            if self._tasks.ending or attempt.began or attempt.interruption is None:
+                raise
+            uncancel()
+            return attempt.interruption
+        finally:
+            if waiter is not None:
+                waiter.cancel()
+
+    async def _load(self, attempt: Attempt) -> str | None:
+        """Read the payload; None if the claim is no longer ours. Waits for a database that is away."""
+        failures = 0
+        while attempt.interruption is None:
+            try:
+                async with connection(self._environment.pool) as db:
+                    return await queries.load_payload(
+                        db,
+                        node=self._environment.node,
+                        job_id=attempt.claim.job_id,
+                        fence_token=attempt.claim.fence_token,
+                    )
+            except TRANSIENT:
+                failures += 1
+                await asyncio.sleep(backoff_pause(failures))
+        return None
+
     async def _perform(self, attempt: Attempt) -> Outcome:
         """Call the handler and say what it did, whatever it did."""
         told = attempt.interruption
@@ -112,7 +181,10 @@ class Executor:
         timer = None
         if claim.timeout is not None:
             interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
-            timer = asyncio.get_running_loop().call_later(claim.timeout.total_seconds(), interrupt)
+            left = claim.timeout.total_seconds()
+            if claim.payload is None:
+                left -= boottime() - attempt.started  # as long as it took to read the payload
+            timer = asyncio.get_running_loop().call_later(left, interrupt)
         try:
             result = await self._calls[claim.handler](attempt, self._environment)
         except asyncio.CancelledError as error:
@@ -121,15 +193,17 @@ class Executor:
             cancelled = uncancel()
             if attempt.interruption is not None:
                 return _instead(attempt, handler, attempt.interruption)
-            return _instead(attempt, handler, CANCELLED_ITSELF if cancelled else describe(error, claim))
+            return _instead(
+                attempt, handler, CANCELLED_ITSELF if cancelled else await _described(error, attempt, handler)
+            )
         except InvalidPayload as error:
             if attempt.began:
-                return _instead(attempt, handler, describe(error, claim, handler.permanent))
+                return _instead(attempt, handler, await _described(error, attempt, handler))
             return Undecodable(type(error).__name__, plain(str(error), ERROR_LIMIT))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and attempt.interruption is not None:
                 raise  # the third Ctrl-C, which ends the process wherever it is
-            return _instead(attempt, handler, _spoken(error, attempt, handler))
+            return _instead(attempt, handler, await _described(error, attempt, handler))
         finally:
             if timer is not None:
                 timer.cancel()
@@ -155,20 +229,35 @@ def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
     return SUCCEEDED if result is None else Succeeded(encode_result(result))
 
 
-def _spoken(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+async def _described(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+    """Return the outcome for an exception of the handler's, off the main loop where its payload is large."""
+    if len(attempt.payload) < OFF_LOOP_BYTES:
+        return _outcome_of_safely(error, attempt, handler)
+    before, attempt.on_interrupt = attempt.on_interrupt, _ignore  # an order to stop comes too late for the handler
     try:
-        return _meant(error, attempt, handler)
+        return await off_the_loop(partial(_outcome_of_safely, error, attempt, handler))
+    finally:
+        attempt.on_interrupt = before
+
+
+def _ignore() -> None:
+    return
+
+
+def _outcome_of_safely(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+    try:
+        return _outcome_of(error, attempt, handler)
     except Exception as second:  # noqa: BLE001  a class of the handler's own: a Snooze, say, that never called super().__init__
-        return describe(second, attempt.claim)
+        return describe(second, attempt)
 
 
-def _meant(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+def _outcome_of(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
     match error:
         case Snooze():
             return Snoozed(error.after, error.at)
         case Retry():
             told = error.__cause__
-            text = str(told) if isinstance(told, ChildFailed) else why_again(error, attempt.claim)
+            text = str(told) if isinstance(told, ChildFailed) else why_again(error, attempt)
             return Failed(kind="Retry", text=text, after=error.after, at=error.at)
         case Cancel():
             return Cancelled(readable(error.reason))
@@ -176,7 +265,7 @@ def _meant(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
         return attempt.interruption
     if isinstance(error, ChildFailed):
         return Failed(kind=error.kind, text=str(error), permanent=error.permanent)
-    return describe(error, attempt.claim, handler.permanent)
+    return describe(error, attempt, handler.permanent)
 
 
 def _instead(attempt: Attempt, handler: Handler, outcome: Outcome) -> Outcome:
