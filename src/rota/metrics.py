@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from prometheus_client import Metric
+
 _DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
@@ -48,6 +50,16 @@ class Histogram(Collector):
         yield family
 
 
+class SampledGauge(Gauge):
+    """A gauge of the whole installation, which is not shown while its sample is too old."""
+
+    hidden = False
+
+    def collect(self) -> Iterable[Metric]:
+        """Return its values for a scrape; nothing while it is hidden."""
+        return [] if self.hidden else super().collect()
+
+
 class Metrics:
     """All of them, in a registry of their own. `telemetry` alone moves them."""
 
@@ -77,62 +89,62 @@ class Metrics:
             "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
         )
         cluster = "Of the whole installation: aggregate with max, not sum."
-        self.oldest_due = Gauge(
+        self.oldest_due = SampledGauge(
             "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
         )
-        self.oldest_running = Gauge(
+        self.oldest_running = SampledGauge(
             "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
         )
-        self.jobs = Gauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
-        self.jobs_capped = Gauge(
+        self.jobs = SampledGauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
+        self.jobs_capped = SampledGauge(
             "rota_jobs_capped",
             f"1 while there are too many jobs to count, so that rota_jobs is a lower bound. {cluster}",
             registry=r,
         )
-        self.dead = Gauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
-        self.oldest_dead = Gauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
-        self.expired = Gauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
-        self.unclaimable = Gauge(
+        self.dead = SampledGauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
+        self.oldest_dead = SampledGauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
+        self.expired = SampledGauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
+        self.unclaimable = SampledGauge(
             "rota_jobs_unclaimable", f"Due jobs whose handler no living node has. {cluster}", registry=r
         )
-        self.unserved = Gauge(
+        self.unserved = SampledGauge(
             "rota_jobs_unserved",
             f"Due jobs whose queue no living node that has their handler serves. {cluster}",
             registry=r,
         )
-        self.schedules = Gauge(
+        self.schedules = SampledGauge(
             "rota_schedules",
             f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
             ["state"],
             registry=r,
         )
-        self.last_success = Gauge(
+        self.last_success = SampledGauge(
             "rota_schedule_last_success_timestamp_seconds",
             "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
             f"name; of all others the one that has waited longest, as other. {cluster}",
             ["schedule"],
             registry=r,
         )
-        self.paused = Gauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
-        self.oldest_snapshot = Gauge(
+        self.paused = SampledGauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
+        self.oldest_snapshot = SampledGauge(
             "rota_oldest_snapshot_seconds",
             f"Age of the oldest snapshot or prepared transaction that this login sees; it keeps dead rows. {cluster}",
             registry=r,
         )
-        self.dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
+        self.dead_tuples = SampledGauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
         self.loop_crashes = Counter(
             "rota_loop_crashes",
             "Unexpected exceptions in a loop of this daemon, which was restarted.",
             ["loop"],
             registry=r,
         )
-        self.housekeeping_age = Gauge(
+        self.housekeeping_age = SampledGauge(
             "rota_housekeeping_age_seconds",
             f"Since a piece of housekeeping last succeeded, on whichever daemon. {cluster}",
             ["piece"],
             registry=r,
         )
-        self.nodes = Gauge(
+        self.nodes = SampledGauge(
             "rota_nodes",
             f"Daemons: running, draining, or lost within a day (vanished, and not replaced). {cluster}",
             ["state"],
@@ -140,3 +152,9 @@ class Metrics:
         )
         self.sample_age = Gauge("rota_sample_age_seconds", "Age of the sampled gauges.", registry=r)
         self.build = Gauge("rota_build_info", "Always 1.", ["version", "release", "tzdata"], registry=r)
+
+    def hide_sampled(self, hidden: bool) -> None:
+        """Hide the sampled gauges, or show them again."""
+        for gauge in vars(self).values():
+            if isinstance(gauge, SampledGauge):
+                gauge.hidden = hidden

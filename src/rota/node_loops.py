@@ -191,7 +191,7 @@ class Loops:
 
     async def sample_locally(self) -> None:
         """Sample this node's part of the gauges."""
-        await self._run(LocalGauges(self._telemetry, self.running, self._pulse, lambda: self._gauges.sampled))
+        await self._run(LocalGauges(self._telemetry, self.running, self._pulse, lambda: self._gauges))
 
     async def listen(self) -> None:
         """Wait for notifications."""

@@ -488,6 +488,7 @@ class Telemetry:
         for name, at in last_success.items():
             self._metrics.last_success.labels("other" if name is None else name).set(at)
 
-    def sample_aged(self, age: timedelta) -> None:
-        """Show how old the sampled gauges are."""
+    def sample_aged(self, age: timedelta, *, stale: bool) -> None:
+        """Show how old the sampled gauges are; hide them while they are stale."""
         self._metrics.sample_age.set(age.total_seconds())
+        self._metrics.hide_sampled(stale)

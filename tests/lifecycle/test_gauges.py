@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from prometheus_client import generate_latest
 
 from factories import make_handler, make_jobs, make_running_job
 from rota.inline import Lent
+from rota.lifecycle.running import Running
+from rota.lifecycle.wake import Wake
+from rota.loop import Pulse
 from rota.services import gauges as module
-from rota.services.gauges import Gauges
+from rota.services.gauges import Gauges, LocalGauges
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
@@ -235,3 +240,24 @@ async def test_no_row_with_an_odd_instant_costs_the_gauges(
         for most in (100, 1):
             monkeypatch.setattr(module, "COUNTED", most)
             await gauges.run_once()
+
+
+async def test_a_daemon_that_is_cut_off_shows_no_old_values(
+    conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last value of a lag may well be 0. What the daemon knows by itself is still shown, and the age of the sample."""
+    await make_jobs(conn, 1)
+    telemetry = gauges._telemetry
+    local = LocalGauges(telemetry, Running({"default": 1}, Wake(), grace=1), Pulse(), lambda: gauges)
+    await gauges.run_once()
+    await local.run_once()
+    assert shown(gauges, "rota_leases_expired") == 0
+    monkeypatch.setattr(gauges, "valid_until", 0.0)
+    await local.run_once()
+    page = generate_latest(telemetry.registry).decode()
+    sampled = ("rota_jobs", "rota_oldest", "rota_leases_expired", "rota_dead", "rota_schedules", "rota_nodes")
+    assert not [line for line in page.splitlines() if line.startswith(sampled)]
+    assert {"rota_slots", "rota_sample_age_seconds"} <= {re.split(r"[{ ]", line)[0] for line in page.splitlines()}
+    await gauges.run_once()
+    await local.run_once()
+    assert shown(gauges, "rota_leases_expired") == 0

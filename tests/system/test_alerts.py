@@ -62,6 +62,8 @@ class Installation:
         return {
             "RotaGone": {},
             "RotaDaemonDown": here["doomed"],
+            "RotaNodeLost": whole,
+            "RotaHousekeepingFailing": whole | {"piece": "ledger_drop"},
             "RotaLagging": {"queue": "slow"},
             "RotaDeadLetters": {"queue": "default"},
             "RotaDeadLettersForgotten": whole,
@@ -90,6 +92,18 @@ class Installation:
         await self.scene.execute("update rota.schedule_clocks set next_fire_at = now() - interval '1 minute'")
         await holder.execute("begin")
         await holder.execute("select from rota.schedule_clocks for no key update")
+
+    async def depend_on_an_old_partition(self) -> None:
+        """Create a view on an expired partition of the ledger, which has kept it from being dropped for hours."""
+        await self.scene.execute(
+            "create table rota.job_runs_20200101 partition of rota.job_runs "
+            "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
+        )
+        await self.scene.execute("create view report as select * from rota.job_runs_20200101")
+        await self.scene.execute(
+            "insert into rota.housekeeping (piece, succeeded_at) values ('ledger_drop', now() - interval '2 hours') "
+            "on conflict (piece) do update set succeeded_at = excluded.succeeded_at"
+        )
 
     async def start_all(self) -> None:
         """Start them all, the doomed one with zone data of its own."""
@@ -145,6 +159,7 @@ class Installation:
         scene = self.scene
         for holder in holders:
             await holder.execute("rollback")
+        await scene.execute("drop view report")
         self.link.heal()
         self.start("doomed", ROTA_QUEUES="doomed:5")
         await scene.execute("select rota.discard($1, 'seen')", self.buried)
@@ -182,6 +197,7 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
         holder = await asyncpg.connect(dsn)
         stack.callback(holder.terminate)
         await here.lock_a_schedule(holder)
+        await here.depend_on_an_old_partition()
         await here.start_all()
         await becomes(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
         await here.break_everything(holder)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SAMPLED_EVERY = timedelta(seconds=15)
 
+STALE_AFTER = 60.0
+"""Seconds after which a sample is too old to be shown, or twice the interval where samples take long."""
+
 TOLD_EVERY = 3600.0
 """Seconds between two warnings about the same jobs that nobody claims."""
 
@@ -81,6 +84,8 @@ class Gauges:
         self._pool = pool
         self._telemetry = telemetry
         self.sampled = boottime()
+        self.valid_until = self.sampled + STALE_AFTER
+        """From then on the sampled gauges are not shown: nobody must take an old value for the present one."""
         self._unclaimed: set[tuple[str, str]] = set()
         self._told: dict[tuple[str, str], float] = {}
 
@@ -107,6 +112,7 @@ class Gauges:
         self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
         self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
+        self.valid_until = self.sampled + max(STALE_AFTER, 2 * self.interval.total_seconds())
 
     def _to_tell(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
         """Return what has been unclaimed twice in a row, and wasn't told of within the hour.
@@ -149,11 +155,11 @@ class LocalGauges:
     name = "local gauges"
     interval: timedelta | None = timedelta(seconds=1)
 
-    def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, sampled: Callable[[], float]) -> None:
+    def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, gauges: Callable[[], Gauges]) -> None:
         self._telemetry = telemetry
         self._running = running
         self._pulse = pulse
-        self._sampled = sampled
+        self._gauges = gauges
 
     async def run_once(self) -> None:
         """Show slots, and the ages of services and samples."""
@@ -162,4 +168,5 @@ class LocalGauges:
         # A copy, for the heartbeat's thread enters itself while we start.
         for service, succeeded in self._pulse.succeeded.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
-        self._telemetry.sample_aged(timedelta(seconds=now - self._sampled()))
+        gauges = self._gauges()
+        self._telemetry.sample_aged(timedelta(seconds=now - gauges.sampled), stale=now > gauges.valid_until)
