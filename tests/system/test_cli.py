@@ -677,6 +677,29 @@ async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(p
     assert f"remove {folder}" in again.err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_e6_a_second_dev_keeps_its_database_when_the_first_ends(play: Shell, number: signal.Signals) -> None:
+    """E6: it takes the server over, however the first one has ended; its daemon goes on, and nothing is lost."""
+    with started(play, "dev") as (first, said_first):
+        await eventually(lambda: "node.started" in said_first(), within=60, what="the first daemon")
+        with started(play, "dev", "--app", "shop:app") as (second, said):
+            await eventually(lambda: "node.started" in said(), within=60, what="the second daemon")
+            first.send_signal(number)
+            first.wait(30)
+            await eventually(lambda: "this process runs it now" in said(), within=30, what="the takeover")
+            kept = await play("enqueue", "shop.chain", '{"left": 0}', "--embedded")
+            assert kept.code == 0, kept.err
+
+            async def ended() -> bool:
+                shown = await play("job", "show", kept.out.strip(), "--embedded", "--json")
+                return bool(shown.json["state"] == "succeeded")
+
+            await eventually(ended, within=30, what="a job of the second daemon")
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(30) == 0
+    assert not (Path(play.environ["ROTA_DATA_DIR"]) / "postmaster.pid").exists()
+
+
 async def test_dev_starts_anew_when_the_source_changes(play: Shell) -> None:
     """An edit counts at once, the database stays up, and a source that doesn't parse is waited out."""
     source = play.folder / "shop.py"

@@ -127,7 +127,7 @@ def _welcome(config: "Config", name: str) -> str:
     return f"""
 rota dev runs {whose} rota.echo, rota.sleep and rota.fail.
 Ctrl-C ends it; what is stored stays in {default_data_dir()}
-The server ends with the command that started it: this one, unless another was there before.
+The server ends with the last `rota dev` on that folder.
 
   look inside    {psql} '{config.require_database()}'
   a first job    insert into rota.jobs (handler, payload) values ('rota.echo', '{{"hello": "world"}}');

@@ -62,7 +62,7 @@ def using(
         return
     if dsn is not None:
         raise typer.BadParameter("names another database than --embedded: choose one", param_hint="--dsn")
-    with embedded_server() as server:
+    with embedded_server() as server, server.kept(lambda line: typer.echo(f"rota: {printable(line)}", err=True)):
         # The direct URL, too: a configured one would lead to another server.
         yield configure(config_file, server.dsn, {**(overrides or {}), "database.direct_url": server.dsn})
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 NOT_DURABLE = MappingProxyType({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
 OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})
 POLL_S = 0.005
+KEEPER_SECONDS = 0.2
+"""How often an attached process checks that the server it uses still runs."""
 
 # Becomes the server: gives root away, ties its life to the process that asked for it, then execs and so keeps its pid.
 # It is a program of its own because code between fork and exec (preexec_fn) may deadlock in a process with threads.
@@ -67,7 +69,8 @@ class EmbeddedPostgres:
     """One server over one data folder, which stops when the process that started it ends, however it ends.
 
     Where another living process already runs the server of this folder, start() attaches to that one instead, and
-    stop() leaves it alone. Start it from the main thread: the kernel ends the server with the *thread* that started it.
+    stop() leaves it alone; within kept(), this process starts the server again when that one ends. Start it from the main
+    thread: the kernel ends the server with the *thread* that started it.
 
     bindir: the folder of binaries; None: find_bindir() looks.  sync: False gives up durability for speed (tests).
     settings: server settings.  patience: how long a start may take, recovery from a crash included.
@@ -97,6 +100,8 @@ class EmbeddedPostgres:
         self._sockets: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._attached_pid: int | None = None
+        self._keeper: threading.Thread | None = None
+        self._keeping = threading.Lock()
 
     @property
     def dsn(self) -> str:
@@ -122,7 +127,7 @@ class EmbeddedPostgres:
         """
         if self.pid is not None:
             return self
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() not in {threading.main_thread(), self._keeper}:
             raise RuntimeError("start the embedded PostgreSQL from the main thread: it would end with this one")
         try:
             make_parents(self.data, readable=self._user is not None)
@@ -162,6 +167,50 @@ class EmbeddedPostgres:
             raise DatabaseUnusable(f"the PostgreSQL in {self.data} belongs to another process: restart it there")
         self.stop()
         return self.start()
+
+    @contextmanager
+    def kept(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Start the server again when the process that it was attached to has ended; connections break in between.
+
+        A thread does it, which lives until the context ends: the kernel would end the server with it. `report` gets a line for
+        people about each change.
+        """
+        if not self.attached:
+            yield
+            return
+        ending = threading.Event()
+        self._keeper = threading.Thread(
+            target=self._keep, args=(ending, report), name="embedded PostgreSQL", daemon=True
+        )
+        self._keeper.start()
+        try:
+            yield
+        finally:
+            with self._keeping:
+                ending.set()
+                if not self.attached:
+                    self.stop()  # before the thread ends, which would end the server without waiting for it
+            self._keeper.join()
+
+    def _keep(self, ending: threading.Event, report: Callable[[str], None]) -> None:
+        failure = None
+        while not ending.wait(KEEPER_SECONDS):
+            with self._keeping:
+                if ending.is_set() or not self.attached or self.pid is not None:
+                    continue
+                before = self.dsn
+                try:
+                    now = self.start()
+                except DatabaseUnusable as error:
+                    if str(error) != failure:
+                        failure = str(error)
+                        report(f"the PostgreSQL in {self.data} has ended, and can't be started: {error}")
+                    continue
+            failure = None
+            whose = "another process started it again" if now.attached else "this process runs it now"
+            report(f"the PostgreSQL in {self.data} ended with the process that had started it: {whose}")
+            if now.dsn != before:
+                report(f"its address is {now.dsn} now: restart this command to use it")
 
     def __enter__(self) -> Self:
         return self.start()
