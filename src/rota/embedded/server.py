@@ -188,8 +188,7 @@ class EmbeddedPostgres:
         finally:
             with self._keeping:
                 ending.set()
-                if not self.attached:
-                    self.stop()  # before the thread ends, which would end the server without waiting for it
+                self.stop()  # before the thread ends, which would end the server without waiting for it
             self._keeper.join()
 
     def _keep(self, ending: threading.Event, report: Callable[[str], None]) -> None:
