@@ -33,7 +33,6 @@ SETTINGS = (
     ),
     *(
         "standard_conforming_strings = off",
-        "client_encoding = 'LATIN1'",
         "client_encoding = 'SQL_ASCII'",
         "array_nulls = off",
     ),

@@ -55,6 +55,12 @@ def dies(job: rota.SyncJob[Any]) -> None:
     os.kill(os.getpid(), 35 if job.payload == "realtime" else signal.SIGSEGV)  # 35 is a signal without a name
 
 
+@app.handler("escapes", runs_in="process", max_attempts=1)
+def escapes(job: rota.SyncJob[Any]) -> None:
+    """Raise what `except Exception` lets through."""
+    raise {"cancelled": asyncio.CancelledError, "generator": GeneratorExit, "interrupt": KeyboardInterrupt}[job.payload]
+
+
 @app.handler("relays", runs_in="process", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
 def relays(job: rota.SyncJob[Any]) -> Any:
     """Save and report through the daemon."""

@@ -310,7 +310,7 @@ def main() -> None:
         line.say({"is": "retry", "text": why_again(wish, claim), **wish.as_answer()})
     except Cancel as cancel:
         line.say({"is": "cancel", "text": cancel.reason})
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the handler's, whatever it is
+    except BaseException as error:  # noqa: BLE001  also CancelledError and GeneratorExit: the handler raised it
         failed = describe(error, claim, handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 

@@ -54,6 +54,9 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             "segv": await insert(conn, "dies", '"segv"'),
             "realtime": await insert(conn, "dies", '"realtime"'),
             "exit": await insert(conn, "dies", '"exit"'),
+            "cancelled": await insert(conn, "escapes", '"cancelled"'),
+            "generator": await insert(conn, "escapes", '"generator"'),
+            "interrupt": await insert(conn, "escapes", '"interrupt"'),
             "cancel": await insert(conn, "wishes", '"cancel"'),
             "permanent": await insert(conn, "wishes", '"permanent"'),
         }
@@ -66,6 +69,9 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             "segv": "dead: exhausted",
             "realtime": "dead: exhausted",
             "exit": "dead: exhausted",
+            "cancelled": "dead: exhausted",
+            "generator": "dead: exhausted",
+            "interrupt": "dead: exhausted",
             "cancel": "cancelled",
             "permanent": "dead: permanent",
         }
@@ -79,6 +85,12 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
         assert "SIGSEGV" in (await letter(conn, jobs["segv"]))["error"]
         assert "ended with signal 35 before" in (await letter(conn, jobs["realtime"]))["error"]
         assert "exit code 7" in (await letter(conn, jobs["exit"]))["error"]
+        for name, kind in (
+            ("cancelled", "CancelledError"),
+            ("generator", "GeneratorExit"),
+            ("interrupt", "KeyboardInterrupt"),
+        ):
+            assert (await letter(conn, jobs[name]))["error_kind"] == kind
         for wish, job_id in waiting.items():
             await one.told("job.settled", job_id=job_id)
             waits = await live_row(conn, job_id)
