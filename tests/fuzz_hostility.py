@@ -33,6 +33,7 @@ SETTINGS = (
     ),
     *(
         "standard_conforming_strings = off",
+        "client_encoding = 'LATIN1'",
         "client_encoding = 'SQL_ASCII'",
         "array_nulls = off",
     ),
