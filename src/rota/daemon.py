@@ -50,6 +50,7 @@ from rota.loop import Pulse, uncancel
 from rota.node_loops import Loops
 from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
+from rota.services.lock_watch import LockWatch
 from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
@@ -76,7 +77,19 @@ WAITING = frozenset(kind.name for kind in (Settler, Listener, TrackRecord))
 HANDLER_LEFT_BEHIND = 5
 """The exit code of a drain that ended while a handler still ran."""
 
-ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, Pruner, TrackRecord))
+NOT_READY_AFTER_SECONDS = 2.0
+"""For how long one of WORK may fail, or wait for the database, before /readyz answers 503."""
+
+WORK = {
+    Dispatcher.name: "claims",
+    Settler.name: "settlements",
+    Heartbeat.name: "extensions of leases",
+    Presence.name: "writes of this node's row",
+    Scheduler.name: "decisions about due schedules",
+}
+"""Services without which no job runs to its end, and what /readyz calls their work."""
+
+ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, LockWatch, Pruner, TrackRecord))
 """Services without which the jobs run as well: their crashes are logged and counted, and never end the daemon."""
 
 
@@ -209,6 +222,7 @@ class Daemon:
             supervisor.start(Reaper.name, loops.reap)
             supervisor.start(Presence.name, loops.presence)
             supervisor.start(Pruner.name, loops.prune, critical=False)
+            supervisor.start(LockWatch.name, loops.watch_locks, critical=False)
             supervisor.start(Gauges.name, loops.sample, critical=False)
             supervisor.start(LocalGauges.name, loops.sample_locally, critical=False)
             if loops.listens:
@@ -423,6 +437,14 @@ class Daemon:
         return health.Readiness(
             database_age=timedelta(seconds=boottime() - reached) if reached else None,
             draining=self.stops.claiming.is_set(),
+            stalled=[
+                f"{WORK[service]} {why}"
+                for service, why in self._pulse.stalled(for_seconds=NOT_READY_AFTER_SECONDS).items()
+                if service in WORK
+            ],
+            blockers=[f"{blocker}. {blocker.cure}" for blocker in self._loops.lock_watch.blockers]
+            if self._loops
+            else [],
         )
 
 

@@ -70,6 +70,10 @@ class Readiness:
     database_age: timedelta | None
     """Since the database last answered; None: it never has."""
     draining: bool
+    stalled: Sequence[str] = ()
+    """Kinds of work that get nothing done, each with its cause."""
+    blockers: Sequence[str] = ()
+    """Sessions whose locks this installation's sessions wait for."""
 
     @property
     def reasons(self) -> list[str]:
@@ -79,6 +83,8 @@ class Readiness:
             reasons.append("the database has not been reached yet")
         elif self.database_age > RECENT:
             reasons.append(f"the database was last reached {self.database_age.total_seconds():.0f} s ago")
+        reasons += self.stalled
+        reasons += self.blockers
         if self.draining:
             reasons.append("this node is draining")
         return reasons

@@ -6,15 +6,17 @@ import asyncio
 import random
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
+
+import asyncpg
 
 from rota.clock import boottime
 from rota.db.pool import TRANSIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from rota.telemetry import Telemetry
 
@@ -56,6 +58,10 @@ class Pulse:
         """Service -> failures and crashes since its last success."""
         self.away: set[str] = set()
         """Services whose last failure was the database's."""
+        self.failing: dict[str, tuple[float, str]] = {}
+        """Service -> when the first of its failures in a row was, and the cause of the last one."""
+        self.asked: dict[str, float] = {}
+        """Service -> since when it has been waiting for an answer of the database."""
 
     def began(self, service: str) -> None:
         """Count the age of a service from now on. A restart after a crash is no success, and changes nothing."""
@@ -66,6 +72,7 @@ class Pulse:
         self.failures[service] = 0
         self.successes[service] += 1
         self.away.discard(service)
+        self.failing.pop(service, None)
         self.succeeded[service] = boottime()
 
     def failed(self, service: str, error: BaseException) -> int:
@@ -75,11 +82,46 @@ class Pulse:
             self.away.add(service)
         else:
             self.away.discard(service)
+        began = self.failing.get(service, (boottime(), ""))[0]
+        self.failing[service] = began, cause_of(error)
         return self.failures[service]
+
+    @contextmanager
+    def asking(self, service: str) -> Iterator[None]:
+        """Note that the service waits for an answer of the database while the block runs."""
+        self.asked[service] = boottime()
+        try:
+            yield
+        finally:
+            self.asked.pop(service, None)
+
+    def stalled(self, *, for_seconds: float) -> dict[str, str]:
+        """Return service -> why it gets nothing done, for services in that state for so many seconds at least."""
+        now = boottime()
+        waiting = {
+            service: f"have waited {now - began:.0f} s for an answer of the database"
+            for service, began in self.asked.copy().items()
+            if now - began >= for_seconds
+        }
+        failing = {
+            service: f"have failed for {now - began:.0f} s ({cause})"
+            for service, (began, cause) in self.failing.copy().items()
+            if now - began >= for_seconds
+        }
+        return waiting | failing
 
     def ended(self, service: str) -> None:
         """Forget it: it has stopped on purpose."""
         self.succeeded.pop(service, None)
+        self.failing.pop(service, None)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error's kind and, where it is transient, the server's message: other messages may show a row."""
+    kind = type(error).__name__
+    if isinstance(error, asyncpg.PostgresError) and isinstance(error, TRANSIENT) and error.args:
+        return f"{kind}: {str(error.args[0])[:200]}"
+    return kind
 
 
 def backoff_pause(failures: int) -> float:

@@ -88,6 +88,11 @@ class Metrics:
         self.service_age = Gauge(
             "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
         )
+        self.lock_wait = Gauge(
+            "rota_lock_wait_seconds",
+            "How long this daemon has been waiting for a lock that another session holds; 0 if it isn't.",
+            registry=r,
+        )
         cluster = "Of the whole installation: aggregate with max, not sum."
         self.oldest_due = SampledGauge(
             "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r

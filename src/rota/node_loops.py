@@ -26,6 +26,7 @@ from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
 from rota.loop import Pulse, on_own_thread, run_forever
 from rota.services.gauges import Gauges, LocalGauges
+from rota.services.lock_watch import LockWatch
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
 from rota.services.track_record import TrackRecord
@@ -90,10 +91,14 @@ class Loops:
             pool,
             self.running,
             telemetry,
+            pulse=pulse,
             node=node,
             random=random.random,
             alert=config.dead_letters.handler,
             on_end=self._job_ended,
+        )
+        self.lock_watch = LockWatch(
+            lambda: self._connect("lock watch"), telemetry, pulse, poll_interval=config.poll_interval
         )
         self._heartbeat = self._make_heartbeat()
         self._listener = self._make_listener()
@@ -201,6 +206,13 @@ class Loops:
         finally:
             self._listener.close()  # uvloop waits without end for a connection that is left open
 
+    async def watch_locks(self) -> None:
+        """Find out which sessions block this one's work."""
+        try:
+            await self._run(self.lock_watch)
+        finally:
+            self.lock_watch.close()
+
     async def feed_watchdog(self, interval: timedelta) -> None:
         """Tell systemd that the main loop turns."""
         await self._run(systemd.Watchdog(interval))
@@ -245,14 +257,17 @@ class Loops:
             poll_interval=self._config.poll_interval,
         )
 
+    async def _connect(self, name: str) -> asyncpg.Connection:
+        return await connect(
+            self._config.require_database(), route=self._route, name=f"rota {str(self._node)[:8]} {name}"
+        )
+
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(
             self.running,
             self._telemetry,
             node=self._node,
-            connect=lambda: connect(
-                self._config.require_database(), route=self._route, name=f"rota {str(self._node)[:8]} heartbeat"
-            ),
+            connect=lambda: self._connect("heartbeat"),
             main=asyncio.get_running_loop(),
             beat=None if self._config.lease.heartbeat is None else self._config.lease.heartbeat.total_seconds(),
             grace=self._grace,

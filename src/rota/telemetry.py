@@ -379,6 +379,14 @@ class Telemetry:
         """Tell that this node looks at another part of the schedules than before, because nodes came or went."""
         self._event(logging.DEBUG, "shards.taken", count=count)
 
+    def blocked(self, by: str, *, do: str) -> None:
+        """Report a session whose lock this node's statements wait for."""
+        self._event(logging.WARNING, "lock.blocked", by=by, do=do)
+
+    def lock_wait_sampled(self, seconds: float) -> None:
+        """Show for how long this node has been waiting for a lock of another session; 0 if it isn't."""
+        self._metrics.lock_wait.set(seconds)
+
     # Housekeeping.
 
     def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:

@@ -73,6 +73,7 @@ from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
+from rota.loop import Pulse
 from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class _Drain:
             environment.pool,
             self._running,
             Telemetry(make_logger(level="error", format="json"), handlers=self._handlers),
+            pulse=Pulse(),
             node=self._node,
             random=lambda: 1.0,
             alert=None,

@@ -73,6 +73,7 @@ class Installation:
             "RotaUnserved": whole,
             "RotaSchedulesOverdue": whole,
             "RotaSchedulesInvalid": whole,
+            "RotaLockWait": here["sturdy"],
             "RotaListenerDown": here["cut off"],
             "RotaSampleTooOld": here["cut off"],
             "RotaLeasesLost": whole,
@@ -202,6 +203,12 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
         await becomes(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
         await here.break_everything(holder)
         expected = here.alerts()
+        await holder.execute("savepoint before; lock table rota.attempts in access exclusive mode")
+        named = f"127.0.0.1:{here.ports['sturdy']}"
+        await becomes(
+            server, lambda _: server.has_fired("RotaLockWait", instance=named), within=30, what="RotaLockWait"
+        )
+        await holder.execute("rollback to before")
         assert expected.keys() == set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
 
         def all_fired(_: set[str]) -> bool:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from rota.db.migrate import migrate
+from shell import Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from processes import DaemonProcess
     from scenes import Scene
 
 ADVISORY_KEYS = range(1, 5)
@@ -66,3 +71,92 @@ async def test_b1_a_listener_takes_the_lock_again_once_the_stranger_lets_go(scen
 
     await eventually(armed, what="the listener's own lock")
     await scene.begins(await scene.enqueue("work"), within=5)
+
+
+async def _not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
+    """Return the reasons of /readyz once it answers 503 with that text among them; /healthz stays 200."""
+
+    def reasons() -> list[str] | None:
+        status, body = daemon.get("readyz")
+        found: list[str] = json.loads(body)["reasons"]
+        return found if status == 503 and because in " ".join(found) else None
+
+    found = await eventually(reasons, within=within, what=f"/readyz to answer 503 because of {because}")
+    assert daemon.get("healthz")[0] == 200, "a restart would mend nothing"
+    return found
+
+
+async def _ready(daemon: DaemonProcess, *, within: float = 20.0) -> None:
+    await eventually(lambda: daemon.get("readyz")[0] == 200, within=within, what="/readyz to answer 200")
+
+
+async def test_f18_readyz_check_and_the_gauge_name_the_session_that_holds_a_lock(scene: Scene, tmp_path: Path) -> None:
+    """Under a lock that stops all claims, an operator reads whom to end, and how, without knowing any system view."""
+    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
+    daemon = scene.daemons.start(ROTA_POLL_INTERVAL="1s")
+    await _ready(daemon)
+    blocker = await asyncpg.connect(scene.dsn, server_settings={"application_name": "a report"})
+    try:
+        await blocker.execute("begin; lock table rota.jobs in access exclusive mode")
+        who = f"pid {blocker.get_server_pid()} (user postgres, application a report)"
+
+        reasons = await _not_ready(daemon, because=who)
+        assert any(reason.startswith("claims have waited") for reason in reasons), reasons
+        assert daemon.metric("rota_lock_wait_seconds") >= 2
+
+        checked = await rota("check")
+        assert who in checked.out + checked.err
+        assert f"pg_terminate_backend({blocker.get_server_pid()})" in checked.out + checked.err
+        assert checked.code != 0
+        assert [event["by"] for event in daemon.events("lock.blocked")] == [f"{who} holds a lock on rota.jobs"]
+
+        await blocker.execute("rollback")
+    finally:
+        blocker.terminate()
+    await _ready(daemon)
+    await scene.begins(await scene.enqueue("work"))
+    await eventually(lambda: daemon.metric("rota_lock_wait_seconds") == 0, what="the gauge to return to 0")
+
+
+REFUSE = """
+create function refuse() returns trigger language plpgsql as $$
+begin raise exception using errcode = 'disk_full', message = 'could not extend file "base/1": No space left on device'; end $$;
+create trigger refuse before {event} on {table} for each row execute function refuse()
+"""
+
+
+@pytest.mark.parametrize(
+    ("event", "table", "what"),
+    [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements"), ("update", "rota.nodes", "this node")],
+)
+async def test_c5_readyz_is_503_while_the_database_refuses_writes(
+    scene: Scene, event: str, table: str, what: str
+) -> None:
+    """A full disk answers every SELECT. Ready means that claims and settlements succeed; and it returns by itself."""
+    daemon = scene.daemons.start(ROTA_LEASE="60s")
+    await _ready(daemon)
+    await scene.execute(REFUSE.format(event=event, table=table))
+    await scene.enqueue("work")
+
+    reasons = await _not_ready(daemon, because="No space left on device", within=12)
+    assert what in " ".join(reasons)
+
+    await scene.execute(f"drop trigger refuse on {table}; drop function refuse()")
+    await _ready(daemon)
+    await scene.empties()
+    assert daemon.alive
+
+
+async def test_f12_a_command_names_the_session_that_it_waits_for(scene: Scene, tmp_path: Path) -> None:
+    """It says so while it waits, and again when it gives up."""
+    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
+    await scene.execute("select rota.pause_queue('mail')")
+    blocker = await asyncpg.connect(scene.dsn, server_settings={"application_name": "psql"})
+    try:
+        await blocker.execute("begin; select from rota.queues for update")
+        said = await rota("queue", "resume", "mail")
+        assert said.code == 3
+        assert f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)" in said.err
+        assert f"because pid {blocker.get_server_pid()}" in said.err
+    finally:
+        blocker.terminate()

@@ -1,7 +1,7 @@
 """A command's database: where it is, a connection to it, and what the user is told when it can't be used."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from rota.commands.show import printable
 if TYPE_CHECKING:
     from rota.app import App
     from rota.config import Config
+    from rota.db.blockers import Blocker
     from rota.db.pool import Connection
     from rota.embedded import EmbeddedPostgres
     from rota.errors import RotaError
@@ -74,6 +75,9 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
 
 async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
     """Do the same where a loop runs already."""
+    from asyncpg import LockNotAvailableError, QueryCanceledError
+
+    from rota.db.blockers import watching
     from rota.db.migrate import installation
     from rota.db.pool import ROUTE_OF_COMMANDS, connect
 
@@ -81,11 +85,35 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
     with explaining(dsn):
         conn = await connect(dsn, route=ROUTE_OF_COMMANDS, name=f"rota {name}")
         conn.add_log_listener(lambda _, said: typer.echo(f"note: {printable(said.message)}", err=True))
+        blockers: dict[int, Blocker] = {}
+
+        def on_blocked(found: Sequence["Blocker"]) -> None:
+            for blocker in found:
+                if blocker.pid not in blockers:
+                    typer.echo(f"note: waiting: {printable(str(blocker))}", err=True)
+                blockers[blocker.pid] = blocker
+
         try:
-            await installation(conn)
-            return await work(conn)
+            async with watching(dsn, conn, on_blocked=on_blocked):
+                await installation(conn)
+                return await work(conn)
+        except (TimeoutError, LockNotAvailableError, QueryCanceledError):
+            if not blockers:
+                raise
+            refusal = blocked(dsn, list(blockers.values()))
         finally:
             await conn.close()
+    # Outside of the handler, as in explaining().
+    raise refusal
+
+
+def blocked(dsn: str, blockers: Sequence["Blocker"]) -> "RotaError":
+    """Return the error for a command that another session's lock kept waiting for too long."""
+    from rota.config import mask_dsn
+    from rota.errors import DatabaseUnusable
+
+    named = "; ".join(f"{printable(str(blocker))}: {blocker.cure}" for blocker in blockers)
+    return DatabaseUnusable(f"{mask_dsn(dsn)} has not answered in time, because {named}. Then run this again")
 
 
 def finish(dsn: str, work: Coroutine[Any, Any, T]) -> T:

@@ -152,10 +152,11 @@ class Dispatcher:
             self._pulse.ran(self.name)
             return self._poll
         try:
-            async with connection(self._pool) as db:
-                if self._may_have_orphans:
-                    await self._return_orphans(db)
-                look = await self._claim(db)
+            with self._pulse.asking(self.name):
+                async with connection(self._pool) as db:
+                    if self._may_have_orphans:
+                        await self._return_orphans(db)
+                    look = await self._claim(db)
         except TRANSIENT as error:
             failures = self._pulse.failed(self.name, error)
             self._may_have_orphans = True

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rota.db.queries import Verdict
     from rota.domain.job import FenceToken, NodeId, Terms
     from rota.lifecycle.running import Running
+    from rota.loop import Pulse
     from rota.telemetry import Telemetry
 
 LARGEST = 1000
@@ -79,11 +80,13 @@ class Settler:
         running: Running,
         telemetry: Telemetry,
         *,
+        pulse: Pulse,
         node: NodeId,
         random: Callable[[], float],
         alert: str | None,
         on_end: Callable[[int, bool | None], None],
     ) -> None:
+        self._pulse = pulse
         self._pool = pool
         self._on_end = on_end
         self._running = running
@@ -114,7 +117,8 @@ class Settler:
             self._some.set()
         left = {attempt.claim.fence_token: (attempt, outcome) for attempt, outcome in batch}
         try:
-            await self._write(left)
+            with self._pulse.asking(self.name):
+                await self._write(left)
         except BaseException:
             # After a crash or a lost reply, too: an outcome that was written is found to be settled by this very token.
             self._come_again(left.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.check import connections, housekeeping, jobs, nodes, schedules
+from rota.commands.check import connections, housekeeping, jobs, nodes, rights, schedules
 from rota.commands.check.finding import Check, Facts, Finding
 from rota.commands.check.server import check_server, server_findings
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
@@ -70,6 +70,19 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
     """Read the shared facts, then run every check. A check that fails becomes a finding; the others still run."""
     from asyncpg import PostgresError
 
+    from rota.db import reports
+
+    if locked := await rights.find_lock_findings(db):
+        # The other checks read the tables that may be locked, and would wait as the daemons do.
+        locked.append(
+            Finding(
+                check="incomplete",
+                object="rota check",
+                finding="the other checks were skipped, because the tables that they read may be locked",
+                do="run rota check again once no lock is reported",
+            )
+        )
+        return await reports.examine_server(db), locked
     facts = await _read_facts(config, db)
     findings: list[Finding] = []
     for each in CHECKS:

@@ -1,0 +1,85 @@
+"""Find out which sessions hold the locks that rota's sessions wait for, and say so while it lasts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from rota.clock import boottime
+from rota.db.blockers import find_blockers
+from rota.db.pool import LOST
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from rota.db.blockers import Blocker
+    from rota.loop import Pulse
+    from rota.telemetry import Telemetry
+
+UNANSWERED: tuple[type[Exception], ...] = (*LOST, asyncpg.PostgresError)
+
+LOOK_EVERY = timedelta(seconds=1)
+
+SHORTEST_WAIT = timedelta(seconds=2)
+"""A wait is reported after two polls, but not before this."""
+
+
+class LockWatch:
+    """Service: asks for blockers while some other service of this node is stalled; otherwise it sends no statement.
+
+    It has a connection of its own: under a lock, every connection of the pool may be waiting.
+    """
+
+    name = "lock watch"
+    interval: timedelta | None = LOOK_EVERY
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        telemetry: Telemetry,
+        pulse: Pulse,
+        *,
+        poll_interval: timedelta,
+    ) -> None:
+        self._connect = connect
+        self._telemetry = telemetry
+        self._pulse = pulse
+        self._stalled_after = min(poll_interval, LOOK_EVERY).total_seconds()
+        self._at_least = min(2 * poll_interval, SHORTEST_WAIT)
+        self._conn: asyncpg.Connection | None = None
+        self._since = 0.0
+        """When the reported wait began, on this node's clock."""
+        self.blockers: Sequence[Blocker] = ()
+        """What was found last. Kept until this node works again: between two tries nothing waits, and nothing is found."""
+
+    async def run_once(self) -> None:
+        """Look for blockers if something is stalled."""
+        if not self._pulse.stalled(for_seconds=self._stalled_after):
+            self.close()
+            self.blockers = ()
+            self._telemetry.lock_wait_sampled(0.0)
+            return
+        try:
+            self._conn = self._conn or await self._connect()
+            found = await find_blockers(self._conn, pid=None, at_least=self._at_least)
+        except UNANSWERED:
+            self.close()  # the stalled service itself reports why the database can't be used
+            return
+        if found:
+            if not self.blockers:
+                self._since = boottime() - found[0].waited
+            known = {blocker.pid for blocker in self.blockers}
+            for blocker in found:
+                if blocker.pid not in known:
+                    self._telemetry.blocked(str(blocker), do=blocker.cure)
+            self.blockers = found
+        if self.blockers:
+            self._telemetry.lock_wait_sampled(boottime() - self._since)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._conn is not None:
+            self._conn.terminate()
+            self._conn = None
