@@ -212,7 +212,7 @@ class Fuzz:
         self.refusals[code] += 1
         if any(setting.startswith("search_path") for setting in settings):
             return  # the session's own functions may have raised it
-        if code == "22021" and any(setting.startswith("client_encoding") for setting in settings):
+        if code in {"22021", "22P05"} and any(setting.startswith("client_encoding") for setting in settings):
             return  # the driver sends UTF-8, which this encoding does not have
         if statement.plain and (code[:2] in {"23", "RT"} or not ACCEPTABLE.fullmatch(code)):
             self.failures.add(

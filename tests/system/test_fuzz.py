@@ -1,0 +1,26 @@
+"""The fuzzer for some seconds; `make fuzz` runs it for as long as one likes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).parents[1] / "fuzz.py"
+
+
+@pytest.mark.timeout(180)
+async def test_hostile_clients_harm_their_own_jobs_alone() -> None:
+    """Nothing that a client may insert stops a daemon, delays another client's job, or keeps a command from answering."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(FUZZ), "--seed", "9", "--minutes", "0.15"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 170)
+    assert process.returncode == 0, said.decode(errors="replace")[-6000:]
+    assert b"canary: " in said
