@@ -414,13 +414,15 @@ async def test_a_row_whose_claim_is_refused_holds_up_no_other_job(
     assert sorted(order) == sorted([*before, refused, behind, *beside, later])
 
 
-async def test_what_no_row_is_to_blame_for_is_not_survived(database: Database, conn: Connection[Record]) -> None:
-    """Rights that are missing, a column that is gone: a daemon that claims nothing must be seen to fall."""
-    async with node(database.dsn, recording_app([]), falls=True) as one:
+async def test_a_claim_that_no_row_is_to_blame_for_is_a_crash_of_the_loop(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A column that is gone: a daemon that claims nothing must be seen to fail, and no job is set aside for it."""
+    async with node(database.dsn, recording_app([])) as one:
         await conn.execute("alter table rota.jobs rename column meta to matter")
         await insert(conn, "record")
-        await one.ended(within=40)
-    assert one.fell is not None
+        await one.told("loop.crashed", loop="dispatcher", kind="UndefinedColumnError")
+        assert not one.seen("row.refused")
 
 
 async def test_queues_whose_turn_was_cut_short_are_looked_at_again(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rota.telemetry import Telemetry
 
 MAX_CLAIM_SIZE = 500
-"""Most jobs in one claim: with more free slots, one batch starts while the next is claimed."""
+"""Most jobs of one room in one claim: with more free slots, one batch starts while the next is claimed."""
 
 SUSPECT_CHECK_SECONDS = 10.0
 """Seconds between two searches for suspects while there are none."""
@@ -263,13 +263,13 @@ class Dispatcher:
         lanes: list[Lane],
         *,
         suspects: Suspects = Suspects.NONE,
-        at_most: int = MAX_CLAIM_SIZE,
+        at_most: int | None = None,
         known: list[str] | None = None,
     ) -> Claimed:
         """Claim from these lanes and start the jobs. A job whose row makes the claim fail is set aside; the others are claimed."""
         if not lanes or not rooms or self._stopping.is_set():
             return Claimed([])
-        total = min(at_most, sum(rooms.values()))
+        total = sum(rooms.values()) if at_most is None else at_most
 
         async def claim(only: Sequence[int] | None) -> Claimed:
             asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
@@ -372,13 +372,16 @@ class Dispatcher:
         self._telemetry.row_refused("claim", error, **job._asdict())
 
     def _rooms(self) -> dict[str, int]:
-        """Return the free slots to fill in one claim: at most MAX_CLAIM_SIZE in all, and no room takes another room's share."""
+        """Return the free slots to fill in one claim.
+
+        The room with most free slots gets up to MAX_CLAIM_SIZE, and all others share as many: no room takes another room's share.
+        """
         rooms = self._running.rooms()
-        left, allotted = MAX_CLAIM_SIZE, {}
-        for number, (room, free) in enumerate(sorted(rooms.items(), key=lambda each: each[1])):
-            allotted[room] = min(free, max(1, left // (len(rooms) - number)))
-            left -= allotted[room]
-        return allotted
+        if not rooms:
+            return {}
+        largest = max(rooms, key=lambda room: rooms[room])
+        share = max(1, MAX_CLAIM_SIZE // len(rooms))
+        return {room: min(free, MAX_CLAIM_SIZE if room == largest else share) for room, free in rooms.items()}
 
     async def _return_orphans(self, db: Connection) -> None:
         """Give back claims whose answer was lost: without this, they would wait until their leases expire."""

@@ -1,0 +1,305 @@
+"""The dispatcher over random sequences of looks, against an in-memory model of the table. Clock and queries are fake."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from rota.db.queries import Claimed, DueJob
+from rota.domain.job import Claim, FenceToken, NodeId, Suspects
+from rota.lifecycle import dispatcher as dispatcher_module
+from rota.lifecycle import lanes as lanes_module
+from rota.lifecycle.dispatcher import Dispatcher
+from rota.lifecycle.lanes import ANY_TIME, LANE_IDLE_SECONDS
+from rota.lifecycle.running import Running
+from rota.lifecycle.wake import Wake
+from rota.loop import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+
+    from rota.attempt import Attempt
+
+POLL = 1.0
+SLACK = 0.1
+"""What a look itself takes, in seconds of the model's clock."""
+
+START = datetime(2026, 1, 1, tzinfo=ANY_TIME.tzinfo)
+PAGE = 4
+
+
+@dataclass(slots=True)
+class Row:
+    """A scheduled job; `visible_at` is the commit of its insert, which may be later than run_at."""
+
+    job_id: int
+    queue: str
+    handler: str
+    priority: int
+    run_at: float
+    visible_at: float
+    suspect: bool = False
+    bad: bool = False
+
+    @property
+    def lane(self) -> tuple[str, str, int]:
+        """The lane that the row is in."""
+        return self.queue, self.handler, self.priority
+
+
+class Model:
+    """The table, the clock, and what the dispatcher did."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 1000.0
+        self.rows: dict[int, Row] = {}
+        self.ends: list[tuple[float, Attempt]] = []
+        self.buried: set[int] = set()
+        self.claimed: set[int] = set()
+        self.failed_at = 0.0
+        self.free_since: defaultdict[str, float] = defaultdict(lambda: self.now)
+        self.ids = 0
+        slots = {"default": self.chance.choice([1, 3, 20]), "mail": self.chance.choice([0, 2]), "*": 3}
+        self.slots = {queue: slots[queue] for queue in self.chance.sample(sorted(slots), 3)}
+        self.running = Running(self.slots, Wake(), grace=1)
+        silent: Any = SimpleNamespace(armed=True, want=lambda _: None)
+        self.dispatcher = Dispatcher(
+            None,  # type: ignore[arg-type]
+            self.running,
+            Wake(),
+            silent,
+            Silent(),  # type: ignore[arg-type]
+            pulse=Pulse(),
+            node=NodeId(UUID(int=1)),
+            handlers=["a", "b"],
+            queues=self.slots,
+            lease=timedelta(seconds=30),
+            poll_interval=timedelta(seconds=POLL),
+            start=self.start,
+        )
+
+    # What the dispatcher uses.
+
+    def boottime(self) -> float:
+        return self.now
+
+    @asynccontextmanager
+    async def connection(self, _: object) -> AsyncIterator[None]:
+        yield None
+
+    async def list_queues(self, _: object, *, after: str, limit: int) -> list[str]:
+        self.now += 0.001
+        return sorted({row.queue for row in self.seen() if row.queue > after})[:limit]
+
+    async def claim_due_jobs(
+        self,
+        _: object,
+        *,
+        rooms: Mapping[str, int],
+        lanes: Sequence[tuple[str, str, str, int, datetime]],
+        suspects: int,
+        total: int,
+        known: Collection[str] | None,
+        only: Collection[int] | None,
+        skipped: Collection[int],
+        **__: object,
+    ) -> Claimed:
+        self.now += self.chance.uniform(0.0005, 0.003)
+        if self.chance.random() < 0.02:
+            self.failed_at = self.now
+            raise ConnectionError
+        floors = {lane[1:4]: lane[4] for lane in lanes}
+        assert len(floors) == len(lanes), "a lane was searched twice in one statement"
+        found: list[Row] = []
+        for room, slots in rooms.items():
+            fits = [
+                row
+                for row in self.due(skipped, suspects=suspects != Suspects.NONE)
+                if self.dispatcher._lanes.room(row.queue) == room
+                and row.lane in floors
+                and at(row.run_at) >= floors[row.lane]
+                and (only is None or row.job_id in only)
+            ]
+            found += sorted(fits, key=lambda row: (row.priority, row.run_at))[:slots]
+        found = found[:total]
+        if any(row.bad for row in found):
+            raise asyncpg.DatetimeFieldOverflowError
+        for row in found:
+            del self.rows[row.job_id]
+            self.claimed.add(row.job_id)
+        if suspects == Suspects.NONE and only is None:
+            self.check_order(found, skipped)
+        return Claimed([self.as_claim(row) for row in found], others=known is not None and self.others(known))
+
+    async def find_due_jobs(
+        self, _: object, *, lanes: Sequence[Any], suspects: int, skipped: Collection[int], limit: int
+    ) -> list[DueJob]:
+        searched = {lane[1:4] for lane in lanes}
+        found = [row for row in self.due(skipped, suspects=suspects != Suspects.NONE) if row.lane in searched]
+        found.sort(key=lambda row: (row.priority, row.run_at))
+        return [DueJob(row.job_id, *row.lane) for row in found[:limit]]
+
+    async def bury_unclaimable_job(self, _: object, *, job_id: int, **__: object) -> int:
+        assert self.rows.pop(job_id).bad
+        self.buried.add(job_id)
+        return 0
+
+    async def find_orphaned_claims(self, *_: object, **__: object) -> list[Any]:
+        return []
+
+    def start(self, attempt: Attempt) -> None:
+        self.ends.append((self.now + self.chance.choice([0.001, 0.05, 0.3, 2.0]), attempt))
+
+    # The table.
+
+    def seen(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.visible_at <= self.now]
+
+    def due(self, skipped: Collection[int] = (), *, suspects: bool = False) -> list[Row]:
+        return [
+            row
+            for row in self.seen()
+            if row.run_at <= self.now and row.suspect == suspects and row.job_id not in skipped
+        ]
+
+    def others(self, known: Collection[str]) -> bool:
+        return any(row.queue not in known for row in self.seen())
+
+    def as_claim(self, row: Row) -> Claim:
+        self.ids += 1
+        return Claim(
+            row.job_id,
+            row.handler,
+            row.queue,
+            row.priority,
+            "{}",
+            1,
+            FenceToken(self.ids),
+            at(row.run_at),
+            at(self.now),
+            None,
+        )
+
+    def insert(self) -> None:
+        """Insert one job: in time, committed late, back-dated, or due later."""
+        chance = self.chance
+        self.ids += 1
+        visible_at = self.now + chance.choice([0, 0, 0, 0.3, 2])
+        run_at = chance.choice([self.now, self.now, self.now - 500, visible_at + chance.uniform(0, 2)])
+        queue = chance.choice(["default"] * 6 + ["mail", "x", "y", *(f"tenant {n}" for n in range(6))])
+        priority = chance.choice([5, 5, 5, 0, 9])
+        self.rows[self.ids] = Row(
+            self.ids,
+            queue,
+            chance.choice("ab"),
+            priority,
+            run_at,
+            visible_at,
+            suspect=chance.random() < 0.03,
+            bad=chance.random() < 0.03,
+        )
+
+    # Time, and what must hold.
+
+    def pass_time(self, seconds: float) -> bool:
+        """Let time pass until the next end of an attempt, at most so long; return whether one has ended."""
+        until = self.now + seconds
+        due = [end for end in self.ends if end[0] <= until]
+        if not due:
+            self.now = until
+            return False
+        first = min(due, key=lambda end: end[0])
+        self.now = max(self.now, first[0])
+        self.ends.remove(first)
+        self.running.remove(first[1])
+        return True
+
+    def check_slots(self) -> None:
+        for room, (taken, free) in self.running.slots().items():
+            assert taken >= 0 <= free, f"{room}: more claims than slots"
+            if not free:
+                self.free_since.pop(room, None)
+            else:
+                self.free_since.setdefault(room, self.now)
+
+    def waited(self, row: Row) -> float:
+        return self.now - max(row.visible_at, row.run_at, self.failed_at)
+
+    def bound(self, row: Row) -> float:
+        pages = 1 + len({each.queue for each in self.seen() if each.queue not in self.slots}) // PAGE
+        return (POLL if row.queue in self.slots or pages == 1 else POLL * 2) + SLACK
+
+    def check_order(self, claimed: Sequence[Row], skipped: Collection[int]) -> None:
+        """No job may start before a more urgent one of its room that has been there for a poll interval."""
+        room = self.dispatcher._lanes.room
+        for row in self.due(skipped):
+            if row.queue not in self.slots or self.waited(row) <= POLL + SLACK:
+                continue
+            later = [each for each in claimed if room(each.queue) == room(row.queue) and each.priority > row.priority]
+            assert not later, f"{later[0]} before {row}"
+
+    def check_nothing_is_hidden(self) -> None:
+        """No due job may wait beside a free slot of its room for more than a poll interval."""
+        for row in self.due(self.dispatcher._set_aside):
+            since = self.free_since.get(self.dispatcher._lanes.room(row.queue))
+            if since is not None:
+                assert min(self.waited(row), self.now - since) <= self.bound(row), f"{row} waits beside a free slot"
+
+
+class Silent:
+    """Telemetry that tells nobody."""
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: None
+
+
+def at(seconds: float) -> datetime:
+    """The instant of the model's clock."""
+    return START + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9: floors, sweeps, pages of queues and probation, whatever comes late, back-dated, refused or beside a full room."""
+    model = Model(seed)
+    monkeypatch.setattr(dispatcher_module, "boottime", model.boottime)
+    monkeypatch.setattr(dispatcher_module, "connection", model.connection)
+    monkeypatch.setattr(dispatcher_module, "queries", model)
+    monkeypatch.setattr(dispatcher_module, "backoff_pause", lambda _: 0.05)
+    for module in (dispatcher_module, lanes_module):
+        monkeypatch.setattr(module, "MAX_LISTED_QUEUES", PAGE)
+    model.dispatcher._pulse.began(model.dispatcher.name)
+    busy = 120
+    for step in range(6000):
+        if step < busy:
+            for _ in range(model.chance.choice([0, 0, 0, 1, 1, 15])):
+                model.insert()
+        elif not model.rows and not model.ends:
+            break
+        pause = await model.dispatcher._look()
+        model.check_slots()
+        model.check_nothing_is_hidden()
+        if model.pass_time(min(pause, model.chance.choice([0.001, 0.1, 5]))) and not model.running.limited:
+            model.pass_time(0.001)
+        model.check_slots()
+    unserved = {row.queue for row in model.rows.values()}
+    assert unserved <= {queue for queue, slots in model.slots.items() if not slots}
+    assert not model.ends
+    model.now += LANE_IDLE_SECONDS + 1
+    await model.dispatcher._look()
+    assert not model.dispatcher._lanes._busy
+    assert not model.running.probation
+    assert not asyncio.all_tasks() - {asyncio.current_task()}
