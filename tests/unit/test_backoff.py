@@ -43,3 +43,10 @@ def test_it_never_shrinks_with_further_failures(failures: int, base: timedelta, 
     """Who fails again waits at least as long."""
     now = backoff(failures, base=base, cap=cap, random=lambda: 1.0)
     assert backoff(failures + 1, base=base, cap=cap, random=lambda: 1.0) >= now - TICK
+
+
+@pytest.mark.parametrize("base", [timedelta.min, timedelta(days=-1), timedelta(0), timedelta.max])
+@pytest.mark.parametrize("cap", [timedelta.min, timedelta(0), timedelta(seconds=1), timedelta.max])
+def test_values_that_only_an_owner_can_write_cost_neither_time_nor_an_error(base: timedelta, cap: timedelta) -> None:
+    """A row written without the constraints must not hold up the loop that settles it."""
+    assert backoff(2**31, base=base, cap=cap, random=lambda: 0.0) >= timedelta(0)

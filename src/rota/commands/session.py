@@ -80,6 +80,7 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
     from rota.db.blockers import watching
     from rota.db.migrate import installation
     from rota.db.pool import ROUTE_OF_COMMANDS, connect
+    from rota.db.saturating import saturate
 
     dsn = config.require_database()
     with explaining(dsn):
@@ -96,6 +97,7 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
         try:
             async with watching(dsn, conn, on_blocked=on_blocked):
                 await installation(conn)
+                await saturate(conn)
                 return await work(conn)
         except (TimeoutError, LockNotAvailableError, QueryCanceledError):
             if not blockers:

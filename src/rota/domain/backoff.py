@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
+
+SHORTEST = timedelta(microseconds=1)
 
 MAX_DOUBLINGS = 64
 """Enough to get from a microsecond to any cap."""
@@ -17,8 +19,7 @@ def backoff(failures: int, *, base: timedelta, cap: timedelta, random: Callable[
 
     `failures` counts from 1; `random` returns a number in [0, 1). Never overflows, whatever its arguments.
     """
-    delay = base
-    # Bounded: a base that is not positive never reaches the cap.
+    delay, cap = max(base, SHORTEST), max(cap, SHORTEST)
     for _ in range(min(failures - 1, MAX_DOUBLINGS)):
         if delay >= cap:
             break

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from rota.domain.backoff import backoff
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
+    from datetime import datetime
 
 MOST_ATTEMPTS = 1000
 """The highest max_attempts that can be inserted. A row that was written without the constraints must not cost more."""
+
+LONGEST_DELAY = timedelta(days=366)
+"""The longest backoff that can be inserted, for the same reason."""
 
 
 class GivenUp(NamedTuple):
@@ -28,6 +31,7 @@ def given_up(
 
     `deadline`: no retry is planned beyond it; a delay that leads there ends the job when it is planned.
     """
+    base, cap = min(base, LONGEST_DELAY), min(cap, LONGEST_DELAY)
     low = high = at
     earliest: datetime | None = None
     for failures in range(attempt, min(max_attempts, attempt + MOST_ATTEMPTS)):
