@@ -221,10 +221,9 @@ def labels_of(expression: str) -> set[str]:
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
-    """An empty panel looks like a quiet system."""
+    """An empty panel looks like a quiet system, and a metric without a panel is not looked at."""
     shown = named_in("\n".join(chain(*panels().values())))
-    assert len(shown) > 20
-    assert shown - metrics().keys() == set()
+    assert shown == metrics().keys()
 
 
 def test_the_dashboard_groups_by_labels_that_exist() -> None:
