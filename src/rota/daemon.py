@@ -38,8 +38,9 @@ from rota.db.pool import (
     open_pool,
     probe,
 )
+from rota.db.rights import examine_rights
 from rota.domain.job import NodeId
-from rota.errors import DaemonFailed, RotaError, SchemaMismatch
+from rota.errors import DaemonFailed, DatabaseUnusable, RotaError, SchemaMismatch
 from rota.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.heartbeat import Heartbeat, Trust
@@ -468,6 +469,9 @@ async def _identity(dsn: str, route: Route, name: str) -> Installation:
     # Before there is a pool: its connections begin with a statement that needs the schema.
     conn = await connect(dsn, route=route, name=name)
     try:
-        return await installation(conn)
+        found = await installation(conn)
+        if fault := next((each for each in await examine_rights(conn) if each.stops_daemons), None):
+            raise DatabaseUnusable(f"{fault.cause}. {fault.cure}")
+        return found
     finally:
         await conn.close()

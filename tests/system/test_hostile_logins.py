@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from logins import world
 from rota.db.migrate import migrate
-from shell import Shell
+from scenes import Scene
+from shell import Shell, started
 from waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from processes import DaemonProcess
-    from scenes import Scene
+    from servers import Server
 
 ADVISORY_KEYS = range(1, 5)
 """Second keys of the advisory locks that rota takes or has taken in an older release."""
@@ -127,7 +129,7 @@ create trigger refuse before {event} on {table} for each row execute function re
 
 @pytest.mark.parametrize(
     ("event", "table", "what"),
-    [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements"), ("update", "rota.nodes", "this node")],
+    [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")],
 )
 async def test_c5_readyz_is_503_while_the_database_refuses_writes(
     scene: Scene, event: str, table: str, what: str
@@ -148,15 +150,47 @@ async def test_c5_readyz_is_503_while_the_database_refuses_writes(
 
 
 async def test_f12_a_command_names_the_session_that_it_waits_for(scene: Scene, tmp_path: Path) -> None:
-    """It says so while it waits, and again when it gives up."""
-    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
+    """It says so while it waits."""
     await scene.execute("select rota.pause_queue('mail')")
     blocker = await asyncpg.connect(scene.dsn, server_settings={"application_name": "psql"})
     try:
         await blocker.execute("begin; select from rota.queues for update")
-        said = await rota("queue", "resume", "mail")
-        assert said.code == 3
-        assert f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)" in said.err
-        assert f"because pid {blocker.get_server_pid()}" in said.err
+        rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
+        with started(rota, "queue", "resume", "mail") as (process, said):
+            named = f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)"
+            await eventually(lambda: named in said(), what="the name of the session")
+            await blocker.execute("rollback")
+            assert process.wait(20) == 0
     finally:
         blocker.terminate()
+
+
+async def test_c2_a_daemon_from_which_rows_are_hidden_says_so(server: Server, tmp_path: Path) -> None:
+    """With row-level security every query would find nothing, without an error: no claim, no log line, no finding."""
+    named = "row-level security is enabled on rota.jobs"
+    async with world(server, "rls") as made, made.connect() as root, Scene(made.root, tmp_path) as scene:
+        daemon = scene.daemons.start(dsn=made.dsn("node"))
+        await _ready(daemon)
+        await root.execute("alter table rota.jobs enable row level security")
+        await _not_ready(daemon, because="row-level security", within=12)
+
+        checked = await Shell(tmp_path, {"DATABASE_URL": made.dsn("op")})("check")
+        assert (checked.code, named in checked.out) == (1, True), checked
+        refused = scene.daemons.launch(dsn=made.dsn("node"))
+        assert refused.ends() == 3
+        assert named in refused.said()
+
+
+async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Server, tmp_path: Path) -> None:
+    """Disabled triggers, missing privileges, a publication without a replica identity: each with the statement that mends it."""
+    async with world(server, "rights") as made, made.connect() as root:
+        await root.execute("alter table rota.jobs disable trigger wake")
+        await root.execute(f"revoke delete on rota.attempts from {made.prefix}_daemon")
+        await root.execute(
+            "alter table rota.fires replica identity nothing; create publication everything for table rota.fires"
+        )
+        (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
+        checked = await Shell(tmp_path, {"DATABASE_URL": made.dsn("node"), "ROTA_APP": "shop:app"})("check")
+        assert "alter table rota.jobs enable trigger wake" in checked.out
+        assert "lacks DELETE on rota.attempts" in checked.out
+        assert "alter table rota.fires replica identity default" in checked.out

@@ -161,11 +161,7 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
         case asyncpg.ReadOnlySQLTransactionError():
             return DatabaseUnusable(f"{where} is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}")
         case asyncpg.InsufficientPrivilegeError() if hint is None:
-            return DatabaseUnusable(
-                f"{where} doesn't let this user do that: {said}. Members of rota_client may write the public columns of "
-                "rota.jobs; to look at everything, and to cancel, redrive and the like, it takes rota_operator, and for a daemon "
-                "rota_daemon: grant the role to this user, or connect as one that has it"
-            )
+            return DatabaseUnusable(_not_allowed(where, said))
         case asyncpg.CheckViolationError():
             return RotaError(f"refused: {error.constraint_name or said}")
         case (
@@ -197,4 +193,14 @@ def _unanswered(where: str) -> str:
     return (
         f"{where} has not answered in time: the way to it is cut, it has too much to do, or somebody holds a lock that we wait "
         f"for. Who waits for whom: {WHO_WAITS}"
+    )
+
+
+def _not_allowed(where: str, said: str) -> str:
+    if "row-level security" in said:
+        return f"{where} hides rows from this login: {said}. Run rota check for the cure"
+    return (
+        f"{where} doesn't let this user do that: {said}. Members of rota_client may write the public columns of "
+        "rota.jobs; to look at everything, and to cancel, redrive and the like, it takes rota_operator, and for a daemon "
+        "rota_daemon: grant the role to this user, or connect as one that has it"
     )

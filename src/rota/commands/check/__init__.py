@@ -25,6 +25,7 @@ __all__ = ["CHECKS", "check", "examine", "server_findings"]
 
 CHECKS: tuple[Check, ...] = (
     connections.check_login,
+    rights.check_rights,
     check_server,
     connections.check_listen_route,
     jobs.check_paused,
@@ -72,17 +73,8 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
 
     from rota.db import reports
 
-    if locked := await rights.find_lock_findings(db):
-        # The other checks read the tables that may be locked, and would wait as the daemons do.
-        locked.append(
-            Finding(
-                check="incomplete",
-                object="rota check",
-                finding="the other checks were skipped, because the tables that they read may be locked",
-                do="run rota check again once no lock is reported",
-            )
-        )
-        return await reports.examine_server(db), locked
+    if obstacles := await rights.find_obstacles(db):
+        return await reports.examine_server(db), obstacles
     facts = await _read_facts(config, db)
     findings: list[Finding] = []
     for each in CHECKS:

@@ -1,4 +1,4 @@
-"""Checks of locks that other sessions hold."""
+"""Checks of what logins may see and do, and of locks that other sessions hold."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -6,10 +6,42 @@ from typing import TYPE_CHECKING
 from rota.commands.check.finding import Finding
 
 if TYPE_CHECKING:
+    from rota.commands.check.finding import Facts
     from rota.db.pool import Connection
 
 LONG_WAIT = timedelta(seconds=2)
 """Two polls: shorter waits are part of normal work."""
+
+
+async def check_rights(facts: "Facts") -> list[Finding]:
+    """Report row-level security, disabled triggers, replication settings and, for a daemon's login, missing privileges."""
+    from rota.db.rights import examine_rights
+
+    is_daemon = facts.config.app is not None and facts.server.may_run
+    return [
+        Finding(check="rights", object=fault.object, finding=fault.cause, do=fault.cure)
+        for fault in await examine_rights(facts.db)
+        if is_daemon or fault.kind != "privilege"
+    ]
+
+
+async def find_obstacles(db: "Connection") -> list[Finding]:
+    """Report what would keep the other checks from reading rota's tables: locks, and row-level security."""
+    from rota.db.rights import examine_rights
+
+    hidden = [fault for fault in await examine_rights(db) if fault.kind == "row_security"]
+    found = await find_lock_findings(db)
+    found += [Finding(check="rights", object=fault.object, finding=fault.cause, do=fault.cure) for fault in hidden]
+    if found:
+        found.append(
+            Finding(
+                check="incomplete",
+                object="rota check",
+                finding="the other checks were skipped, because they read tables that may be locked or hidden",
+                do="mend what is reported here, then run rota check again",
+            )
+        )
+    return found
 
 
 async def find_lock_findings(db: "Connection") -> list[Finding]:
