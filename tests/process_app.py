@@ -211,8 +211,9 @@ async def blocks(job: rota.Job[Any]) -> None:
 
 @app.handler("prints")
 async def prints(job: rota.Job[Any]) -> None:
-    """Print `text`."""
-    print(options(job)["text"])  # noqa: T201  what this is about
+    """Print `text`, once or so many `lines`."""
+    for _ in range(options(job).get("lines", 1)):
+        print(options(job)["text"])  # noqa: T201  what this is about
 
 
 @app.handler("steps")

@@ -184,9 +184,18 @@ class Daemons:
         self._stack.close()
 
     def launch(
-        self, *, dsn: str | None = None, within: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **environ: str
+        self,
+        *,
+        dsn: str | None = None,
+        within: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
+        output: int | None = None,
+        **environ: str,
     ) -> DaemonProcess:
-        """Start a process and return at once; `within` are the words of a command that runs it, such as `ip netns exec n`."""
+        """Start a process and return at once; `within` are the words of a command that runs it, such as `ip netns exec n`.
+
+        Its output goes to the descriptor `output` instead of its file, if one is given.
+        """
         log = self._folder / f"daemon-{len(self.started)}.log"
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))
@@ -204,8 +213,8 @@ class Daemons:
             popen = subprocess.Popen(
                 [*within, sys.executable, "-m", "rota", "run", "--app", self._app, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
+                stdout=output or file,
+                stderr=output or file,
                 env=environment,
                 cwd=self._folder,
                 start_new_session=True,  # Ctrl-C at a terminal is for the tests; they end what they have started
@@ -217,7 +226,7 @@ class Daemons:
 
     def start(self, *, dsn: str | None = None, within: tuple[str, ...] = (), **environ: str) -> DaemonProcess:
         """Start a daemon and return once it says that it is up."""
-        daemon = self.launch(dsn=dsn, within=within, arguments=(), **environ)
+        daemon = self.launch(dsn=dsn, within=within, arguments=(), output=None, **environ)
         daemon.wait_for("node.started", within=UP_WITHIN)
         return daemon
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rota import health, logs, systemd
+from rota import health, log_writer, logs, systemd
 from rota.builtin.configured import configured
 from rota.clock import boottime
 from rota.config import mask_dsn
@@ -321,17 +321,20 @@ class Daemon:
     def _end_at_once(self) -> NoReturn:
         """End the process, because handlers are left that do not stop."""
         self.telemetry.node_stopped()
+        log_writer.finish()
         os._exit(HANDLER_LEFT_BEHIND)
 
     def _end_fallen(self, running: Running) -> None:
         """End the process, because handlers won't be cut that fall with it."""
         for attempt in running.snapshot():
             self.telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="fall")
+        log_writer.finish()
         os._exit(1)
 
     def _hung(self) -> None:
         """End the process, because a handler blocks the main loop, which has an order to stop. Not on the main thread."""
         self.telemetry.node_hung()
+        log_writer.finish()
         os._exit(1)
 
     def _require_route(self) -> Route:

@@ -66,6 +66,7 @@ class Telemetry:
         self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
         self._housekeeping_errors: dict[str, str] = {}
         self._metrics = Metrics()
+        self._dropped = 0
         self.registry = self._metrics.registry
 
     def _event(self, level: int, event: str, **fields: Any) -> None:
@@ -116,6 +117,18 @@ class Telemetry:
                 "loop.blocked",
                 seconds=round(lag, 3),
                 do="use a plain def handler: it runs in a thread (unless the whole process was held still)",
+            )
+
+    def log_lines_dropped(self, total: int) -> None:
+        """Count the lines that were dropped because the reader of the log is too slow, and log how many once lines pass again."""
+        if fresh := total - self._dropped:
+            self._dropped = total
+            self._metrics.log_dropped.inc(fresh)
+            self._event(
+                logging.WARNING,
+                "log.dropped",
+                lines=fresh,
+                do="look at what reads this log: it is too slow, blocked, or its disk is full",
             )
 
     def stray_error(self, context: Mapping[str, Any]) -> None:

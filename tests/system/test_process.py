@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
+from links import free_port
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -70,3 +73,28 @@ async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(sce
     await eventually(done, within=60, what="the end of all jobs")
     assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
     assert most - before < 200 * 2**20, f"{most >> 20} MiB"
+
+
+async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(scene: Scene) -> None:
+    """The pipe is full, the lines are counted as dropped, and jobs, heartbeats, /metrics and SIGTERM go on."""
+    reader, writer = os.pipe()
+    port = free_port()
+    try:
+        daemon = scene.daemons.launch(output=writer, ROTA_HTTP_PORT=str(port), ROTA_LOG_LEVEL="debug")
+        os.close(writer)
+        await scene.comes_to(await scene.enqueue("prints", {"lines": 100_000, "text": "x" * 100}), "succeeded")
+        held = await scene.enqueue("work", {"seconds": 4})
+        await scene.begins(held)
+
+        def lines_dropped() -> bool:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+            (count,) = [line.split()[1] for line in lines if line.startswith("rota_log_lines_dropped_total")]
+            return float(count) > 10_000
+
+        await eventually(lines_dropped, what="the count of dropped lines")
+        await scene.comes_to(held, "succeeded")
+        assert not await scene.value("select count(*) from rota.attempts")
+        assert daemon.stop(within=10) == 0
+    finally:
+        os.close(reader)

@@ -63,6 +63,7 @@ def dev(
 
 def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
+    from rota import log_writer
     from rota.logs import show_prints_at_once
 
     def leave(*_: object) -> None:
@@ -70,6 +71,7 @@ def _prepare_process() -> None:
 
     signal.signal(signal.SIGTERM, leave)
     show_prints_at_once()
+    log_writer.install()
 
 
 def _with_builtins(reference: str | None) -> "RotaApp":
@@ -93,6 +95,7 @@ def _spare_the_collector() -> None:
 
 
 def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
+    from rota import log_writer
     from rota.daemon import Daemon
     from rota.errors import RotaError
     from rota.logs import hide_stray_errors
@@ -116,6 +119,7 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
                 else:
                     traceback.print_exc()
             finally:
+                log_writer.finish()
                 os._exit(told.exit_code if isinstance(told, RotaError) else 1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rota import log_writer
 from rota.clock import boottime
 from rota.db import queries, reports, schedule_queries
 from rota.db.pool import Pool, connection
@@ -165,6 +166,7 @@ class LocalGauges:
         """Show slots, and the ages of services and samples."""
         now = boottime()
         self._telemetry.slots_sampled(self._running.slots())
+        self._telemetry.log_lines_dropped(log_writer.dropped())
         # A copy, for the heartbeat's thread enters itself while we start.
         for service, succeeded in self._pulse.succeeded.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))

@@ -1,0 +1,146 @@
+"""Standard output and standard error that never block: a thread writes, and lines that a slow reader can't take are dropped."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import select
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+MAX_WAITING = 4_000_000
+"""Most characters that wait to be written to one stream."""
+
+FLUSH_SECONDS = 2.0
+"""How long the end of the process waits for what is still to be written, to both streams together."""
+
+PIECE_BYTES = 1 << 16
+
+
+class LogWriter(io.TextIOBase):
+    """Stands in for a standard stream. `write` returns at once, from any thread."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._fd: int = stream.fileno()
+        self._waiting: deque[str] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+        self._some = threading.Condition(self._lock)
+        self._empty = threading.Condition(self._lock)
+        self._writing = False
+        self.dropped = 0
+        """Lines that were dropped because the reader is too slow, or gone."""
+        threading.Thread(target=self._work, daemon=True, name=f"rota writes to {self._fd}").start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the stream."""
+        return str(self._stream.encoding)
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What happens to characters that the encoding lacks."""
+        return "backslashreplace"
+
+    @property
+    def buffer(self) -> Any:
+        """The binary stream beneath, which may block."""
+        return self._stream.buffer
+
+    def fileno(self) -> int:
+        """Return the descriptor beneath."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Return whether a person reads it at a terminal."""
+        return bool(self._stream.isatty())
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str, /) -> int:
+        """Take the text; drop it if too much is waiting."""
+        with self._lock:
+            if self._size + len(text) > MAX_WAITING:
+                self.dropped += text.count("\n")
+            else:
+                self._waiting.append(text)
+                self._size += len(text)
+                self._some.notify()
+        return len(text)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is written, at most so long."""
+        with self._lock:
+            self._empty.wait_for(lambda: not self._waiting and not self._writing, seconds)
+
+    def _work(self) -> None:
+        alive = True
+        while alive:
+            with self._lock:
+                self._some.wait_for(lambda: bool(self._waiting))
+                text = "".join(self._waiting)
+                self._waiting.clear()
+                self._writing = True
+            try:
+                self._put(text.encode(self.encoding, "backslashreplace"))
+            except (OSError, ValueError):
+                # A full disk, or a reader that is gone. The next lines may fare better.
+                with self._lock:
+                    self.dropped += text.count("\n")
+            with self._lock:
+                self._size -= len(text)
+                self._writing = False
+                alive = not sys.is_finalizing()
+                if not self._waiting:
+                    self._empty.notify_all()
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._fd, data[:PIECE_BYTES]) :]
+            except BlockingIOError:  # another process has made the pipe that we share non-blocking
+                select.select([], [self._fd], [], 1)
+
+
+_writers: list[LogWriter] = []
+
+
+def install() -> None:
+    """Put a LogWriter in the place of standard output and standard error, for the rest of the process."""
+    if _writers:
+        return
+    streams = (sys.stdout, sys.stderr)
+    try:
+        _writers.extend(LogWriter(stream) for stream in streams)
+    except (AttributeError, OSError, ValueError):
+        return  # no descriptors beneath: a test has replaced the streams
+    for stream in streams:
+        with suppress(OSError, ValueError):
+            stream.flush()
+    sys.stdout, sys.stderr = _writers
+    atexit.register(finish)
+    # A forked child has no writing thread.
+    os.register_at_fork(after_in_child=lambda: _restore(streams))
+
+
+def _restore(streams: tuple[Any, Any]) -> None:
+    _writers.clear()
+    sys.stdout, sys.stderr = streams
+
+
+def finish() -> None:
+    """Wait until what was logged and printed is written, at most FLUSH_SECONDS. To be called before os._exit()."""
+    for writer in _writers:
+        writer.finish(FLUSH_SECONDS / len(_writers))
+
+
+def dropped() -> int:
+    """Return how many lines were dropped since the start."""
+    return sum(writer.dropped for writer in _writers)
