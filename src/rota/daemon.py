@@ -13,10 +13,11 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rota import health, log_writer, logs, systemd
+from rota import health, log_writer, logs, stacks, systemd
 from rota.builtin.configured import configured
 from rota.clock import boottime
 from rota.config import mask_dsn
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import asyncpg
+    from structlog.typing import FilteringBoundLogger
 
     from rota.app import App
     from rota.config import Config
@@ -104,6 +106,7 @@ class Daemon:
         *,
         app_reference: str | None = None,
         until_idle: bool = False,
+        read_log_level: Callable[[], str] | None = None,
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.node = NodeId(uuid.uuid4())
@@ -114,8 +117,9 @@ class Daemon:
         self._declared = app.schedules
         self._app_reference = app_reference
         self._until_idle = until_idle
+        self._read_log_level = read_log_level
         self._slots = _slots(config, app)
-        log = make_logger(level=config.log.level, format=config.log.format, node=str(self.node)[:8])
+        log = self._make_logger(config.log.level)
         self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, watch=watch)
         self._pulse = Pulse()
         self._route: Route | None = None
@@ -126,6 +130,9 @@ class Daemon:
         """Why the daemon ends by itself, if it does."""
         self._refused: int | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
+
+    def _make_logger(self, level: str) -> FilteringBoundLogger:
+        return make_logger(level=level, format=self._config.log.format, node=str(self.node)[:8])
 
     async def run(self) -> None:
         """Run until told to stop, and drain. If a handler does not stop, the process ends here, with HANDLER_LEFT_BEHIND.
@@ -142,6 +149,9 @@ class Daemon:
                     drain=config.drain.timeout.total_seconds(),
                     grace=config.drain.grace.total_seconds(),
                     hung=self._hung,
+                    reload=self._reload,
+                    dump=partial(self._dump_stacks, asyncio.get_running_loop()),
+                    ignored=self.telemetry.signal_ignored,
                 )
             )
             async with self.stops.cutting():
@@ -263,7 +273,7 @@ class Daemon:
         while not self.stops.running.is_set():
             try:
                 await loops.dispatched.wait()
-                return await loops.drain.run(self.stops.running)
+                return await loops.drain.run(self.stops.running, self.stops.quitting)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  jobs of others are under way
                 uncancel()
                 self.telemetry.loop_crashed("drain", error, crashes=1)
@@ -271,7 +281,7 @@ class Daemon:
                 self._failure = DaemonFailed(f"{name} in the daemon's main task: see loop.crashed in the log")
                 self.stops.order()
         await loops.dispatched.wait()
-        return await loops.drain.run(self.stops.running)
+        return await loops.drain.run(self.stops.running, self.stops.quitting)
 
     def _give_up(self, loop: str, error: BaseException) -> None:
         """Drain and end, because a loop can't do its work."""
@@ -340,6 +350,21 @@ class Daemon:
     def _require_route(self) -> Route:
         assert self._route is not None  # noqa: S101  set by run()
         return self._route
+
+    def _reload(self) -> None:
+        """Read again what may change while the daemon runs: the log level, and the database's URL where a file holds it."""
+        try:
+            level = self._read_log_level() if self._read_log_level else self._config.log.level
+        except RotaError as error:
+            self.telemetry.reload_failed(type(error).__name__)
+            return
+        self.telemetry.log_to(self._make_logger(level))
+        logs.set_level(level)
+        self.telemetry.reloaded(log_level=level)
+
+    def _dump_stacks(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Log where all threads and tasks are. Not on the main thread, which may be blocked."""
+        self.telemetry.stacks_dumped(threads=stacks.of_threads(), tasks=stacks.of_tasks(loop))
 
     async def _on_connect(self, conn: asyncpg.Connection) -> None:
         if await queries.read_installation(conn) != self._installation:

@@ -111,6 +111,13 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
     return handler
 
 
+def set_level(level: str) -> None:
+    """Have the root logger log from this level on, if its handler is ours."""
+    root = logging.getLogger()
+    if any(isinstance(each.formatter, structlog.stdlib.ProcessorFormatter) for each in root.handlers):
+        root.setLevel(LEVELS[level])
+
+
 def show_prints_at_once() -> None:
     """Have what is printed to a file or a pipe appear line by line, and not when 8 KiB have gathered or never."""
     if isinstance(sys.stdout, io.TextIOWrapper):

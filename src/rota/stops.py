@@ -1,4 +1,4 @@
-"""The orders to stop: how they come, as signals, and who carries them out if the main loop doesn't."""
+"""Signals: the orders to stop, who carries them out if the main loop doesn't turn, and what the other signals do."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+QUIT_SECONDS = 0.5
+"""How long handlers that SIGQUIT interrupts may take to end."""
+
+OTHERS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+"""Signals that would end the process, where the platform has them."""
+
 TURNS_WITHIN = 5.0
 """Seconds within which the main loop must turn when there is an order to carry out whose time is over."""
 
@@ -30,6 +36,8 @@ class Stops:
     def __init__(self) -> None:
         self.claiming = asyncio.Event()
         self.running = asyncio.Event()
+        self.quitting = asyncio.Event()
+        """Set where handlers that are interrupted get QUIT_SECONDS instead of the grace."""
         self._cut: asyncio.Timeout | None = None
 
     def order(self) -> None:
@@ -38,6 +46,12 @@ class Stops:
         if cut is not None:
             cut.reschedule(asyncio.get_running_loop().time())
         (self.running if self.claiming.is_set() else self.claiming).set()
+
+    def quit(self) -> None:
+        """Take both orders at once, without the grace."""
+        self.quitting.set()
+        while not self.running.is_set():
+            self.order()
 
     @asynccontextmanager
     async def cutting(self) -> AsyncIterator[None]:
@@ -54,8 +68,19 @@ class Stops:
             self._cut = None
 
     @contextmanager
-    def on_signals(self, *, drain: float, grace: float, hung: Callable[[], None]) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as orders.
+    def on_signals(
+        self,
+        *,
+        drain: float,
+        grace: float,
+        hung: Callable[[], None],
+        reload: Callable[[], None],
+        dump: Callable[[], None],
+        ignored: Callable[[str], None],
+    ) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as orders, and SIGQUIT as both orders at once.
+
+        SIGHUP calls `reload` and SIGUSR1 `dump`, the latter on a thread of its own; SIGUSR2 and SIGALRM are reported as `ignored`.
 
         Where the main loop doesn't turn any more when the `drain` of the first order or the `grace` of the second is over, in
         seconds, `hung` is called, on a thread of its own.
@@ -71,12 +96,24 @@ class Stops:
 
         for name in SIGNALS:
             loop.add_signal_handler(name, ordered)
+        calls: dict[str, Callable[[], None]] = {
+            "SIGHUP": reload,
+            "SIGQUIT": self.quit,
+            "SIGUSR1": lambda: None,  # the last resort dumps, while the main loop is blocked, too
+            "SIGUSR2": lambda: ignored("SIGUSR2"),
+            "SIGALRM": lambda: ignored("SIGALRM"),
+        }
+        others = [getattr(signal, name) for name in OTHERS if hasattr(signal, name)]
+        # Where SIGHUP is ignored already, by nohup for one, it stays ignored.
+        others = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in others:
+            loop.add_signal_handler(number, calls[number.name])
         try:
-            with _LastResort(loop, patience=(drain + grace, grace), hung=hung).beside_the_loop():
+            with _LastResort(loop, patience=(drain + grace, grace), hung=hung, dump=dump).beside_the_loop():
                 yield
         finally:
-            for name in SIGNALS:
-                loop.remove_signal_handler(name)
+            for number in (*SIGNALS, *others):
+                loop.remove_signal_handler(number)
 
 
 @cache
@@ -92,19 +129,26 @@ def forks_are_not_us() -> None:
 
 def _take_signals_as_usual() -> None:
     signal.set_wakeup_fd(-1)
-    for name in SIGNALS:
-        signal.signal(name, signal.SIG_DFL if name == signal.SIGTERM else signal.default_int_handler)
+    for name in ("SIGTERM", "SIGINT", *OTHERS):
+        if hasattr(signal, name) and callable(signal.getsignal(number := getattr(signal, name))):
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 class _LastResort:
     """Sees the same signals, also while a handler keeps the main loop from turning and the orders from being taken."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, patience: tuple[float, float], hung: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        patience: tuple[float, float],
+        hung: Callable[[], None],
+        dump: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._patience = list(patience)
         self._hung = hung
+        self._dump = dump
         # Its put() may interrupt anything, itself too: no other way to tell a thread can do that.
         self._orders: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self._turned = threading.Event()
@@ -116,6 +160,10 @@ class _LastResort:
         for name in SIGNALS:
             if callable(loops := signal.getsignal(name)):
                 signal.signal(name, self._listening_in(loops))
+        if hasattr(signal, "SIGQUIT") and callable(loops := signal.getsignal(signal.SIGQUIT)):
+            signal.signal(signal.SIGQUIT, self._quitting(loops))
+        if hasattr(signal, "SIGUSR1") and callable(signal.getsignal(signal.SIGUSR1)):
+            signal.signal(signal.SIGUSR1, self._dumping)
         thread = threading.Thread(target=self._watch, daemon=True, name="rota stops")
         thread.start()
         try:
@@ -140,6 +188,16 @@ class _LastResort:
                 os.kill(os.getpid(), number)
 
         return signalled
+
+    def _quitting(self, loops: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
+        def signalled(number: int, frame: FrameType | None) -> None:
+            self._orders.put(QUIT_SECONDS)
+            loops(number, frame)
+
+        return signalled
+
+    def _dumping(self, _number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=self._dump, daemon=True, name="rota stacks").start()
 
     def _watch(self) -> None:
         seconds = self._orders.get()

@@ -29,14 +29,14 @@ class OwnedTask(asyncio.Task[Any]):
         name: str | None = None,
         context: Context | None = None,
     ) -> None:
-        self._job_id = job_id
+        self.job_id = job_id
         self._refused = refused
         super().__init__(work, loop=loop, name=name, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task; return False when the caller is the code of another job."""
         caller = job_of_context()
-        if caller is not None and caller != self._job_id:
+        if caller is not None and caller != self.job_id:
             self._refused(caller)
             return False
         return super().cancel(msg)

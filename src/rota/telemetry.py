@@ -98,6 +98,27 @@ class Telemetry:
         """Say goodbye."""
         self._event(logging.INFO, "node.stopped")
 
+    def signal_ignored(self, name: str) -> None:
+        """Tell of a signal that has no meaning here and would have ended the process."""
+        self._event(logging.WARNING, "signal.ignored", signal=name)
+
+    def log_to(self, log: structlog.typing.FilteringBoundLogger) -> None:
+        """Log with another logger from now on, one of another level."""
+        self._log = log
+        self._debug = log.is_enabled_for(logging.DEBUG) or self._watch is not None
+
+    def reloaded(self, *, log_level: str) -> None:
+        """Tell of a SIGHUP."""
+        self._event(logging.WARNING, "node.reloaded", log_level=log_level)
+
+    def reload_failed(self, kind: str) -> None:
+        """Tell that the configuration can't be read again, and that nothing has changed."""
+        self._event(logging.ERROR, "node.reload_failed", kind=kind, do="run rota config to see what is wrong")
+
+    def stacks_dumped(self, *, threads: Mapping[str, list[str]], tasks: Mapping[str, list[str]]) -> None:
+        """Log where all threads and tasks are."""
+        self._event(logging.WARNING, "stacks", threads=threads, tasks=tasks)
+
     def node_hung(self) -> None:
         """Say that the process ends without a word to its jobs, because the main loop doesn't turn."""
         self._event(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
 from links import free_port
+from rota.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scenes import Scene
 
 
@@ -98,3 +102,58 @@ async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(
         assert daemon.stop(within=10) == 0
     finally:
         os.close(reader)
+
+
+async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(scene: Scene, tmp_path: Path) -> None:
+    """None of them ends the daemon, or disturbs a job."""
+    settings = tmp_path / "rota.toml"
+    settings.write_text('[log]\nlevel = "info"\n')
+    daemon = scene.daemons.start(ROTA_CONFIG=str(settings), ROTA_LOG_LEVEL="")
+    job = await scene.enqueue("work", {"seconds": 3})
+    await scene.begins(job)
+    settings.write_text('[log]\nlevel = "debug"\n')
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for("node.reloaded", log_level="debug")
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    daemon.wait_for("jobs.claimed")
+    settings.write_text("nonsense")
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for("node.reload_failed")
+    daemon.send(signal.SIGUSR1)
+    dumped = daemon.wait_for("stacks")
+    assert any("_worker" in place or "main_loop.py" in place for stack in dumped["threads"].values() for place in stack)
+    (waits_at,) = [stack for name, stack in dumped["tasks"].items() if name.endswith(f" job {job}")]
+    assert any("in take" in place for place in waits_at)
+    for number in (signal.SIGUSR2, signal.SIGALRM):
+        daemon.send(number)
+        daemon.wait_for("signal.ignored", signal=number.name)
+    await scene.comes_to(job, "succeeded")
+    assert daemon.stop() == 0
+
+
+async def test_sigquit_drains_without_a_grace(scene: Scene) -> None:
+    """Jobs are given back at once; a handler that does not stop is left behind after half a second."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="60s", ROTA_DRAIN_GRACE="60s")
+    soft, hard = (
+        await scene.enqueue("work", {"seconds": 60}),
+        await scene.enqueue("thread", {"seconds": 60, "deaf": True}),
+    )
+    await scene.begins(soft)
+    await scene.begins(hard)
+    daemon.send(signal.SIGQUIT)
+    assert daemon.ends(within=8) == HANDLER_LEFT_BEHIND
+    for job in (soft, hard):
+        row = await scene.job(job)
+        assert row is not None
+        assert (row["state"], row["attempt"], row["losses"]) == ("scheduled", 0, 0)
+
+
+async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(scene: Scene) -> None:
+    """That is when they are needed."""
+    daemon = scene.daemons.start()
+    await scene.begins(await scene.enqueue("blocks", {"seconds": 3}))
+    daemon.send(signal.SIGUSR1)
+    dumped = daemon.wait_for("stacks", within=3)
+    assert any(
+        "in blocks" in place for place in next(s for n, s in dumped["threads"].items() if n.startswith("MainThread"))
+    )

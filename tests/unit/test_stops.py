@@ -52,7 +52,7 @@ def test_a_loop_that_ends_while_it_is_asked_whether_it_turns_is_not_hung(monkeyp
     """Leaving the block is what a loop that turns comes to: the process has ended well, and must say so."""
     monkeypatch.setattr(stops_module, "TURNS_WITHIN", 0.5)
     loop, hung = Asked(), threading.Event()
-    last_resort = _LastResort(cast("Any", loop), patience=(0.0, 0.0), hung=hung.set)
+    last_resort = _LastResort(cast("Any", loop), patience=(0.0, 0.0), dump=lambda: None, hung=hung.set)
     with last_resort.beside_the_loop():
         last_resort._orders.put(0.0)  # as a signal does
         assert loop.asked.wait(10)
@@ -63,7 +63,7 @@ def test_a_loop_that_never_turns_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     """A handler that blocks it keeps the orders from being taken."""
     monkeypatch.setattr(stops_module, "TURNS_WITHIN", 0.01)
     hung = threading.Event()
-    last_resort = _LastResort(cast("Any", Asked()), patience=(0.0, 0.0), hung=hung.set)
+    last_resort = _LastResort(cast("Any", Asked()), patience=(0.0, 0.0), dump=lambda: None, hung=hung.set)
     with last_resort.beside_the_loop():
         last_resort._orders.put(0.0)  # as a signal does
         assert hung.wait(10)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,13 +31,21 @@ def run(
         bool, typer.Option("--until-idle", help="Stop when nothing is due and nothing runs.")
     ] = False,
 ) -> None:
-    """Run jobs: one daemon, of which there may be any number."""
+    """Run jobs: one daemon, of which there may be any number.
+
+    SIGTERM or SIGINT drains; once more interrupts what still runs. SIGQUIT interrupts at once, and leaves handlers half a second.
+    SIGHUP reads the log level and the database's URL again, where files hold them. SIGUSR1 logs where all threads and tasks
+    are. SIGUSR2 and SIGALRM are ignored.
+
+    Exit codes: 0 stopped as told, 1 failed, 2 configuration, 3 database or schema, 4 the http port is in use, 5 a handler did
+    not stop and was left behind.
+    """
     _prepare_process()
     with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
         found = find_named_app(config)
         if embedded:
             migrate_database(config)
-        _run_daemon(config, found, until_idle=until_idle)
+        _run_daemon(config, found, config_file, until_idle=until_idle)
 
 
 def dev(
@@ -58,7 +67,7 @@ def dev(
         found = _with_builtins(config.app)
         migrate_database(config)
         typer.echo(_welcome(config, found.name), err=True)
-        _run_daemon(config, found)
+        _run_daemon(config, found, config_file)
 
 
 def _prepare_process() -> None:
@@ -70,6 +79,12 @@ def _prepare_process() -> None:
         raise Stopped
 
     signal.signal(signal.SIGTERM, leave)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGQUIT, leave)
+        # Until the daemon takes them. Not SIG_IGN, which processes that handlers start would inherit.
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda *_: None)
     show_prints_at_once()
     log_writer.install()
 
@@ -94,7 +109,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(25_000, 20, 20)
 
 
-def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -> None:
+def _run_daemon(config: "Config", app: "RotaApp", config_file: Path | None, *, until_idle: bool = False) -> None:
     from rota import log_writer
     from rota.daemon import Daemon
     from rota.errors import RotaError
@@ -102,7 +117,13 @@ def _run_daemon(config: "Config", app: "RotaApp", *, until_idle: bool = False) -
     from rota.main_loop import run_to_the_end
 
     _spare_the_collector()
-    daemon = Daemon(config, app, app_reference=config.app, until_idle=until_idle)
+    daemon = Daemon(
+        config,
+        app,
+        app_reference=config.app,
+        until_idle=until_idle,
+        read_log_level=lambda: configure(config_file).log.level,
+    )
     hide_stray_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):
         try:

@@ -11,6 +11,7 @@ from rota.db.pool import Pool, connection
 from rota.db.salvage import TRANSIENT
 from rota.domain.outcome import Interrupted
 from rota.lifecycle.settle import settle_alike
+from rota.stops import QUIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -46,8 +47,11 @@ class Drain:
         self._random = random
         self._alert = alert
 
-    async def run(self, hurry: asyncio.Event) -> bool:
-        """Let jobs finish; at the deadline, or when told to `hurry`, interrupt them. Return whether all handlers have ended."""
+    async def run(self, hurry: asyncio.Event, quitting: asyncio.Event) -> bool:
+        """Let jobs finish; at the deadline, or at `hurry`, interrupt them. Return whether all handlers have ended.
+
+        `quitting`: interrupted handlers get QUIT_SECONDS instead of the grace.
+        """
         self._telemetry.node_stopping(running=len(self._running), how="drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
@@ -58,7 +62,7 @@ class Drain:
         self._running.interrupt_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                await self._running.wait_until_empty()
+                await _first_of(self._running.wait_until_empty(), _quit(quitting))
         left = [attempt for attempt in self._running.snapshot() if not attempt.ended_at]
         if left:
             await self._leave_behind(left)
@@ -83,6 +87,11 @@ class Drain:
                     alert=self._alert,
                 )
                 await queries.remove_node(db, node=self._node)
+
+
+async def _quit(quitting: asyncio.Event) -> None:
+    await quitting.wait()
+    await asyncio.sleep(QUIT_SECONDS)
 
 
 async def _first_of(*events: Coroutine[Any, Any, Any]) -> None:
