@@ -137,7 +137,6 @@ class Metrics:
             registry=r,
         )
         self.dead_tuples = SampledGauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
-        self.dead_tuples = Gauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
         self.log_dropped = Counter(
             "rota_log_lines_dropped", "Lines of the log dropped because its reader is too slow.", registry=r
         )
