@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -297,3 +298,40 @@ async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_e
     assert "127.0.0.1:1" in said
     assert "s3cret" not in said
     assert "Traceback" not in said
+
+
+async def test_a_poisonous_job_among_suspects_is_buried_and_its_neighbours_succeed(scene: Scene) -> None:
+    """C10: suspects share probation, so the killer takes some of them along once; nobody but the killer is buried for it."""
+    await scene.execute(
+        """
+        insert into rota.jobs (handler, run_at, backoff_base, payload)
+        select 'work', now() - interval '1 minute', '200 ms', '{"seconds": 0.2}' from generate_series(1, 40)
+        """
+    )
+    poison = await scene.enqueue("kills", backoff_base="200 ms")
+    await scene.execute("update rota.jobs set losses = 2, attempt = 2")
+    await scene.execute(
+        "insert into rota.attempts (job_id, fence_token, attempt, outcome, started_at) "
+        "select job_id, n, n, 'lost', now() from rota.jobs, generate_series(1, 2) as n"
+    )
+
+    async def is_over() -> bool:
+        return not await scene.value("select exists (select from rota.jobs)")
+
+    deaths = 0
+    daemon = scene.daemons.start(ROTA_QUEUES="default:50")
+    async with asyncio.timeout(120):
+        while not await is_over():
+            if not daemon.alive:
+                deaths += 1
+                daemon = scene.daemons.start(ROTA_QUEUES="default:50")
+            await scene.value("select pg_sleep(0.1)")
+
+    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
+    letters = await scene.fetch("select job_id, reason, losses from rota.dead_letters")
+    assert [tuple(row) for row in letters] == [(poison, "poison", 3)]
+    assert deaths <= 2
+    assert (
+        await scene.value("select count(distinct job_id) from rota.attempts where outcome = 'lost' and fence_token > 2")
+        > 1
+    )

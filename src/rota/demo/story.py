@@ -258,7 +258,7 @@ class Story:
                     )
             return await self._died_at(facts.poison) is not None
 
-        await self._until(buried, within=35, what="the poisonous job was not buried")
+        await self._until(buried, within=45, what="the poisonous job was not buried")
         facts.poison_losses = await db.fetchval("select losses from rota.dead_letters where job_id = $1", facts.poison)
         at = await self._died_at(facts.poison) or time.time()
         screen.happened(

@@ -15,6 +15,8 @@
 
     1 wake            when to look: notification, freed slot, next due instant, stop
     2 dispatcher      due rows -> claims, never more than the free slots
+      lanes           which lanes a claim searches and when: floors, sweeps, pages of queues
+      suspects        how many jobs that lost their worker twice may run at once
     3 executor        claim -> outcome; timeout, interruption, the one broad except
     4 heartbeat       extend the leases of what runs here; tell of what was lost (on its own thread)
     5 retry_planner   outcome -> settlement, purely

@@ -1,6 +1,6 @@
-"""What runs on this node: the attempts under way, and the slots they take.
+"""The attempts that run on this node, and the slots they take.
 
-One owner, the main loop. The heartbeat's thread takes a `snapshot` and answers through `call_soon_threadsafe`.
+Only the main loop changes them. The heartbeat's thread takes a `snapshot` and answers through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step 1 of a job's life: when to look for due jobs. Due schedules are looked for in the same way."""
+"""Step 1 of a job's life: when the dispatcher looks for due jobs. The scheduler waits for due schedules in the same way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Wake:
         self._flag = asyncio.Event()
 
     def set(self) -> None:
-        """Make whoever waits look. What a notification says is never trusted, only that it came."""
+        """End the wait. A notification carries no data that is trusted: it only says that there may be work."""
         self._flag.set()
 
     def clear(self) -> None:
-        """Forget all reasons so far; the caller is about to look."""
+        """Forget all reasons so far. Call it just before looking."""
         self._flag.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is a reason to look, at the latest after `seconds`: polling is the truth."""
+        """Return when there is a reason to look, and after `seconds` in any case: polling finds what notifications miss."""
         if self._flag.is_set() or seconds <= 0:
             await asyncio.sleep(0)
             return
