@@ -118,6 +118,41 @@ async def test_the_printed_sql_makes_the_schema_as_well(rota: Shell, blank: str)
     assert (await rota("migrate", "--check", "--dsn", blank)).code == 0
 
 
+async def test_f4_the_printed_sql_can_begin_where_a_database_is(rota: Shell, blank: str) -> None:
+    """F4: by number or by asking the database; applied to another version, it changes nothing."""
+    import asyncpg
+
+    from rota.db.sql import MIGRATIONS
+
+    connection = await asyncpg.connect(blank)
+    try:
+        everything = (await rota("migrate", "--sql")).out
+        head = everything[: everything.index(f"-- {list(MIGRATIONS)[11]}\n")]
+        await connection.execute(
+            f"{head} insert into rota.meta (schema_version, oldest_compatible) values (11, 1); commit;"
+        )
+        printed = await rota("migrate", "--sql", "--from", "database", "--dsn", blank)
+        assert "rota migrate --roles --sql" in printed.err
+        assert printed.out == (await rota("migrate", "--sql", "--from", "11", DATABASE_URL="")).out
+        assert "create schema" not in printed.out
+        wrong = (await rota("migrate", "--sql", "--from", "10", DATABASE_URL="")).out
+        with pytest.raises(asyncpg.RaiseError, match="for version 10 of the schema, and it is at 11"):
+            await connection.execute(wrong)
+        await connection.execute("rollback")
+        await connection.execute(printed.out)
+        assert (await rota("migrate", "--check", "--dsn", blank)).code == 0
+    finally:
+        await connection.close()
+    assert "nothing is missing" in (await rota("migrate", "--sql", "--from", "database", "--dsn", blank)).out
+    for options in (
+        ("--sql", "--from", "999"),
+        ("--from", "3"),
+        ("--sql", "--roles", "--from", "3"),
+        ("--sql", "--from", "x"),
+    ):
+        assert (await rota("migrate", *options)).code == 2
+
+
 async def test_run_until_idle_ends_when_all_is_done_and_not_before(rota: Shell, conn: Connection[Record]) -> None:
     """What the last job enqueues is work, too, and so is a suspect; what is due tomorrow, or nobody's here, isn't."""
     await conn.execute("insert into rota.jobs (handler, payload, losses) values ('shop.chain', '{\"left\": 0}', 2)")

@@ -8,6 +8,9 @@ from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import finish, using
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from rota.config import Config
 
 
@@ -36,6 +39,15 @@ def migrate(
         bool,
         typer.Option("--sql", help="Print all migrations (with --roles: the roles) as SQL, for a tool of your own."),
     ] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="N|database",
+            help="With --sql: only what a database at version N lacks, or the connected one.",
+            show_default="0",
+        ),
+    ] = None,
     config_file: ConfigFile = None,
     dsn: Dsn = None,
     embedded: Embedded = False,
@@ -49,8 +61,14 @@ def migrate(
     prefix = _checked_prefix(roles, role_prefix)
     if check and roles:
         raise typer.BadParameter("looks at migrations alone; rights are set anew by each --roles", param_hint="--check")
+    version = _checked_version(start, schema.VERSION)
+    if start is not None and (roles or not sql):
+        raise typer.BadParameter("goes with --sql, and without --roles", param_hint="--from")
+    if sql and prefix:
+        typer.echo(schema.roles_script(prefix), nl=False)
+        return
     if sql:
-        typer.echo(schema.roles_script(prefix) if prefix else schema.script(), nl=False)
+        _print_sql(version, lambda: using(config_file, dsn, embedded=embedded))
         return
     with using(config_file, dsn, embedded=embedded) as config:
         url = config.require_direct_database()
@@ -77,6 +95,29 @@ def migrate(
     if report.roles:
         typer.echo(f"rights given to {', '.join(report.roles)}")
     raise typer.Exit(exit_code)
+
+
+def _print_sql(version: int | None, database: "Callable[[], AbstractContextManager[Config]]") -> None:
+    from rota.db import migrate as schema
+
+    if version is None:
+        with database() as config:
+            url = config.require_direct_database()
+            version = finish(url, schema.version_of(url))
+    typer.echo(schema.script(version), nl=False)
+    if version:
+        typer.echo("note: then apply `rota migrate --roles --sql`, for the roles' rights on what is new", err=True)
+
+
+def _checked_version(text: str | None, newest: int) -> int | None:
+    """Return the version to start from, None for the connected database's."""
+    if text == "database":
+        return None
+    if text is None:
+        return 0
+    if not (text.isdecimal() and text.isascii() and int(text) <= newest):
+        raise typer.BadParameter(f"{text!r}: write a version from 0 to {newest}, or `database`", param_hint="--from")
+    return int(text)
 
 
 def _checked_prefix(roles: bool, role_prefix: str | None) -> str | None:

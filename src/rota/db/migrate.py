@@ -87,11 +87,19 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def script() -> str:
-    """Return all migrations as one SQL text, for people who bring the schema in with a tool of their own."""
+def script(version: int = 0) -> str:
+    """Return the migrations after `version` as one SQL text, for people who apply them with a tool of their own.
+
+    It fails, and changes nothing, on a database of another version.
+    """
+    if version == VERSION:
+        return f"-- The schema of rota is at version {VERSION}: nothing is missing.\n"
     begin = f"begin;\n{SAFE_NAMES};\n"
-    parts = [f"-- The schema of rota, all migrations in order, for a database that has none of them yet.\n\n{begin}"]
-    for number, (name, text) in enumerate(MIGRATIONS.items(), 1):
+    what = f"migrations {version + 1} to {VERSION}, for a database at version {version}"
+    if not version:
+        what = "all migrations in order, for a database that has none of them yet"
+    parts = [f"-- The schema of rota, {what}.\n\n{begin}{_version_guard(version) if version else ''}"]
+    for number, (name, text) in list(enumerate(MIGRATIONS.items(), 1))[version:]:
         row = SQL["record_migration"].replace("$1", str(number)).replace("$2", f"'{name}'")
         if apart(text):
             session_names = SAFE_NAMES.replace("set local", "set")
@@ -100,6 +108,17 @@ def script() -> str:
     stamp = SQL["stamp_schema"].replace("$1", str(VERSION)).replace("$2", str(OLDEST_COMPATIBLE))
     parts.append(f"{stamp};\n\nselect made from rota.rotate_ledger();\n\ncommit;\n")
     return "\n".join(parts)
+
+
+def _version_guard(version: int) -> str:
+    return f"""do $$ begin
+    if (select max(version) from rota.migrations) is distinct from {version} then
+        raise exception 'these migrations are for version {version} of the schema, and it is at %',
+            (select max(version) from rota.migrations)
+            using hint = 'Run rota migrate --sql --from database on it.';
+    end if;
+end $$;
+"""  # noqa: S608  a number
 
 
 def roles_script(prefix: str) -> str:
@@ -296,6 +315,11 @@ async def missing(dsn: str | None) -> list[str]:
     finally:
         await conn.close()
     return list(MIGRATIONS)[len(known) :]
+
+
+async def version_of(dsn: str | None) -> int:
+    """Return how many migrations the database has seen. Raises what `migrate` would."""
+    return VERSION - len(await missing(dsn))
 
 
 async def _known(conn: asyncpg.Connection) -> list[tuple[int, str, str]]:
