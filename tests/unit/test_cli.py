@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -123,7 +124,7 @@ def test_what_daylight_saving_does_is_told_without_cutting_an_instant(capsys: py
 @pytest.mark.usefixtures("narrow")
 def test_status_cuts_no_slots(capsys: pytest.CaptureFixture[str]) -> None:
     """How many jobs a daemon takes is what one looks for where a queue grows."""
-    one = node(handlers=["a"], queues=["default"], slots='{"nightly_reports": 100, "default": 50, "mail": 1}')
+    one = node(handlers=["a"], queues=["default"], slots={"nightly_reports": 100, "default": 50, "mail": 1})
     found = Status(queues=by_queue([], [], [one]), nodes=[one], paused=[], counted_all=True)
     show.console().print(render(found))
     assert {"nightly_reports:100", "default:50", "+1"} <= set(capsys.readouterr().out.split())
@@ -143,7 +144,9 @@ def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
         duration("999999999d", "--in")
 
 
-def node(*, handlers: list[str], queues: list[str], state: str = "running", slots: str = "{}") -> LivingNode:
+def node(
+    *, handlers: list[str], queues: list[str], state: str = "running", slots: dict[str, int] | None = None
+) -> LivingNode:
     return LivingNode(
         node_id=uuid.uuid4(),
         host="here",
@@ -153,7 +156,7 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running", slot
         app="shop",
         handlers=handlers,
         queues=queues,
-        slots=slots,
+        slots=slots or {},
         state=state,
         tzdata=None,
         started_at=NOW,
@@ -173,7 +176,7 @@ def node(*, handlers: list[str], queues: list[str], state: str = "running", slot
 )
 def test_a_queue_without_a_slot_is_served_by_nobody(queues: list[str], slots: str, served: bool) -> None:
     """`mail:0,*:5` takes a queue out of those that `*` stands for: its jobs wait, and whoever wonders must be told."""
-    why = why_unclaimed("a", "mail", [node(handlers=["a"], queues=queues, slots=slots)], [])
+    why = why_unclaimed("a", "mail", [node(handlers=["a"], queues=queues, slots=json.loads(slots))], [])
     assert (why is None) is served
 
 

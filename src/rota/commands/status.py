@@ -296,16 +296,14 @@ def count(number: int, *, exact: bool = True) -> str:
     return f"{'' if exact else '≥'}{number:,}" if number else "·"
 
 
-def most_first(slots: str) -> list[tuple[str, int]]:
-    """Read a daemon's slots by queue, the most first."""
-    import json
-
-    return sorted(json.loads(slots).items(), key=lambda each: (-each[1], each[0]))
+def most_first(slots: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return a daemon's slots by queue, the most first."""
+    return sorted(slots.items(), key=lambda each: (-each[1], each[0]))
 
 
-def _slots(text: str) -> str:
+def _slots(given: Mapping[str, int]) -> str:
     """Write the largest two: `rota node list` has them all."""
-    slots = most_first(text)
+    slots = most_first(given)
     more = [f"+{len(slots) - 2}"] if len(slots) > 2 else []
     return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 

@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rota.db.sql import SQL
@@ -248,8 +247,8 @@ class LivingNode:
     app: str | None
     handlers: Sequence[str]
     queues: Sequence[str]
-    slots: str
-    """JSON: queue -> slots."""
+    slots: Mapping[str, int]
+    """Slots by queue."""
     state: str
     tzdata: str | None
     started_at: datetime
@@ -270,8 +269,7 @@ class LivingNode:
         """Whether this daemon takes jobs from that queue. One that has no slot here is not served by `*` either."""
         if self.state != "running" or not {queue, "*"} & set(self.queues):
             return False
-        slots = _read_slots(self.slots)
-        return slots.get(queue, slots.get("*")) != 0
+        return self.slots.get(queue, self.slots.get("*")) != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,12 +348,6 @@ class ServerLook:
     daemon_role: str | None
 
 
-@lru_cache(1024)
-def _read_slots(text: str) -> Mapping[str, int]:
-    slots: Mapping[str, int] = json.loads(text)
-    return slots
-
-
 async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
     """Return where the job stands; None for one that nobody knows."""
     row = await db.fetchrow(SQL["describe_job"], job_id)
@@ -416,7 +408,8 @@ async def summarise_live_jobs(
 
 async def list_nodes(db: Connection) -> list[LivingNode]:
     """Return the living daemons, oldest first."""
-    return [LivingNode(**row) for row in await db.fetch(SQL["list_nodes"])]
+    rows = await db.fetch(SQL["list_nodes"])
+    return [LivingNode(**{**row, "slots": json.loads(row["slots"] or "{}")}) for row in rows]
 
 
 async def list_lost_nodes(db: Connection, *, limit: int = 100) -> list[LostNode]:
