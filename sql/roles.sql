@@ -177,7 +177,7 @@ begin
             (array[client, operator, daemon], '{enqueue, put_job, replace_job, cancel, put_schedule, remove_schedule, ran, '
                 'jitter_offset}'::text[]),
             -- What CHECKs and triggers call in the name of whoever writes.
-            (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller}'),
+            (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller, current_server}'),
             -- Whoever may call cancel_many() is an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler, forget_node}'),

@@ -307,6 +307,28 @@ begin
     return value;
 end $_$;
 
+CREATE FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_oid bigint, OUT timeline bigint) RETURNS record
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    -- Services that only resemble PostgreSQL may refuse some of this. What can't be read counts as never changing.
+    database_oid := (select database.oid::bigint from pg_database as database where database.datname = current_database());
+    begin
+        system_identifier := (select control.system_identifier from pg_control_system() as control);
+    exception when others then
+        system_identifier := 0;
+    end;
+    begin
+        timeline := case when pg_is_in_recovery() then (select control.timeline_id from pg_control_checkpoint() as control)
+            else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end;
+    exception when others then
+        timeline := 1;
+    end;
+end $$;
+
+COMMENT ON FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_oid bigint, OUT timeline bigint) IS 'Which server and database this is, and on which timeline. On a standby, the timeline of its last checkpoint.';
+
 CREATE FUNCTION rota.described_schedules(handler text, owner text, name_like text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN ('schedules: '::text || COALESCE(NULLIF(concat_ws(', '::text, ('handler '::text || handler), ('owner '::text || owner), ('name like '::text || name_like)), ''::text), 'all'::text));
@@ -766,6 +788,69 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION rota.note_server() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    here record;
+    noted record;
+    is_locked boolean := false;
+    sequence regclass;
+begin
+    if pg_is_in_recovery() or current_setting('transaction_read_only')::boolean then
+        return false;
+    end if;
+    select * into here from rota.current_server();
+    for tries in 1..20 loop
+        select system.last_value as system_identifier, database.last_value as database_oid, timeline.last_value as timeline,
+            system.is_called and database.is_called and timeline.is_called as is_noted, jobs.is_called as is_used
+        into noted
+        from rota.noted_system_identifier as system, rota.noted_database_oid as database, rota.noted_timeline as timeline,
+            rota.jobs_job_id_seq as jobs;
+        if noted.is_noted and (noted.system_identifier, noted.database_oid, noted.timeline)
+                = (here.system_identifier, here.database_oid, here.timeline) then
+            return false;
+        end if;
+        exit when is_locked;
+        perform from rota.locks where name = 'server' for update skip locked;
+        is_locked := found;
+        -- The holder raises the sequences at once, but its transaction may stay open for long: do not wait for its end.
+        if not is_locked then
+            perform pg_sleep(0.005);
+        end if;
+    end loop;
+    if not is_locked then
+        return false;
+    end if;
+    -- A database made from a template in which no job was ever inserted has lost nothing.
+    noted.is_noted := noted.is_noted and (noted.is_used
+        or (noted.system_identifier, noted.timeline) <> (here.system_identifier, here.timeline));
+    if noted.is_noted then
+        -- 2^24: more than any standby can lag behind, and small enough for 2^39 fail-overs.
+        foreach sequence in array array['rota.jobs_job_id_seq', 'rota.schedule_definitions_schedule_id_seq',
+                'rota.audit_audit_id_seq', 'rota.fence_tokens']::regclass[] loop
+            perform setval(sequence, greatest(coalesce(pg_sequence_last_value(sequence), 0), 0) + 16777216);
+        end loop;
+    end if;
+    perform setval('rota.noted_system_identifier', here.system_identifier);
+    perform setval('rota.noted_database_oid', here.database_oid);
+    perform setval('rota.noted_timeline', here.timeline);
+    return noted.is_noted;
+end $$;
+
+COMMENT ON FUNCTION rota.note_server() IS 'Raise the sequences of ids and fence tokens if this database is on another server or timeline than noted. True if it raised them.';
+
+CREATE FUNCTION rota.note_server_of_session() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform rota.note_server();
+    perform set_config('rota.server_noted', 'on', false);
+    return null;
+end $$;
+
 CREATE FUNCTION rota.pause_handler(name text, reason text DEFAULT NULL::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1022,6 +1107,7 @@ CREATE FUNCTION rota.raise_fence_tokens() RETURNS boolean
     AS $$
 declare
     micros bigint;
+    is_raised boolean := rota.note_server();
 begin
     for tries in 1..10 loop
         exit when pg_try_advisory_xact_lock(1919906913, 4);
@@ -1030,7 +1116,7 @@ begin
     perform from rota.locks where name = 'fence_tokens' for update;
     micros := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     if micros <= (select last_value from rota.fence_tokens) then
-        return false;
+        return is_raised;
     end if;
     -- Claims take no lock. Without the tenth of a second, those between the reading of the sequence and setval() could be given
     -- tokens that are then issued again.
@@ -2346,6 +2432,29 @@ WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_thr
 
 COMMENT ON TABLE rota.nodes IS 'One row per living daemon process (alive: seen within 15 s). Leases decide about jobs, never these rows.';
 
+CREATE SEQUENCE rota.noted_database_oid
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE SEQUENCE rota.noted_system_identifier
+    START WITH -9223372036854775808
+    INCREMENT BY 1
+    MINVALUE -9223372036854775808
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE SEQUENCE rota.noted_timeline
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+COMMENT ON SEQUENCE rota.noted_timeline IS 'The newest timeline on which this database was used. A promotion begins a new one.';
+
 CREATE TABLE rota.queues (
     queue text NOT NULL,
     paused boolean DEFAULT false NOT NULL,
@@ -2568,6 +2677,10 @@ CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(
 
 CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
 
+CREATE TRIGGER note_server BEFORE INSERT ON rota.jobs FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
+
+CREATE TRIGGER note_server BEFORE INSERT ON rota.schedule_definitions FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
+
 CREATE TRIGGER record_redrives AFTER DELETE ON rota.dead_letters REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION rota.record_redrives();
 
 CREATE TRIGGER refuse_long_key BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN (((octet_length(new.handler) + octet_length(new.unique_key)) > 2600)) EXECUTE FUNCTION rota.refuse_long_key();
@@ -2604,6 +2717,8 @@ REVOKE ALL ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result j
 
 REVOKE ALL ON FUNCTION rota.cron_value(field integer, word text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_oid bigint, OUT timeline bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.described_schedules(handler text, owner text, name_like text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.discard(job_id bigint, note text) FROM PUBLIC;
@@ -2635,6 +2750,10 @@ REVOKE ALL ON FUNCTION rota.is_operator() FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.note_server() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.note_server_of_session() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.pause_handler(name text, reason text) FROM PUBLIC;
 

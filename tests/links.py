@@ -223,6 +223,13 @@ class Island:
         """The words that run a command in there."""
         return ("ip", "netns", "exec", self.name)
 
+    def black_hole(self) -> str:
+        """Return an address that swallows what is sent to it from inside: it is neither refused nor unreachable."""
+        card = self.cable[:-1] + "b"
+        _ip("-n", self.name, "route", "add", "203.0.113.0/24", "dev", card)
+        _ip("-n", self.name, "neigh", "add", "203.0.113.1", "lladdr", "02:00:00:00:00:99", "dev", card)
+        return "203.0.113.1"
+
     def cut(self) -> None:
         """Pull the cable: packets vanish, nobody is told."""
         _ip("link", "set", self.cable, "down")

@@ -329,3 +329,18 @@ def durable_server(template: Path, **settings: str) -> Iterator[DurableServer]:
         subprocess.run(["cp", "-a", template / "data", folder], check=True)
         with embedded(Path(folder), sync=True, **settings) as postgres:
             yield DurableServer(postgres=postgres)
+
+
+@contextmanager
+def standby_of(primary: DurableServer) -> Iterator[DurableServer]:
+    """Restart the primary beside a standby that receives nothing from it: what is written from now on, it will have lost."""
+    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory()) as folder:
+        primary.stop()
+        subprocess.run(["cp", "-a", primary.postgres.data, folder], check=True)
+        primary.start()
+        signal_file = Path(folder) / "data" / "standby.signal"
+        signal_file.touch()
+        owner = signal_file.parent.stat()
+        os.chown(signal_file, owner.st_uid, owner.st_gid)
+        with embedded(Path(folder), sync=True) as postgres:
+            yield DurableServer(postgres=postgres)

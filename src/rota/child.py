@@ -21,11 +21,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import asyncpg
-
 from rota import logs
 from rota.app import find_app
-from rota.db import blocking, drivers
+from rota.db import blocking, drivers, queries
+from rota.db.connecting import close_connection, open_connection
 from rota.domain.given import check_kinds, check_progress
 from rota.errors import Refused, StaleToken
 from rota.failure import describe, why_again
@@ -231,8 +230,11 @@ class ChildJob(ChildFacts):
         """
         completes = completes_with(checkpoint)
         login = self._begin(completes=completes)
-        conn = await asyncpg.connect(
-            login.dsn, server_settings=dict(login.settings), statement_cache_size=0 if login.pooled else 100
+        conn = await open_connection(
+            login.url,
+            accept=lambda conn: queries.check_server(conn, login.history),
+            server_settings=dict(login.settings),
+            statement_cache_size=0 if login.pooled else 100,
         )
         try:
             async with conn.transaction(isolation="read_committed"):
@@ -248,7 +250,7 @@ class ChildJob(ChildFacts):
             self._committing(committing=False)
             raise
         finally:
-            await conn.close()
+            await close_connection(conn)
         if completes:
             self._has_committed()
 
@@ -294,7 +296,7 @@ def main() -> None:
     logs.show_prints_at_once()
     logs.carry_alike(facts["handler"], facts["queue"], facts["attempt"])
     logs.carry(facts["job_id"], facts["schedule"])
-    login = None if order["database"] is None else blocking.Login(**order["database"])
+    login = None if order["database"] is None else blocking.Login.of(order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
     claim = SimpleNamespace(payload=order["payload"])
     try:

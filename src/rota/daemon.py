@@ -24,6 +24,7 @@ from rota.config import mask_dsn
 from rota.cron import tzdata_version
 from rota.db import queries
 from rota.db.blocking import BlockingPool, Login
+from rota.db.connecting import NoServerFits, close_connection
 from rota.db.listen import Listener
 from rota.db.migrate import Installation, installation
 from rota.db.pool import (
@@ -33,6 +34,7 @@ from rota.db.pool import (
     closing,
     connect,
     connection,
+    expire,
     handler_session_settings,
     no_answer,
     open_handler_pool,
@@ -40,6 +42,7 @@ from rota.db.pool import (
     probe,
 )
 from rota.db.rights import examine_rights
+from rota.db.server_history import ServerHistory
 from rota.domain.job import NodeId
 from rota.errors import DaemonFailed, DatabaseUnusable, RotaError, SchemaMismatch
 from rota.job import Environment
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
 
     from rota.app import App
     from rota.config import Config
+    from rota.config.database_url import DatabaseUrl
     from rota.lifecycle.running import Running
 
 STALLED = timedelta(seconds=60)
@@ -94,6 +98,9 @@ WORK = {
 
 ONLOOKERS = frozenset(kind.name for kind in (Gauges, LocalGauges, LockWatch, Pruner, TrackRecord))
 """Services without which the jobs run as well: their crashes are logged and counted, and never end the daemon."""
+
+FAILOVER_SECONDS = 15.0
+"""How long a starting daemon waits for a server that takes writes. Then it exits with 3, and its supervisor starts it again."""
 
 
 class Daemon:
@@ -130,6 +137,10 @@ class Daemon:
         """Why the daemon ends by itself, if it does."""
         self._refused: int | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._main: asyncio.AbstractEventLoop | None = None
+        self._history = ServerHistory(on_move=self._server_moved)
+        self._expiring: list[Callable[[], None]] = []
+        """What replaces the connections of each pool."""
 
     def _make_logger(self, level: str) -> FilteringBoundLogger:
         return make_logger(level=level, format=self._config.log.format, node=str(self.node)[:8])
@@ -140,7 +151,7 @@ class Daemon:
         Raises DatabaseUnusable when the database can't be used as it is, and DaemonFailed when the daemon had to give up.
         """
         config = self._config
-        dsn = config.require_database()
+        url = config.database_url()
         name = f"rota {str(self.node)[:8]}"
         async with AsyncExitStack() as stack:
             # Outermost: a signal while we start or take our leave must not cut off the app's lifespan or leave our row behind.
@@ -155,38 +166,41 @@ class Daemon:
                 )
             )
             async with self.stops.cutting():
-                route = self._route = await _first_look(dsn)
-                found = await _identity(dsn, route, name)
+                route = self._route = await self._probe_database(url)
+                found = await _identity(url, route, name)
                 self._installation = found.installation_id
             if self.stops.claiming.is_set():
                 return  # nothing was started
             # The loop's own handler would log the error's text, and an error's text likes to be a payload.
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: self.telemetry.stray_error(context))
+            self._main = asyncio.get_running_loop()
+            self._main.set_exception_handler(lambda _, context: self.telemetry.stray_error(context))
             pool = await stack.enter_async_context(
                 closing(
                     await open_pool(
-                        dsn, route=route, name=name, size=config.database.pool_size, on_connect=self._on_connect
+                        url, route=route, name=name, size=config.database.pool_size, on_connect=self._on_connect
                     )
                 )
             )
             handler_pool = await stack.enter_async_context(
                 closing(
                     await open_handler_pool(
-                        dsn,
+                        url,
                         route=route,
                         name=f"{name} handlers",
                         size=config.database.handler_pool_size,
                         lease=config.lease.duration,
+                        accept=self._accept,
                     )
                 )
             )
             stack.callback(self._end_threads)
             environment = self._environment(found, pool, handler_pool)
             settings = handler_session_settings(route, f"{name} handlers", config.lease.duration)
-            login = Login(dsn, settings, pooled=route.pooled)
+            login = Login(url, settings, pooled=route.pooled, history=self._history)
             environment.login = login
             environment.blocking = BlockingPool(login, config.database.handler_pool_size)
             stack.callback(environment.blocking.close)
+            self._expiring = [partial(expire, pool), partial(expire, handler_pool), environment.blocking.expire]
             if self._app.lifespan is not None:
                 environment.state = await stack.enter_async_context(self._app.lifespan())
             # After the lifespan, which is where an app may set up its logging.
@@ -219,6 +233,7 @@ class Daemon:
             handlers=self._app.handlers,
             slots=self._slots,
             route=self._require_route(),
+            accept=self._accept,
             stopping=self.stops.claiming,
             until_idle=self._until_idle,
             refused=self.cancel_refused,
@@ -360,17 +375,51 @@ class Daemon:
             return
         self.telemetry.log_to(self._make_logger(level))
         logs.set_level(level)
+        if self._config.reload_database_urls():
+            self._renew_connections()
         self.telemetry.reloaded(log_level=level)
 
     def _dump_stacks(self, loop: asyncio.AbstractEventLoop) -> None:
         """Log where all threads and tasks are. Not on the main thread, which may be blocked."""
         self.telemetry.stacks_dumped(threads=stacks.of_threads(), tasks=stacks.of_tasks(loop))
 
-    async def _on_connect(self, conn: asyncpg.Connection) -> None:
-        if await queries.read_installation(conn) != self._installation:
+    async def _probe_database(self, url: DatabaseUrl) -> Route:
+        """Look at the server. Waits a while for one that takes writes; raises DatabaseUnusable for any other outage."""
+        give_up_at = boottime() + FAILOVER_SECONDS
+        reason = ""
+        while boottime() < give_up_at:
+            try:
+                return await probe(url)
+            except NoServerFits as error:
+                reason = str(error)
+                self.telemetry.no_server_fits(reason, waits=FAILOVER_SECONDS)
+                await asyncio.sleep(1)
+            except TRANSIENT as error:
+                raise no_answer(mask_dsn(url.dsn), str(error) or type(error).__name__) from error
+        raise DatabaseUnusable(f"{mask_dsn(url.dsn)}: no server takes writes: {reason}")
+
+    async def _accept(self, conn: asyncpg.Connection) -> None:
+        """Check the server of a new connection, whatever it is for."""
+        if await queries.check_server(conn, self._history) != self._installation:
             # Under the same URL another database: its keys begin otherwise, and it lacks the schedules that our code declares.
             raise SchemaMismatch("the database was replaced by another installation of rota: start this daemon anew")
-        # A fail-over or a restore can set the sequence back, and a token must never be issued twice.
+
+    def _server_moved(self) -> None:
+        """Replace all connections: those to the server before lead to another history. On any thread."""
+        if self._main is not None:
+            self._main.call_soon_threadsafe(self._renew_connections)
+        if (newest := self._history.newest) is not None:
+            self.telemetry.server_moved(timeline=newest.timeline)
+
+    def _renew_connections(self) -> None:
+        if self._loops is not None:
+            self._loops.reconnect()
+        for renew in self._expiring:
+            renew()
+
+    async def _on_connect(self, conn: asyncpg.Connection) -> None:
+        await self._accept(conn)
+        # A fail-over or a restore can set sequences back, and no token or id may be issued twice.
         if await queries.raise_fence_tokens(conn):
             self.telemetry.fence_tokens_raised()
 
@@ -486,20 +535,13 @@ def _slots(config: Config, app: App) -> dict[str, int]:
     return slots
 
 
-async def _first_look(dsn: str) -> Route:
-    try:
-        return await probe(dsn)
-    except TRANSIENT as error:
-        raise no_answer(mask_dsn(dsn), str(error) or type(error).__name__) from error
-
-
-async def _identity(dsn: str, route: Route, name: str) -> Installation:
+async def _identity(url: DatabaseUrl, route: Route, name: str) -> Installation:
     # Before there is a pool: its connections begin with a statement that needs the schema.
-    conn = await connect(dsn, route=route, name=name)
+    conn = await connect(url, route=route, name=name)
     try:
         found = await installation(conn)
         if fault := next((each for each in await examine_rights(conn) if each.stops_daemons), None):
             raise DatabaseUnusable(f"{fault.cause}. {fault.cure}")
         return found
     finally:
-        await conn.close()
+        await close_connection(conn)

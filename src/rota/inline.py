@@ -19,6 +19,7 @@ import asyncpg
 
 from rota.attempt import Attempt
 from rota.client import encode_payload
+from rota.db.connecting import close_connection, open_connection
 from rota.declared import HANDLER_CODE
 from rota.domain.given import check_handler, check_kinds, check_progress
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
@@ -334,8 +335,8 @@ async def call_inline(
     facts = {"queue": handler.queue or "default", "timeout": handler.timeout} | facts
     async with AsyncExitStack() as stack:
         if dsn is not None:
-            conn = await asyncpg.connect(dsn)
-            stack.push_async_callback(conn.close)
+            conn = await open_connection(dsn)
+            stack.push_async_callback(close_connection, conn)
         if "state" in facts:
             state = facts.pop("state")
         else:

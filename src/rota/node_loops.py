@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from rota.config import Config
+    from rota.db.pool import Accept
     from rota.domain.job import NodeId
     from rota.handlers import Handler
     from rota.job import Environment
@@ -63,6 +64,7 @@ class Loops:
         handlers: Mapping[str, Handler],
         slots: Mapping[str, int],
         route: Route,
+        accept: Accept,
         stopping: asyncio.Event,
         until_idle: bool,
         refused: Callable[[int], None],
@@ -76,6 +78,7 @@ class Loops:
         self._handlers = handlers
         self._slots = slots
         self._route = route
+        self._accept = accept
         self._stopping = stopping
         self._until_idle = until_idle
         self._grace = config.drain.grace.total_seconds()
@@ -131,6 +134,12 @@ class Loops:
     def database_reached(self) -> float:
         """When the database last answered the dispatcher, on this node's clock; 0 if it never did."""
         return self._dispatcher.reached if self._dispatcher is not None else 0.0
+
+    def reconnect(self) -> None:
+        """Replace the heartbeat's and the listener's connections: the database has moved."""
+        self._heartbeat.reconnect()
+        if isinstance(self._listener, Listener):
+            self._listener.close("the database has moved")
 
     async def settle(self) -> None:
         """Write outcomes."""
@@ -259,7 +268,10 @@ class Loops:
 
     async def _connect(self, name: str) -> asyncpg.Connection:
         return await connect(
-            self._config.require_database(), route=self._route, name=f"rota {str(self._node)[:8]} {name}"
+            self._config.database_url(),
+            route=self._route,
+            name=f"rota {str(self._node)[:8]} {name}",
+            accept=self._accept,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -281,10 +293,11 @@ class Loops:
 
         async def connect_directly() -> asyncpg.Connection:
             return await connect(
-                self._config.require_direct_database(),
+                self._config.direct_database_url(),
                 route=direct,
                 name=f"rota {str(self._node)[:8]} listener",
                 patience=5.0,
+                accept=self._accept,
             )
 
         def on_wake() -> None:

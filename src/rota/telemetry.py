@@ -228,6 +228,14 @@ class Telemetry:
         told = {} if why is None else {"why": why}
         self._event(logging.WARNING if told else logging.INFO, "listener.up" if up else "listener.down", **told)
 
+    def server_moved(self, *, timeline: int) -> None:
+        """Report that connections now lead to another server, or to a newer timeline of the same."""
+        self._event(logging.WARNING, "database.moved", timeline=timeline)
+
+    def no_server_fits(self, reason: str, *, waits: float) -> None:
+        """Report that no server takes writes while the daemon starts, and for how many seconds it waits for one in all."""
+        self._event(logging.WARNING, "database.awaited", reason=reason, waits_s=waits)
+
     def fence_tokens_raised(self) -> None:
         """Tell that the sequence of tokens had fallen behind the clock: a fail-over, a restore, or a new database."""
         self._event(logging.DEBUG, "fence_tokens.raised")

@@ -49,8 +49,10 @@ from rota.app import App
 from rota.attempt import Attempt
 from rota.client import encode_payload
 from rota.client.columns import check_column
+from rota.config.database_url import DatabaseUrl
 from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
+from rota.db.connecting import open_connection
 from rota.db.migrate import installation
 from rota.domain.given import check_handler, check_kinds
 from rota.domain.job import NodeId, Suspects
@@ -192,9 +194,9 @@ async def drain(
     async with AsyncExitStack() as stack:
         blocking = None
         if isinstance(conn, str):
-            blocking = BlockingPool(Login(conn, {}), 1)
+            blocking = BlockingPool(Login(DatabaseUrl(conn), {}), 1)
             stack.callback(blocking.close)
-            conn = await asyncpg.connect(conn)
+            conn = await open_connection(conn)
             stack.push_async_callback(conn.close)
         elif not isinstance(conn, _ASYNCPG):
             raise TypeError(

@@ -58,7 +58,7 @@ CLIENTS_CALL = {
     "ran",
     "jitter_offset",
 }
-CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller"}
+CHECKS_CALL = {"is_duration", "is_name", "is_cron", "cron_value", "caller", "current_server"}
 OPERATORS_CALL = {
     "cancel_many",
     "reschedule",

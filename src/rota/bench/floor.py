@@ -9,15 +9,16 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from rota.bench.jobs import NOOP, QUEUE
 from rota.db import queries
+from rota.db.connecting import open_connection
 from rota.domain.job import NodeId
 from rota.lifecycle.lanes import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import asyncpg
 
     from rota.bench.ground import Ground
 
@@ -37,7 +38,7 @@ async def measure_floor(ground: Ground, jobs: int, tell: Callable[[int], None]) 
     async with AsyncExitStack() as stack:
         connections = []
         for _ in range(CONNECTIONS):
-            db = await asyncpg.connect(ground.dsn)
+            db = await open_connection(ground.dsn)
             stack.push_async_callback(db.close)
             await queries.raise_fence_tokens(db)
             connections.append(db)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.config import load, mask_dsn
+from rota.db.connecting import close_connection, open_connection
 from rota.db.migrate import migrate
 from rota.embedded import EmbeddedPostgres
 from rota.errors import ConfigError, DatabaseUnusable, NoDatabase
@@ -155,7 +156,7 @@ async def own_database(server: str) -> AsyncIterator[Ground]:
     name = f"rota_bench_{os.getpid()}"
     dsn = of_database(server, name)
     try:
-        maintenance = await asyncpg.connect(server, timeout=10)
+        maintenance = await open_connection(server)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise DatabaseUnusable(f"no database answers at {mask_dsn(server)}: {error or type(error).__name__}") from error
     try:
@@ -167,7 +168,7 @@ async def own_database(server: str) -> AsyncIterator[Ground]:
             ) from error
         try:
             await migrate(dsn)
-            db = await asyncpg.connect(dsn)
+            db = await open_connection(dsn)
             try:
                 yield Ground(dsn, db, counts_statements=await _can_count_statements(db))
             finally:
@@ -176,7 +177,7 @@ async def own_database(server: str) -> AsyncIterator[Ground]:
         finally:
             await maintenance.execute(f"drop database {name} with (force)")
     finally:
-        await maintenance.close()
+        await close_connection(maintenance)
 
 
 def of_database(dsn: str, name: str) -> str:

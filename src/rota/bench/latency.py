@@ -8,14 +8,15 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.jobs import ARRIVE
+from rota.db.connecting import close_connection, open_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import asyncpg
 
     from rota.bench.figures import Show
     from rota.bench.ground import Ground
@@ -38,7 +39,7 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
     warm, jobs = round(rate * WARM_UP), round(rate * seconds)
     async with daemons(ground, count=count, slots=slots) as running:
         await ground.tidy()
-        db = await asyncpg.connect(ground.dsn)
+        db = await open_connection(ground.dsn)
         try:
             await _send(db, warm, rate, lambda _: None)
             before = await ground.counters(settled=True)
@@ -49,7 +50,7 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
                 running.check()
                 await asyncio.sleep(0.05)
         finally:
-            await db.close()
+            await close_connection(db)
         ours = ground.asked + jobs  # the inserts
         rss = running.rss_mb()
         after = await ground.counters(settled=True)

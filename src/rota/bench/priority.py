@@ -12,17 +12,18 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.jobs import QUEUE
 from rota.bench.latency import percentile
 from rota.bench.priority_app import BACKLOG, PROBES
+from rota.db.connecting import close_connection, open_connection
 from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import asyncpg
 
     from rota.bench.figures import Show
     from rota.bench.ground import Ground
@@ -66,7 +67,7 @@ async def priority(ground: Ground, show: Show, *, jobs: int, probes: int, millis
                 await ground.db.execute(STORE, BACKLOG, milliseconds, count)
                 tell(count)
         await ground.ask("select rota.resume_queue($1)", QUEUE)
-        db = await asyncpg.connect(ground.dsn)
+        db = await open_connection(ground.dsn)
         began = time.perf_counter()
         try:
             with show.step("probes", probes) as tell:
@@ -76,7 +77,7 @@ async def priority(ground: Ground, show: Show, *, jobs: int, probes: int, millis
                 await asyncio.sleep(0.1)
             seconds = time.perf_counter() - began
         finally:
-            await db.close()
+            await close_connection(db)
         rss = running.rss_mb()
     urgent = [float(row["start_ms"]) for row in rows if not row["equal"]]
     equal = [float(row["start_ms"]) for row in rows if row["equal"]]

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.latency import percentile
 from rota.bench.schedules import plant
 from rota.db import schedule_queries, schedule_reports
+from rota.db.connecting import close_connection, open_connection
 from rota.db.pool import PLANS
 from rota.db.schedule_queries import NO_FLOOR
 from rota.domain.shards import EVERY_SHARD
@@ -85,7 +84,7 @@ async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seco
 
 
 async def _look(ground: Ground) -> Cost:
-    db = await asyncpg.connect(ground.dsn, server_settings=PLANS)
+    db = await open_connection(ground.dsn, server_settings=PLANS)
     try:
         took = []
         for _ in range(LOOKS):
@@ -94,5 +93,5 @@ async def _look(ground: Ground) -> Cost:
             took.append((time.perf_counter() - began) * 1e3)
         pages = await schedule_reports.count_pages_of_a_look(db, **LOOK)
     finally:
-        await db.close()
+        await close_connection(db)
     return Cost(pages, percentile(took, 50))

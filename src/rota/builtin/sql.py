@@ -6,13 +6,14 @@ role, whose only right in schema rota is to call `rota.complete`.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from rota.db.pool import KEEPALIVES, LOST, PATIENCE, idling
+from rota.config.database_url import DatabaseUrl
+from rota.db.connecting import close_connection, open_connection
+from rota.db.pool import KEEPALIVES, idling
 from rota.job import Job, inside
 from rota.signals import Permanent
 
@@ -27,9 +28,8 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
 
     async def sql(job: Job[Any]) -> dict[str, Any] | None:
         attempt, _ = inside(job)
-        conn = await asyncpg.connect(
-            settings.url.get_secret_value(),
-            timeout=PATIENCE,
+        conn = await open_connection(
+            DatabaseUrl(settings.url.get_secret_value()),
             server_settings={
                 "application_name": f"rota job {job.job_id}",
                 "idle_in_transaction_session_timeout": idling(timedelta(seconds=attempt.lease)),
@@ -50,8 +50,7 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
         except asyncpg.DataError as error:  # class 22: the same values will never do
             raise Permanent(f"{type(error).__name__} ({error.sqlstate})") from None
         finally:
-            with suppress(*LOST):
-                await conn.close(timeout=PATIENCE)
+            await close_connection(conn)
 
     return sql
 

@@ -20,9 +20,9 @@ def migrate_database(config: "Config") -> None:
     from rota.embedded import default_data_dir
     from rota.errors import SchemaMismatch
 
-    url = config.require_direct_database()
+    url = config.direct_database_url()
     try:
-        finish(url, bring_up_to_date(url))
+        finish(url.dsn, bring_up_to_date(url))
     except SchemaMismatch as error:
         raise SchemaMismatch(f"{error}. Or, if nothing in it matters, remove {default_data_dir()}") from None
 
@@ -71,13 +71,13 @@ def migrate(
         _print_sql(version, lambda: using(config_file, dsn, embedded=embedded))
         return
     with using(config_file, dsn, embedded=embedded) as config:
-        url = config.require_direct_database()
+        url = config.direct_database_url()
         if check:
-            report = schema.Applied(applied=finish(url, schema.missing(url)), version=schema.VERSION)
+            report = schema.Applied(applied=finish(url.dsn, schema.missing(url)), version=schema.VERSION)
             word, exit_code = "missing", 1 if report.applied else 0
         else:
             waiting = schema.migrate(url, role_prefix=prefix, say=lambda text: typer.echo(f"note: {text}", err=True))
-            report, exit_code = finish(url, waiting), 0
+            report, exit_code = finish(url.dsn, waiting), 0
             word = "applied"
     for said in report.notices:
         typer.echo(f"note: {said}", err=True)

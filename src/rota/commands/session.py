@@ -78,13 +78,14 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
     from asyncpg import LockNotAvailableError, QueryCanceledError
 
     from rota.db.blockers import watching
+    from rota.db.connecting import close_connection
     from rota.db.migrate import installation
     from rota.db.pool import ROUTE_OF_COMMANDS, connect
     from rota.db.saturating import saturate
 
-    dsn = config.require_database()
-    with explaining(dsn):
-        conn = await connect(dsn, route=ROUTE_OF_COMMANDS, name=f"rota {name}")
+    url = config.database_url()
+    with explaining(url.dsn):
+        conn = await connect(url, route=ROUTE_OF_COMMANDS, name=f"rota {name}")
         conn.add_log_listener(lambda _, said: typer.echo(f"note: {printable(said.message)}", err=True))
         blockers: dict[int, Blocker] = {}
 
@@ -95,16 +96,16 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
                 blockers[blocker.pid] = blocker
 
         try:
-            async with watching(dsn, conn, on_blocked=on_blocked):
+            async with watching(url, conn, on_blocked=on_blocked):
                 await installation(conn)
                 await saturate(conn)
                 return await work(conn)
         except (TimeoutError, LockNotAvailableError, QueryCanceledError):
             if not blockers:
                 raise
-            refusal = blocked(dsn, list(blockers.values()))
+            refusal = blocked(url.dsn, list(blockers.values()))
         finally:
-            await conn.close()
+            await close_connection(conn)
     # Outside of the handler, as in explaining().
     raise refusal
 
@@ -148,6 +149,7 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
     import asyncpg
 
     from rota.config import mask_dsn
+    from rota.db.connecting import NoServerFits
     from rota.db.pool import LOST, TO_THE_PRIMARY, WHY_READ_ONLY, no_answer
     from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
 
@@ -158,8 +160,8 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
     match error:
         case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
             return DatabaseUnusable(f"{where} refuses us: {said}. Check user, password and database name in the URL")
-        case asyncpg.ReadOnlySQLTransactionError():
-            return DatabaseUnusable(f"{where} is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}")
+        case NoServerFits() | asyncpg.ReadOnlySQLTransactionError():
+            return DatabaseUnusable(f"{where} is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY} ({said})")
         case asyncpg.InsufficientPrivilegeError() if hint is None:
             return DatabaseUnusable(_not_allowed(where, said))
         case asyncpg.CheckViolationError():

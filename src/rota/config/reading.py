@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from rota.config.sections import Advice, Config, leaves
-from rota.config.values import format_duration, parse_duration
+from rota.config.values import format_duration, parse_dsn, parse_duration
 from rota.errors import ConfigError
 
 _LOGIN_IN_TEXT = re.compile(r"(?i)(?<=://)(?![^/@\s:]*(:\d+)?(/[^@]*)?$).*|(?<=password=).*")
@@ -94,12 +94,36 @@ def load(
     )
     config._warnings = tuple(warnings)  # noqa: SLF001
     config._libpq = _libpq_dsn(environ)  # noqa: SLF001
+    config._readers = {  # noqa: SLF001
+        path: reader
+        for path in _SECRETS & given.keys()
+        if (reader := _url_reader(path, given[path].source, config_file, environ)) is not None
+    }
     return config
 
 
-def _from_file(config_file: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+def _config_path(config_file: Path | None, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the configuration file and whether it was named; else it need not exist."""
     named = config_file or environ.get("ROTA_CONFIG", "").strip()
-    path = Path(named or "rota.toml")
+    return Path(named or "rota.toml"), bool(named)
+
+
+def _url_reader(
+    path: str, source: str, config_file: Path | None, environ: Mapping[str, str]
+) -> Callable[[], str] | None:
+    """Return a function that reads a database URL again from its file; None where it did not come from a file."""
+    toml, _ = _config_path(config_file, environ)
+    if source.endswith("_FILE"):
+        file = Path(environ[source].strip())
+        return lambda: parse_dsn(file.read_text(encoding="utf-8").strip()).get_secret_value()
+    if source == str(toml):
+        section, _, name = path.partition(".")
+        return lambda: parse_dsn(tomllib.loads(toml.read_text(encoding="utf-8-sig"))[section][name]).get_secret_value()
+    return None
+
+
+def _from_file(config_file: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+    path, named = _config_path(config_file, environ)
     if not named and not path.exists():
         return {}
     try:

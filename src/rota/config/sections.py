@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
 )
 
+from rota.config.database_url import DatabaseUrl
 from rota.config.values import Dsn, Keep, Name, Queues, between, format_duration, mask_dsn, slots_by_queue, whole
 from rota.errors import NoDatabase
 
@@ -218,6 +219,9 @@ class Config(Section):
     _sources: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[Advice, ...] = PrivateAttr(default=())
     _libpq: str | None = PrivateAttr(default=None)
+    _readers: Mapping[str, Callable[[], str]] = PrivateAttr(default_factory=dict)
+    """How to read database.url and database.direct_url again, where they came from a file."""
+    _urls: dict[str, DatabaseUrl] = PrivateAttr(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[Advice, ...]:
@@ -229,22 +233,38 @@ class Config(Section):
         return self._sources.get(path, "default")
 
     def require_database(self) -> str:
-        """Return the URL to connect with, password and all; NoDatabase if nobody named one."""
+        """Return the URL for the driver, password included. Raises NoDatabase if none is configured."""
+        return self.database_url().dsn
+
+    def require_direct_database(self) -> str:
+        """Return the URL for LISTEN and migrations, password included. Raises NoDatabase if none is configured."""
+        return self.direct_database_url().dsn
+
+    def direct_database_url(self) -> DatabaseUrl:
+        """Return the URL for LISTEN and migrations: database.direct_url, else database.url. Raises NoDatabase if none is set."""
+        if self.database.direct_url:
+            return self._url("database.direct_url", self.database.direct_url.get_secret_value())
+        return self.database_url()
+
+    def database_url(self) -> DatabaseUrl:
+        """Return the URL to connect with, the same object each time. Raises NoDatabase if none is configured."""
         if self.database.url:
-            return self.database.url.get_secret_value()
+            return self._url("database.url", self.database.url.get_secret_value())
         if self._libpq:
-            return self._libpq
+            return self._url("database.url", self._libpq)
         raise NoDatabase(
             "no database: set DATABASE_URL or ROTA_DATABASE_URL (postgresql://user:password@host:5432/database), "
             "pass --dsn, or set database.url in rota.toml; PGHOST and its like do too. "
             "To try rota without a server of your own: rota dev, and --embedded with the other commands"
         )
 
-    def require_direct_database(self) -> str:
-        """Return the URL for LISTEN and migrations: the direct one if there is one, else the same as for all."""
-        if self.database.direct_url:
-            return self.database.direct_url.get_secret_value()
-        return self.require_database()
+    def reload_database_urls(self) -> bool:
+        """Read the URLs again that came from a file; return whether one has changed. New connections use it."""
+        changed = [url.reload() for url in self._urls.values()]
+        return any(changed)
+
+    def _url(self, path: str, url: str) -> DatabaseUrl:
+        return self._urls.setdefault(path, DatabaseUrl(url, self._readers.get(path)))
 
     def masked(self) -> dict[str, Any]:
         """Every value as it would be written in `rota.toml`, as a nested dict fit for JSON, without passwords."""

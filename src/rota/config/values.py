@@ -19,7 +19,6 @@ _DSN = re.compile(
     rf"(?P<rest>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*)?)?"
 )
 _LIBPQS_OWN = {
-    "connect_timeout",
     "fallback_application_name",
     "keepalives",
     "keepalives_idle",
@@ -33,7 +32,7 @@ _LIBPQS_OWN = {
     "sslcompression",
     "sslsni",
 }
-"""Parameters of a URL that say how libpq goes about it. asyncpg would hand them on to the server, which knows none of them."""
+"""Parameters of a URL for libpq itself. asyncpg would send them to the server, which refuses them. See also DatabaseUrl."""
 
 _DEMANDS = {
     "channel_binding": "require",
@@ -109,7 +108,8 @@ def whole(low: int, high: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _dsn(value: object) -> SecretStr:
+def parse_dsn(value: object) -> SecretStr:
+    """Check a PostgreSQL URL, and remove parameters that the driver does not know; ValueError, saying what to write."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else str(value).strip()
     if not (parts := _DSN.fullmatch(text)):
         raise ValueError(
@@ -168,6 +168,6 @@ def slots_by_queue(value: object) -> Mapping[str, int]:
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Dsn = Annotated[SecretStr, BeforeValidator(_dsn)]
+Dsn = Annotated[SecretStr, BeforeValidator(parse_dsn)]
 Queues = Annotated[Mapping[str, int], PlainValidator(slots_by_queue), PlainSerializer(dict)]
 Keep = Annotated[timedelta | None, between("1h", "36500d", or_for_ever=True)]

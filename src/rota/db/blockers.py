@@ -16,6 +16,7 @@ from rota.db.sql import SQL
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from rota.db.connecting import Target
     from rota.db.pool import Connection
 
 FIRST_LOOK_SECONDS = 0.3
@@ -65,10 +66,10 @@ async def find_blockers(db: Connection, *, pid: int | None, at_least: timedelta)
 
 @asynccontextmanager
 async def watching(
-    dsn: str | None, conn: asyncpg.Connection, *, on_blocked: Callable[[Sequence[Blocker]], None]
+    target: Target, conn: asyncpg.Connection, *, on_blocked: Callable[[Sequence[Blocker]], None]
 ) -> AsyncIterator[None]:
     """Inside the block, call `on_blocked` once a second while `conn` waits for a lock of another session."""
-    watcher = asyncio.create_task(_watch(dsn, conn.get_server_pid(), on_blocked))
+    watcher = asyncio.create_task(_watch(target, conn.get_server_pid(), on_blocked))
     try:
         yield
     finally:
@@ -77,11 +78,11 @@ async def watching(
             await watcher
 
 
-async def _watch(dsn: str | None, pid: int, on_blocked: Callable[[Sequence[Blocker]], None]) -> None:
+async def _watch(target: Target, pid: int, on_blocked: Callable[[Sequence[Blocker]], None]) -> None:
     await asyncio.sleep(FIRST_LOOK_SECONDS)
     # Best effort: a server that takes no further connection must not add a second error to the first.
     with suppress(*LOST, asyncpg.PostgresError, ValueError):
-        db = await connect(dsn, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=LOOK_PATIENCE)
+        db = await connect(target, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=LOOK_PATIENCE)
         try:
             while True:
                 if found := await find_blockers(db, pid=pid, at_least=timedelta(0)):

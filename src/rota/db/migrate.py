@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.db.blockers import session_name, watching
+from rota.db.connecting import close_connection, open_connection
 from rota.db.pool import ROUTE_OF_COMMANDS, connect, is_pooled, refuse_encoding
 from rota.db.sql import MIGRATIONS, ROLES, SQL
 from rota.errors import DatabaseUnusable, SchemaMismatch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from rota.db.blockers import Blocker
+    from rota.db.connecting import Target
     from rota.db.pool import Connection
 
 VERSION = len(MIGRATIONS)
@@ -52,6 +54,9 @@ MIGRATOR_PATIENCE = 3600.0
 
 NAME_AFTER = 2.0
 """Seconds of waiting for another migrator after which it is named."""
+
+ANSWER_SECONDS = 10.0
+"""Limit for the first, short statements: without an answer, the link is cut."""
 
 TURN = 0.2
 """Seconds until a migrator looks again whether another one is done."""
@@ -129,7 +134,7 @@ def roles_script(prefix: str) -> str:
 
 
 async def migrate(
-    dsn: str | None, *, role_prefix: str | None = None, say: Callable[[str], None] | None = None
+    target: Target, *, role_prefix: str | None = None, say: Callable[[str], None] | None = None
 ) -> Applied:
     """Apply what is missing. A second migrator waits for the first and then finds nothing to do.
 
@@ -140,18 +145,19 @@ async def migrate(
     DatabaseUnusable when this user may not, or when another session keeps a lock for too long: the message names it, and so
     does what `say` is called with meanwhile.
     """
-    conn = await asyncpg.connect(dsn, statement_cache_size=0)
+    conn = await open_connection(target, statement_cache_size=0)
     notices: list[str] = []
     conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
     try:
-        refuse_encoding(await conn.fetchval("select pg_catalog.current_setting('server_encoding')"))
-        if is_pooled(conn, pid=await conn.fetchval("select pg_catalog.pg_backend_pid()")):
+        encoding = await conn.fetchval("select pg_catalog.current_setting('server_encoding')", timeout=ANSWER_SECONDS)
+        refuse_encoding(encoding)
+        if is_pooled(conn, pid=await conn.fetchval("select pg_catalog.pg_backend_pid()", timeout=ANSWER_SECONDS)):
             raise DatabaseUnusable(
                 "the database URL leads through a connection pooler, which loses the settings that migrations need: "
                 "set ROTA_DIRECT_URL (or database.direct_url) to a URL straight to the server"
             )
         await conn.execute(SAFE_NAMES.replace("set local", "set"))
-        patiently = Patience(dsn, conn, say or (lambda _: None))
+        patiently = Patience(target, conn, say or (lambda _: None))
         applied = await _apply_missing(conn, patiently, role_prefix)
         await conn.execute("select made from rota.rotate_ledger()")
         prefixes = [role_prefix] if role_prefix is not None else []
@@ -168,7 +174,7 @@ async def migrate(
     except asyncpg.InsufficientPrivilegeError as error:
         refused, hint = str(error.args[0]), error.hint
     finally:
-        await conn.close()
+        await close_connection(conn)
     raise DatabaseUnusable(
         f"{refused}. "
         + (
@@ -239,8 +245,8 @@ async def _grant(conn: asyncpg.Connection, prefix: str) -> None:
 class Patience:
     """Waits for locks that other sessions hold, and names those sessions."""
 
-    def __init__(self, dsn: str | None, conn: asyncpg.Connection, say: Callable[[str], None]) -> None:
-        self._dsn = dsn
+    def __init__(self, target: Target, conn: asyncpg.Connection, say: Callable[[str], None]) -> None:
+        self._target = target
         self._conn = conn
         self._say = say
         self._named: set[int] = set()
@@ -249,7 +255,7 @@ class Patience:
     async def run(self, work: Callable[[], Awaitable[None]], *, what: str) -> None:
         """Do the work in short tries with pauses between them, so that other sessions don't queue behind a try for long."""
         deadline = asyncio.get_running_loop().time() + PATIENCE
-        async with watching(self._dsn, self._conn, on_blocked=self._blocked):
+        async with watching(self._target, self._conn, on_blocked=self._blocked):
             while asyncio.get_running_loop().time() < deadline:
                 try:
                     return await work()
@@ -264,7 +270,7 @@ class Patience:
     @asynccontextmanager
     async def our_turn(self) -> AsyncIterator[None]:
         """Keep other migrators out, on a connection of its own: some migrations can't run in a transaction."""
-        holder = await asyncpg.connect(self._dsn, statement_cache_size=0)
+        holder = await open_connection(self._target, statement_cache_size=0)
         try:
             # Limits that are set for every session must not end this transaction while a migration runs.
             await holder.execute("set search_path = pg_catalog, pg_temp; set idle_in_transaction_session_timeout = 0")
@@ -273,7 +279,7 @@ class Patience:
             await self._wait_for_turn(holder)
             yield
         finally:
-            await holder.close(timeout=PAUSE)
+            await close_connection(holder)
 
     async def _wait_for_turn(self, holder: asyncpg.Connection) -> None:
         loop = asyncio.get_running_loop()
@@ -306,14 +312,14 @@ class Patience:
                 self._say(f"waiting: {blocker}")
 
 
-async def missing(dsn: str | None) -> list[str]:
+async def missing(target: Target) -> list[str]:
     """Return the migrations that the database hasn't seen, without changing anything. Raises what `migrate` would."""
-    conn = await connect(dsn, route=ROUTE_OF_COMMANDS, name="rota migrate --check")
+    conn = await connect(target, route=ROUTE_OF_COMMANDS, name="rota migrate --check")
     try:
         known = await _known(conn)
         _agree(known, await _oldest_compatible(conn, known))
     finally:
-        await conn.close()
+        await close_connection(conn)
     return list(MIGRATIONS)[len(known) :]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
 
+from rota.db.connecting import LOGIN_REFUSED, NoServerFits, close_connection, open_connection
 from rota.db.salvage import LOST as LOST  # noqa: PLC0414  its importers move to salvage one by one
 from rota.db.salvage import TRANSIENT as TRANSIENT  # noqa: PLC0414
 from rota.db.salvage import Fault, fault_of
@@ -19,6 +20,10 @@ from rota.errors import DatabaseUnusable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from datetime import timedelta
+
+    from rota.db.connecting import Target
+
+    Accept = Callable[[asyncpg.Connection], Coroutine[None, None, None]]
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 Pool = asyncpg.Pool
@@ -80,6 +85,7 @@ The driver's own reset leaves a role and temporary tables.
 
 WHY_READ_ONLY = "(a standby, or default_transaction_read_only is on)"
 TO_THE_PRIMARY = "give the URL of the primary, or list all hosts with ?target_session_attrs=read-write"
+READ_ONLY = f"this server is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}"
 
 
 class StatementwiseConnection(asyncpg.Connection):
@@ -212,69 +218,90 @@ def no_answer(where: str, said: str) -> DatabaseUnusable:
     )
 
 
-async def probe(dsn: str | None) -> Route:
-    """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps."""
+async def probe(target: Target) -> Route:
+    """Look at the server once, at start. Raises DatabaseUnusable where a person has to act; TRANSIENT where waiting helps.
+
+    Of these, NoServerFits says that a server answered and takes no writes: a fail-over may be under way.
+    """
     try:
-        conn = await asyncpg.connect(
-            dsn, timeout=PATIENCE, statement_cache_size=0, connection_class=StatementwiseConnection
-        )
-    except (
-        asyncpg.InvalidAuthorizationSpecificationError,
-        asyncpg.InvalidCatalogNameError,
-        asyncpg.InsufficientPrivilegeError,
-    ) as error:
+        conn = await open_connection(target, statement_cache_size=0, connection_class=StatementwiseConnection)
+    except LOGIN_REFUSED as error:
         raise DatabaseUnusable(
             f"the database refuses us: {error}. Check user, password and database name in the URL"
         ) from error
     except (ValueError, asyncpg.ClientConfigurationError) as error:
         raise DatabaseUnusable(f"the database URL can't be used: {error}") from error
     try:
-        row = await conn.fetchrow(SQL["describe_server"])
+        row = await conn.fetchrow(SQL["describe_server"], timeout=PATIENCE)
         if row is None:
             raise DatabaseUnusable("the server doesn't answer a plain SELECT")
         if row["version"] < 140000:
             raise DatabaseUnusable(f"PostgreSQL {row['version'] // 10000} is too old: rota needs 14 or later")
         refuse_encoding(row["encoding"])
         if row["read_only"]:
-            raise DatabaseUnusable(f"this server is read-only {WHY_READ_ONLY}: {TO_THE_PRIMARY}")
+            raise NoServerFits(READ_ONLY)
         return Route(
             pooled=is_pooled(conn, pid=row["pid"]), version=row["version"], synchronous_commit=row["synchronous_commit"]
         )
     finally:
-        await conn.close()
+        await close_connection(conn)
 
 
 async def open_pool(
-    dsn: str | None,
+    target: Target,
     *,
     route: Route,
     name: str,
     size: int,
     patience: float = PATIENCE,
-    on_connect: Callable[[asyncpg.Connection], Coroutine[None, None, None]],
+    on_connect: Accept,
 ) -> Pool:
-    """Open the daemon's own pool: claims, settlements, housekeeping. `on_connect` runs before a new connection is used."""
+    """Open the daemon's own pool: claims, settlements, housekeeping. `on_connect` runs before a new connection is used.
 
-    async def ready(conn: asyncpg.Connection, /) -> None:
-        with cut_is_transient(conn):
-            await on_connect(conn)
+    Where it raises a transient error, the next host of the URL is tried.
+    """
 
     async def keep(_: asyncpg.Connection) -> None:
         # Nothing here leaves state in a session, and the driver's own reset costs four times the statement.
         return
 
     pool: Pool = await asyncpg.create_pool(
-        dsn,
+        connect=_opener(target, accept=on_connect),
         min_size=0,
         max_size=size,
-        init=ready,
         reset=keep,
         command_timeout=patience,
-        timeout=patience,
         max_inactive_connection_lifetime=300,
         **our_session(route, name),
     )
     return pool
+
+
+def _opener(
+    target: Target, *, accept: Accept | None = None
+) -> Callable[..., Coroutine[None, None, asyncpg.Connection]]:
+    """Return the function with which a running daemon opens its connections. It raises nothing but TRANSIENT, and what `accept`
+    raises.
+    """
+
+    async def accept_or_cut(conn: asyncpg.Connection) -> None:
+        with cut_is_transient(conn):
+            if accept is not None:
+                await accept(conn)
+
+    async def reopen(*_: Any, **options: Any) -> asyncpg.Connection:
+        try:
+            return await open_connection(target, accept=accept_or_cut, **options)
+        except asyncpg.ClientConfigurationError as error:
+            # A certificate or service file that is being replaced: at start it was there.
+            raise ConnectionLost(f"the database URL can't be used: {error}") from error
+
+    return reopen
+
+
+def expire(pool: Pool) -> None:
+    """Replace the pool's connections: idle ones when they are wanted again, those in use when they come back."""
+    pool._generation += 1  # type: ignore[attr-defined]  # noqa: SLF001  expire_connections() does no more, but is a coroutine
 
 
 @asynccontextmanager
@@ -311,14 +338,17 @@ class HandlerConnection(asyncpg.Connection):
         await super().set_builtin_type_codec(typename, schema=schema, **options)
 
     async def forget(self) -> None:
-        """Be like new."""
-        await self.execute(FORGET)
-        while self._codecs:
-            typename, schema = self._codecs.pop()
-            await self.reset_type_codec(typename, schema=schema)
+        """Be like new. Raises TimeoutError over a cut link."""
+        async with asyncio.timeout(PATIENCE):
+            await self.execute(FORGET)
+            while self._codecs:
+                typename, schema = self._codecs.pop()
+                await self.reset_type_codec(typename, schema=schema)
 
 
-async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: int, lease: timedelta) -> Pool:
+async def open_handler_pool(
+    target: Target, *, route: Route, name: str, size: int, lease: timedelta, accept: Accept
+) -> Pool:
     """Open the pool that handlers' transactions run on: the driver's default settings, and an end to forgotten transactions."""
 
     async def forget(conn: asyncpg.Connection) -> None:
@@ -326,10 +356,9 @@ async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: i
         await conn.forget()
 
     return await asyncpg.create_pool(
-        dsn,
+        connect=_opener(target, accept=accept),
         min_size=0,
         max_size=size,
-        timeout=PATIENCE,
         statement_cache_size=0 if route.pooled else 100,
         server_settings=handler_session_settings(route, name, lease),
         connection_class=HandlerConnection,
@@ -337,9 +366,11 @@ async def open_handler_pool(dsn: str | None, *, route: Route, name: str, size: i
     )
 
 
-async def connect(dsn: str | None, *, route: Route, name: str, patience: float = PATIENCE) -> asyncpg.Connection:
-    """Open one connection outside of any pool, for our own statements only."""
-    return await asyncpg.connect(dsn, timeout=patience, command_timeout=patience, **our_session(route, name))
+async def connect(
+    target: Target, *, route: Route, name: str, patience: float = PATIENCE, accept: Accept | None = None
+) -> asyncpg.Connection:
+    """Open one connection outside of any pool, for our own statements only. `accept` is as with open_pool's `on_connect`."""
+    return await _opener(target, accept=accept)(limit=patience, command_timeout=patience, **our_session(route, name))
 
 
 def our_session(route: Route, name: str) -> dict[str, Any]:

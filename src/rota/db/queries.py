@@ -10,6 +10,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
+from rota.db.connecting import NoServerFits
+from rota.db.pool import READ_ONLY
+from rota.db.server_history import Server, ServerHistory
 from rota.db.sql import SQL
 from rota.domain.job import Claim, FenceToken, NodeId, Terms
 
@@ -247,15 +250,30 @@ async def find_salvage_rows(
     return {row[0]: row[1] for row in await db.fetch(SQL["find_salvage_rows"], doing, limit)}
 
 
-async def read_installation(db: Connection) -> str | None:
-    """Return the installation's id."""
-    found: str | None = await db.fetchval(SQL["read_installation"])
-    return found
+async def check_server(db: Connection, history: ServerHistory) -> str | None:
+    """Return the installation's id. Raises NoServerFits for a server that takes no writes, and for an older primary."""
+    row = await db.fetchrow(SQL["identify_server"])
+    if row is None:
+        return None
+    if row["read_only"]:
+        raise NoServerFits(READ_ONLY)
+    history.check(Server(row["system_identifier"], row["database_oid"], row["timeline"]))
+    installation_id: str = row["installation_id"]
+    return installation_id
+
+
+async def find_writable_server(db: Connection) -> tuple[Server, datetime] | None:
+    """Return the server and when it was started, if it takes writes: two addresses may lead to the same one."""
+    row = await db.fetchrow(SQL["identify_server"])
+    if row is None or row["read_only"]:
+        return None
+    return Server(row["system_identifier"], row["database_oid"], row["timeline"]), row["started_at"]
 
 
 async def raise_fence_tokens(db: Connection) -> bool:
-    """Return whether the sequence had fallen behind the clock and was raised."""
-    return await db.fetchval(SQL["raise_fence_tokens"]) is not None
+    """Return whether sequences were raised: the server or timeline has changed, or the tokens lagged behind the clock."""
+    raised: bool = await db.fetchval(SQL["raise_fence_tokens"])
+    return raised
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:

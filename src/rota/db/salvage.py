@@ -42,6 +42,7 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.InvalidSchemaNameError,
     asyncpg.UndefinedTableError,
     asyncpg.InsufficientPrivilegeError,  # rights are being granted anew
+    asyncpg.TargetServerAttributeNotMatched,  # a fail-over is under way: no server takes writes
     OSError,  # refused, reset, no such host, no such socket, timed out
 )
 """The database is away, restarting, full, closed, locked or being restored, or it cancelled the statement.

@@ -11,7 +11,6 @@ import sys
 import threading
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ def in_process(handler: Handler) -> Step:
             "handler": handler.name,
             "payload": attempt.payload,
             "log": environment.log,
-            "database": environment.login and asdict(environment.login),
+            "database": environment.login and environment.login.facts(),
             "facts": {
                 "job_id": job.job_id,
                 "handler": handler.name,

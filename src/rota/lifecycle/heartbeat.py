@@ -70,6 +70,7 @@ class Heartbeat:
         self._grace = grace
         self._wedged_after = wedged_after
         self._conn: asyncpg.Connection | None = None
+        self._is_expired = False
         self._told_at = -inf
         self.main_turned = boottime()
 
@@ -97,6 +98,10 @@ class Heartbeat:
         found = await self._extend(chosen, patience=max(0.5, shortest / 3))
         self._main.call_soon_threadsafe(self._renewed, chosen, found, now)
 
+    def reconnect(self) -> None:
+        """Use a new connection from the next beat on: the database has moved. From any thread."""
+        self._is_expired = True
+
     async def close(self) -> None:
         """Give the connection back when the thread ends."""
         if self._conn is not None:
@@ -114,6 +119,9 @@ class Heartbeat:
         return attempt.stop_by is not None and now > attempt.stop_by
 
     async def _extend(self, chosen: list[Attempt], patience: float) -> dict[FenceToken, tuple[bool, bool]]:
+        if self._is_expired:
+            self._is_expired = False
+            await self.close()
         conn = self._conn
         try:
             if conn is None or conn.is_closed():

@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     connections.check_login,
     rights.check_rights,
     check_server,
+    connections.check_hosts,
     connections.check_listen_route,
     jobs.check_paused,
     jobs.check_unclaimed,

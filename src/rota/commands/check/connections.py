@@ -1,12 +1,18 @@
 """Checks of the login and of the URLs."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import Finding
 from rota.commands.session import explaining
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rota.commands.check.finding import Facts
+    from rota.config.database_url import DatabaseUrl
+    from rota.db.connecting import Address
+    from rota.db.server_history import Server
 
 
 async def check_login(facts: "Facts") -> list[Finding]:
@@ -26,6 +32,7 @@ async def check_login(facts: "Facts") -> list[Finding]:
 
 async def check_listen_route(facts: "Facts") -> list[Finding]:
     """Report a connection on which notifications can't arrive: LISTEN succeeds there, and no error ever says so."""
+    from rota.db.connecting import close_connection
     from rota.db.migrate import installation
     from rota.db.pool import ROUTE_OF_COMMANDS, connect, is_pooled, probe
     from rota.errors import RotaError
@@ -40,21 +47,21 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
                 "set ROTA_DIRECT_URL to a URL straight to the server; without it, jobs are found by polling",
             )
         ]
-    dsn = config.require_direct_database()
+    url = config.direct_database_url()
     try:
-        with explaining(dsn):
-            if (await probe(dsn)).pooled:
+        with explaining(url.dsn):
+            if (await probe(url)).pooled:
                 return [
                     _pooler(
                         "ROTA_DIRECT_URL leads through a connection pooler, which notifications can't pass",
                         "let it lead straight to the server, to its own host and port; until then, jobs are found by polling",
                     )
                 ]
-            direct = await connect(dsn, route=ROUTE_OF_COMMANDS, name="rota check direct")
+            direct = await connect(url, route=ROUTE_OF_COMMANDS, name="rota check direct")
             try:
                 there = await installation(direct)
             finally:
-                await direct.close()
+                await close_connection(direct)
     except RotaError as error:
         return [
             _direct_url(
@@ -78,3 +85,46 @@ def _pooler(finding: str, do: str) -> Finding:
 
 def _direct_url(finding: str, do: str) -> Finding:
     return Finding(check="direct URL", object="ROTA_DIRECT_URL", finding=finding, do=do, alert="RotaListenerDown")
+
+
+async def check_hosts(facts: "Facts") -> list[Finding]:
+    """Report that more than one host of the URL takes writes: each has a history of its own, and jobs of one are lost."""
+    from rota.db.connecting import address_text, host_addresses
+
+    url = facts.config.database_url()
+    addresses = host_addresses(url) if "," in url.dsn else []
+    found = [await _writable_server(url, address) for address in addresses]
+    hosts = {
+        server: address_text(address) for address, server in zip(addresses, found, strict=True) if server is not None
+    }
+    if len(hosts) < 2:
+        return []
+    named = ", ".join(f"{host} (timeline {server.timeline})" for (server, _), host in hosts.items())
+    return [
+        Finding(
+            check="two primaries",
+            object=named,
+            finding=f"more than one host of the database URL takes writes: {named}. Daemons may work on either",
+            do="stop the one with the lower timeline, or the one that your cluster manager does not call the primary; make it a "
+            "standby again with pg_rewind or a new base backup. Jobs that were inserted there only are lost with it",
+        )
+    ]
+
+
+async def _writable_server(url: "DatabaseUrl", address: "Address") -> "tuple[Server, datetime] | None":
+    """Return what answers at one host, if it takes writes. A host that is down is the cluster manager's business."""
+    from asyncpg import PostgresError
+
+    from rota.db.connecting import close_connection, open_connection
+    from rota.db.pool import LOST, ROUTE_OF_COMMANDS, our_session
+    from rota.db.queries import find_writable_server
+
+    with suppress(*LOST, PostgresError):
+        db = await open_connection(
+            url, only=address, limit=3, command_timeout=3, **our_session(ROUTE_OF_COMMANDS, "rota check")
+        )
+        try:
+            return await find_writable_server(db)
+        finally:
+            await close_connection(db)
+    return None

@@ -1,0 +1,180 @@
+"""Open and close connections of the asyncpg driver, each within a time limit, over all hosts that the URL names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+from asyncpg import connect_utils
+from asyncpg.connect_utils import SessionAttribute
+
+from rota.config.database_url import DatabaseUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    Target = DatabaseUrl | str | None
+    Address = str | tuple[str, int]
+
+CONNECT_SECONDS = 9.0
+"""Limit for opening a connection, over all hosts. Shorter than the wait for a pooled connection, so that its error is seen."""
+
+CLOSE_SECONDS = 2.0
+"""Limit for a goodbye. Over a cut link it would otherwise never return."""
+
+DARK_SECONDS = 30.0
+"""How long a host that did not answer in time is tried after the others."""
+
+_dark_until: dict[Address, float] = {}
+
+
+class NoServerFits(OSError):
+    """Servers answered, but none takes writes or fits target_session_attrs now: a fail-over may be under way."""
+
+
+FAILED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""The errors of a connection attempt. OSError includes TimeoutError."""
+
+LOGIN_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+UNFIT = (NoServerFits, asyncpg.TargetServerAttributeNotMatched, asyncpg.ReadOnlySQLTransactionError)
+
+
+async def open_connection(
+    target: Target,
+    *,
+    limit: float = CONNECT_SECONDS,
+    accept: Callable[[Any], Awaitable[object]] | None = None,
+    only: Address | None = None,
+    **options: Any,
+) -> asyncpg.Connection:
+    """Connect to the first host that fits; `limit`, in seconds, is shared out among the hosts. Further options are asyncpg's.
+
+    `only` is one of `host_addresses`: connect there, whatever target_session_attrs says.
+
+    `accept` looks at the new connection and raises one of FAILED where the next host should be tried. When no host fits, a URL
+    that has changed in its file is tried as well. Raises NoServerFits, a refused login, or an OSError with each host's reason.
+    """
+    url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
+    try:
+        return await _try_hosts(url, limit, accept, only, options)
+    except asyncpg.ClientConfigurationError:
+        raise
+    except FAILED:
+        if not url.reload():
+            raise
+    return await _try_hosts(url, limit, accept, only, options)
+
+
+async def close_connection(conn: asyncpg.Connection) -> None:
+    """Say goodbye within a time limit; over a cut link the connection is dropped."""
+    with suppress(*FAILED):
+        await conn.close(timeout=CLOSE_SECONDS)
+
+
+def host_addresses(target: Target) -> list[Address]:
+    """Return the addresses of the hosts in order: (name, port), or the path of a socket."""
+    url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
+    addresses, _ = _parse(url.dsn or None)
+    return list(addresses)
+
+
+def address_text(address: Address) -> str:
+    """Write an address for a message."""
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+
+
+async def _try_hosts(
+    url: DatabaseUrl,
+    limit: float,
+    accept: Callable[[Any], Awaitable[object]] | None,
+    only: Address | None,
+    options: dict[str, Any],
+) -> asyncpg.Connection:
+    dsn = url.dsn or None
+    addresses, parameters = _parse(dsn)
+    wanted: SessionAttribute = parameters.target_session_attrs
+    if only is not None:
+        addresses, wanted = [only], SessionAttribute.any
+    attributes = [wanted]
+    if wanted == SessionAttribute.prefer_standby:  # of one host alone, the driver would take any
+        attributes = [SessionAttribute.standby, SessionAttribute.any]
+    attempts = [(address, attribute) for attribute in attributes for address in sorted(addresses, key=_is_dark)]
+    deadline = time.monotonic() + limit
+    failures: list[tuple[Address, Exception]] = []
+    for number, (address, attribute) in enumerate(attempts):
+        share = (deadline - time.monotonic()) / (len(attempts) - number)
+        seconds = max(0.1, min(share, url.connect_timeout or share))
+        if address in _dark_until:  # the only attempt until it is known whether the host answers again
+            _dark_until[address] = time.monotonic() + DARK_SECONDS
+        host, port = (address, 5432) if isinstance(address, str) else address
+        try:
+            async with asyncio.timeout(seconds):
+                conn = await asyncpg.connect(
+                    dsn,
+                    host=host,
+                    port=port,
+                    # The driver looks up a password file by the hosts as they stand in the URL.
+                    password=parameters.password,
+                    target_session_attrs=attribute,
+                    **options,
+                )
+                try:
+                    if accept is not None:
+                        await accept(conn)
+                except BaseException:
+                    conn.terminate()
+                    raise
+        except FAILED as error:
+            if isinstance(error, TimeoutError):
+                _dark_until[address] = time.monotonic() + DARK_SECONDS
+            failures.append((address, error))
+        else:
+            _dark_until.pop(address, None)
+            opened: asyncpg.Connection = conn
+            return opened
+    raise _combined(failures)
+
+
+def _parse(dsn: str | None) -> tuple[Sequence[Address], Any]:
+    names = ("host", "port", "user", "password", "passfile", "database", "ssl", "service", "servicefile", "direct_tls")
+    others = ("server_settings", "target_session_attrs", "krbsrvname", "gsslib")
+    found: tuple[Sequence[Address], Any] = connect_utils._parse_connect_dsn_and_args(  # type: ignore[attr-defined]  # noqa: SLF001
+        dsn=dsn, **dict.fromkeys((*names, *others))
+    )
+    return found
+
+
+def _is_dark(address: Address) -> bool:
+    return time.monotonic() < _dark_until.get(address, 0.0)
+
+
+def _combined(failures: list[tuple[Address, Exception]]) -> Exception:
+    """Return the error to raise for all hosts together."""
+    for _, error in failures:
+        if isinstance(error, LOGIN_REFUSED):
+            return error
+    said = [(address_text(address), _reason(error)) for address, error in failures]
+    text = "; ".join(f"{address}: {reason}" for address, reason in dict(said).items())
+    if any(isinstance(error, UNFIT) for _, error in failures):
+        return NoServerFits(text)
+    if len(failures) == 1:
+        return failures[0][1]
+    return OSError(text)
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case asyncpg.TargetServerAttributeNotMatched():
+            return "does not fit target_session_attrs"
+        case TimeoutError():
+            return "no answer in time"
+        case _:
+            return (str(error.args[0]) if error.args else "") or type(error).__name__
