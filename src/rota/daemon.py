@@ -206,8 +206,9 @@ class Daemon:
             # After the lifespan, which is where an app may set up its logging.
             stack.enter_context(logs.installed(**environment.log))
             presence = self._presence = Presence(pool, self._node_row())
-            await presence.run_once()
             stack.push_async_callback(self._leave, presence)
+            await presence.refuse_foreign_handlers(config.handlers.shared)
+            await presence.run_once()
             async with connection(pool) as db:
                 declared = await declarations.apply(
                     db, app=self._app.name, release=self._app.release, declarations=self._declared

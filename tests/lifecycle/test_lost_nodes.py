@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+import rota
 from rota.db import queries, reports
 from rota.domain.job import NodeId
+from rota.errors import ConfigError
 from rota.inline import Lent
 from rota.services.presence import Node, Presence
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncpg import Connection, Record
 
 
-def presence(conn: Connection[Record], *, host: str = "here", app: str = "shop") -> Presence:
+def presence(
+    conn: Connection[Record], *, host: str = "here", app: str = "shop", handlers: Sequence[str] = ()
+) -> Presence:
     """A daemon's presence on the test's connection."""
+    code = rota.App(app)
+    for name in handlers:
+        code.handler(name)(_do_nothing)
     node = Node(
         node_id=NodeId(uuid.uuid4()),
         host=host,
@@ -26,11 +35,14 @@ def presence(conn: Connection[Record], *, host: str = "here", app: str = "shop")
         rota_version="0",
         release=None,
         app=app,
-        handlers={},
+        handlers=code.handlers,
         queues={"default": 1},
         tzdata=None,
     )
     return Presence(Lent(conn), node)  # type: ignore[arg-type]
+
+
+async def _do_nothing(job: rota.Job[object]) -> None: ...
 
 
 async def silence(conn: Connection[Record], seconds: int) -> None:
@@ -113,3 +125,55 @@ async def test_a_lost_daemon_is_forgotten_by_name_and_a_living_one_is_not(conn: 
     row = await conn.fetchrow("select action, target, reason from rota.audit")
     assert row is not None
     assert tuple(row) == ("forget", f"node {node} (a:7)", "scaled down")
+
+
+NOBODY = frozenset[str]()
+
+
+async def enter(one: Presence, shared: frozenset[str] = NOBODY) -> None:
+    """Start as a daemon does."""
+    await one.refuse_foreign_handlers(shared)
+    await one.run_once()
+
+
+async def test_a_handler_of_another_app_is_refused(conn: Connection[Record]) -> None:
+    """Two programs that both call a handler `send` would silently take each other's jobs."""
+    await enter(presence(conn, host="a", app="shop", handlers=["send", "rota.echo", "http.hook"]))
+    await enter(presence(conn, host="b", app="shop", handlers=["send"]))
+    other = presence(conn, host="c", app="mail", handlers=["send"])
+    with pytest.raises(
+        ConfigError,
+        match=r"handler 'send' of the app 'mail' is already the app 'shop's?.*on a:7.*shared = \[\"send\"\]",
+    ):
+        await enter(other)
+    assert await conn.fetchval("select app from rota.handlers where handler = 'send'") == "shop"
+    await other.leave()
+    await enter(other, shared=frozenset({"send"}))
+    await enter(presence(conn, host="d", app="third", handlers=["rota.echo", "http.hook"]))
+
+
+async def test_a_renamed_app_starts_once_the_old_daemons_are_gone(conn: Connection[Record]) -> None:
+    """A goodbye is enough; one that vanished may come back for a day, unless an operator forgets it."""
+    old, lost_one = (presence(conn, host=host, app="shop", handlers=["send"]) for host in "ab")
+    new = presence(conn, host="c", app="store", handlers=["send"])
+    await enter(old)
+    await enter(lost_one)
+    await old.leave()
+    await silence(conn, 120)
+    await queries.prune_nodes(conn)
+    with pytest.raises(ConfigError, match="on b:7"):
+        await enter(new)
+    await new.leave()
+    await conn.fetchval("select rota.forget_node($1)", lost_one._node.node_id)
+    await enter(new)
+
+
+async def test_of_two_that_start_at_once_the_later_one_is_refused(conn: Connection[Record]) -> None:
+    """Both enter themselves before they look, and not both may give way."""
+    first, second = (presence(conn, host=app, app=app, handlers=["send"]) for app in ("one", "two"))
+    async with conn.transaction():
+        await first._register_node(conn)
+    await second._register_node(conn)
+    await enter(first)
+    with pytest.raises(ConfigError, match="belongs to the app 'one'"):
+        await enter(second)

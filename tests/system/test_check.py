@@ -247,6 +247,40 @@ async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
     yield
 
 
+@asynccontextmanager
+async def two_apps_with_one_handler(ground: Ground) -> AsyncIterator[None]:
+    """One of them is of a release that did not refuse to start."""
+    await _alive(ground.conn)
+    await ground.conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
+        "(gen_random_uuid(), 'there', 2, '0', 'mail', '{shop.works,rota.echo}', '{default}', '{}', now() + interval '1 h')"
+    )
+    yield
+
+
+@asynccontextmanager
+async def a_daemon_that_vanished(ground: Ground) -> AsyncIterator[None]:
+    """It was killed an hour ago, and nothing has started in its place."""
+    await _alive(ground.conn)
+    await ground.conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
+        "('12345678-0000-4000-8000-000000000000', 'there', 2, '0', 'shop', '{}', '{default}', '{}', now() - interval '1 h')"
+    )
+    yield
+
+
+@asynccontextmanager
+async def a_view_on_an_old_partition(ground: Ground) -> AsyncIterator[None]:
+    """An analyst's: the ledger grows, and one warning in a log is all that was seen of it."""
+    await ground.conn.execute(
+        "create table rota.job_runs_20200101 partition of rota.job_runs "
+        "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
+    )
+    await ground.conn.execute("create view report as select * from rota.job_runs_20200101")
+    await ground.conn.fetch("select * from rota.rotate_ledger()")
+    yield
+
+
 WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
@@ -289,6 +323,15 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "the handler shop.works is paused .*: bad numbers",
         "rota handler resume shop.works",
     ),
+    (two_apps_with_one_handler, 1, "foreign handlers", "mail on there:2, shop on here:1", r'shared = \["shop.works"\]'),
+    (
+        a_daemon_that_vanished,
+        1,
+        "lost nodes",
+        r"shop on there:2 \(node 12345678\) vanished",
+        "rota node forget 12345678",
+    ),
+    (a_view_on_an_old_partition, 1, "housekeeping", "job_runs_20200101: cannot drop .*report", "drop what depends"),
     (
         a_clock_that_was_ahead,
         1,

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from rota.config.database_url import DatabaseUrl
-from rota.config.values import Dsn, Keep, Name, Queues, between, format_duration, mask_dsn, slots_by_queue, whole
+from rota.config.values import Dsn, Keep, Name, Names, Queues, between, format_duration, mask_dsn, slots_by_queue, whole
 from rota.errors import NoDatabase
 
 
@@ -193,8 +193,12 @@ class Statement(Work):
 
 
 class Handlers(Section):
-    """The handlers that need no code. Each is off until it is written here: whoever may insert a job can have it run."""
+    """The handlers that need no code. Each is off until it is written here: whoever may insert a job can have it run.
 
+    `shared`: handlers that apps of different names may have, and so take each other's jobs of.
+    """
+
+    shared: Names = frozenset()
     http: HttpJobs | None = None
     command: dict[Name, Command] | None = None
     sql: dict[Name, Statement] | None = None

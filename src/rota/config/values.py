@@ -168,6 +168,14 @@ def slots_by_queue(value: object) -> Mapping[str, int]:
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+def _names(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[frozenset[Name], BeforeValidator(_names)]
+"""Names; as text, with commas between them."""
 Dsn = Annotated[SecretStr, BeforeValidator(parse_dsn)]
 Queues = Annotated[Mapping[str, int], PlainValidator(slots_by_queue), PlainSerializer(dict)]
 Keep = Annotated[timedelta | None, between("1h", "36500d", or_for_ever=True)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -451,6 +451,33 @@ async def examine_server(db: Connection) -> ServerLook:
     row = await db.fetchrow(SQL["examine_server"])
     assert row is not None  # noqa: S101  a SELECT of constants
     return ServerLook(**row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignHandler:
+    """A handler that a daemon of another app has."""
+
+    handler: str
+    node: LivingNode | LostNode
+
+
+def is_built_in(handler: str) -> bool:
+    """Return whether rota itself or the configuration defines the handler, and not the code of an app."""
+    return handler == "http" or handler.startswith(("rota.", "http.", "command.", "sql."))
+
+
+def find_foreign_handlers(
+    app: str, handlers: Iterable[str], nodes: Iterable[LivingNode | LostNode]
+) -> list[ForeignHandler]:
+    """Return which of the app's handlers daemons of other apps have, one daemon for each handler and app."""
+    own = {name for name in handlers if not is_built_in(name)}
+    found = {
+        (handler, node.app): ForeignHandler(handler=handler, node=node)
+        for node in nodes
+        if node.app not in (None, app)
+        for handler in own.intersection(node.handlers)
+    }
+    return sorted(found.values(), key=lambda each: (each.handler, each.node.app or ""))
 
 
 async def find_why_unclaimed(db: Connection, *, handler: str, queue: str) -> str | None:

@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import queries, reports
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.job import NodeId
 from rota.domain.shards import shards_of
+from rota.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ HANDLERS_AGAIN = 60.0
 
 TAKES_A_PLACE_FOR = 60.0
 """Seconds after its start in which a daemon takes the place of a lost one: that one may count as alive for 15 s more."""
+
+MOST_LOST = 1000
+"""Most lost daemons that are looked at for handlers of another app."""
 
 LOST_AFTER = 15.0
 """Seconds without a sign of life after which others list a daemon as lost."""
@@ -71,6 +75,51 @@ class Presence:
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
 
+    async def refuse_foreign_handlers(self, shared: frozenset[str]) -> None:
+        """Raise ConfigError if a daemon of another app has a handler of this one, unless it is shared.
+
+        To be called first: it enters this node, so that of two daemons that start at once the later one sees the other.
+        """
+        async with connection(self._pool) as db:
+            await self._register_node(db)
+            living = await reports.list_nodes(db)
+            lost = await reports.list_lost_nodes(db, limit=MOST_LOST)
+        started = {str(node.node_id): (node.started_at, str(node.node_id)) for node in living}
+        before = [node for node in living if started[str(node.node_id)] < started[str(self._node.node_id)]]
+        foreign = [
+            each
+            for each in reports.find_foreign_handlers(self._node.app, self._node.names, [*lost, *before])
+            if each.handler not in shared
+        ]
+        if foreign:
+            each, more = foreign[0].node, len(foreign) - 1
+            names = ", ".join(f'"{name}"' for name in dict.fromkeys(one.handler for one in foreign))
+            release = f" (release {each.release})" if each.release else ""
+            raise ConfigError(
+                f"the handler {foreign[0].handler!r} belongs to the app {each.app!r}{release} on {each.host}:{each.pid} (node "
+                f"{str(each.node_id)[:8]}){f', and {more} more' if more else ''}, and this is the app {self._node.app!r}: the two "
+                f"would take each other's jobs. Rename one; or allow it with [handlers] shared = [{names}] (ROTA_HANDLERS_SHARED); "
+                "or, if the app was renamed, stop the daemons of the old name first, and forget lost ones: rota node forget"
+            )
+
+    async def _register_node(self, db: Connection) -> tuple[frozenset[NodeId], int]:
+        """Write this node's row. Return which nodes are alive and not draining, and how many of its handlers are known."""
+        return await queries.register_node(
+            db,
+            node=self._node.node_id,
+            host=self._node.host,
+            pid=self._node.pid,
+            rota_version=self._node.rota_version,
+            release=self._node.release,
+            app=self._node.app,
+            handlers=self._node.names,
+            queues=list(self._node.queues),
+            slots=json.dumps(dict(self._node.queues)),
+            tzdata=self._node.tzdata,
+            state=self.state,
+            shards=self.shards,
+        )
+
     async def run_once(self) -> None:
         """Write the node's row, and the handlers' rows now and then."""
         async with connection(self._pool) as db:
@@ -81,21 +130,7 @@ class Presence:
                 if self.state != "running":
                     self.shards = ()
                 shown = self.shards
-                living, known = await queries.register_node(
-                    db,
-                    node=self._node.node_id,
-                    host=self._node.host,
-                    pid=self._node.pid,
-                    rota_version=self._node.rota_version,
-                    release=self._node.release,
-                    app=self._node.app,
-                    handlers=self._node.names,
-                    queues=list(self._node.queues),
-                    slots=json.dumps(dict(self._node.queues)),
-                    tzdata=self._node.tzdata,
-                    state=self.state,
-                    shards=shown,
-                )
+                living, known = await self._register_node(db)
                 self.shards = shards_of(self._node.node_id, living)
             if known < len(self._node.names):
                 await self._register_handlers(db)  # somebody has deleted rows without which nothing is claimed

@@ -35,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     jobs.check_leases,
     jobs.check_dead_letters,
     nodes.check_zone_data,
+    nodes.check_foreign_handlers,
     nodes.check_lost,
     nodes.check_absence,
     housekeeping.check_housekeeping,

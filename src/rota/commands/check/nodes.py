@@ -7,6 +7,7 @@ from rota.commands.show import age, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
+    from rota.db.reports import LivingNode
 
 
 async def check_zone_data(facts: "Facts") -> list[Finding]:
@@ -26,6 +27,32 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
             alert="RotaReleasesMixed",
         )
     ]
+
+
+async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
+    """Report handlers that living daemons of different apps have: the apps take each other's jobs."""
+    from rota.db.reports import is_built_in
+
+    apps: dict[str, dict[str, LivingNode]] = {}
+    for node in facts.nodes:
+        for handler in node.handlers:
+            if node.app is not None and not is_built_in(handler) and handler not in facts.config.handlers.shared:
+                apps.setdefault(handler, {}).setdefault(node.app, node)
+    several = sorted(handler for handler, found in apps.items() if len(found) > 1)
+    findings = [
+        Finding(
+            check="foreign handlers",
+            object=handler,
+            finding=f"the handler {handler} is registered by different apps, which take each other's jobs: "
+            + ", ".join(
+                f"{name}{f' (release {node.release})' if node.release else ''} on {node.host}:{node.pid}"
+                for name, node in sorted(apps[handler].items())
+            ),
+            do=f'rename it in one of them, or allow it: [handlers] shared = ["{handler}"] in rota.toml, for rota check as well',
+        )
+        for handler in several[:NAMED]
+    ]
+    return capped("foreign handlers", findings, len(several), "rota node list --json shows the handlers of each daemon")
 
 
 async def check_lost(facts: "Facts") -> list[Finding]:
