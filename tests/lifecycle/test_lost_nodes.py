@@ -141,7 +141,7 @@ async def test_a_handler_of_another_app_is_refused(conn: Connection[Record]) -> 
     await enter(presence(conn, host="a", app="shop", handlers=["send", "rota.echo", "http.hook"]))
     await enter(presence(conn, host="b", app="shop", handlers=["send"]))
     other = presence(conn, host="c", app="mail", handlers=["send"])
-    with pytest.raises(ConfigError, match="'send' belongs to the app 'shop' on [ab]:7 .*shared = ..send"):
+    with pytest.raises(ConfigError, match=r"'send' belongs to the app 'shop' on [ab]:7 .*shared = ..send"):
         await enter(other)
     assert await conn.fetchval("select app from rota.handlers where handler = 'send'") == "shop"
     await other.leave()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,10 @@ STATEMENTS = {
     "expire": Statement("expire_unstarted_jobs", lambda _: [BATCH, None], BATCH),
     "answer requests": Statement("answer_cancel_requests", lambda _: [BATCH, None], BATCH),
     "summarise": Statement("summarise_live_jobs", lambda _: [100, 1000, 100], 30),
+    "count ahead": Statement(
+        "count_jobs_ahead", lambda _: ["default", ["h", "x"], 5, datetime.now(UTC), 0, BATCH], BATCH
+    ),
+    "count running": Statement("count_running_jobs", lambda _: [], 2 * BATCH),
     "list queues": Statement("list_queues", lambda _: ["", 200], 10),
     "checkpoint": Statement("save_checkpoint", lambda ground: [NODE, *ground.mine[0], "[1]"], 1),
     "progress": Statement("report_progress", lambda ground: [NODE, *ground.mine[0], 0.5, "half"], 1),

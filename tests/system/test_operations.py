@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
-from factories import make_dead_letters, make_handler, make_jobs, make_running_job
+from factories import make_dead_letters, make_handler, make_jobs, make_running_job, make_running_jobs
 from shell import Shell
 
 if TYPE_CHECKING:
@@ -276,3 +277,26 @@ async def test_made_up_queues_are_capped_and_counted(rota: Shell, conn: Connecti
     findings = (await rota("check", "--json")).json["findings"]
     assert {"unclaimed", "lanes"} == {each["check"] for each in findings}
     assert len(findings) <= 22
+
+
+async def test_a_waiting_job_says_what_it_waits_for(rota: Shell, conn: Connection[Record]) -> None:
+    """The state "due" explains nothing: the slots are taken, or so many jobs are ahead, and these daemons serve it."""
+    await alive(conn, handlers=["h", "other"], queues=["mail"])
+    node = await conn.fetchval("select node_id from rota.nodes")
+    await make_running_jobs(conn, 5, queue="mail", node=node)
+    await make_jobs(conn, 2, queue="mail", handler="other", priority=0)
+    await make_jobs(conn, 1, queue="mail", run_at=timedelta(hours=-1))
+    await make_jobs(conn, 50, queue="mail", handler="nobody's", priority=0)
+    await make_jobs(conn, 4, queue="mail", priority=9)
+    (job,) = await make_jobs(conn, 1, queue="mail")
+    shown = (await rota("job", "show", str(job.job_id))).out
+    assert re.search(r"waits +all 5 slots are taken; 3 jobs are ahead", shown)
+    assert re.search(rf"served by +{str(node)[:8]} on here:4711 \(5 of 5 taken\)", shown)
+    assert "all 5 slots are taken; 3 jobs are ahead" in (await rota("why", str(job.job_id))).out
+    place = (await rota("job", "show", str(job.job_id), "--json")).json["place"]
+    assert (place["ahead"], place["more"], len(place["nodes"])) == (3, False, 1)
+
+    await make_jobs(conn, 1001, queue="mail", handler="other", priority=1)
+    await conn.execute("delete from rota.jobs where state = 'running'")
+    text = (await rota("why", str(job.job_id))).out
+    assert "5 of 5 slots are free; more than 1,000 jobs are ahead" in text

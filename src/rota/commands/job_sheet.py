@@ -13,7 +13,7 @@ from rota.commands.show import age, console, fields_of, moment, plural, print_js
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import JobDescription, JobValues, Tried
+    from rota.db.reports import JobDescription, JobValues, PlaceInLine, Tried
 
 Span = tuple[datetime, datetime]
 
@@ -28,6 +28,8 @@ class Sheet:
     tried: Sequence["Tried"]
     values: "JobValues | None"
     unclaimed: str | None
+    place: "PlaceInLine | None" = None
+    """What a due job waits for."""
 
 
 async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> Sheet:
@@ -40,14 +42,17 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         raise RotaError(
             f"there is no job {job_id}: the number is wrong, or it ended longer ago than the ledger is kept"
         )
-    unclaimed = None
-    if job.state in WAITING:
+    unclaimed = place = None
+    if job.state == "due" and not job.paused:
+        place = await reports.find_place_in_line(db, job=job)
+    if job.state in WAITING and place is None:
         unclaimed = await reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     return Sheet(
         job=job,
         tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
+        place=place,
     )
 
 
@@ -59,7 +64,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
         return
     out = console()
     values = {} if seen.values is None else dataclasses.asdict(seen.values)
-    for name, text in [*facts(seen.job, gives_up, seen.unclaimed), *redrives(seen.tried), *values.items()]:
+    for name, text in [*facts(seen.job, gives_up, seen.unclaimed, seen.place), *redrives(seen.tried), *values.items()]:
         if text:
             out.print(f"{name:<13}{printable(text)}", soft_wrap=True)
     if seen.tried:
@@ -85,6 +90,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
 def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, Any]:
     shown = fields_of(seen.job)
     shown["unclaimed"] = seen.unclaimed
+    shown["place"] = seen.place
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [
         {name: value for name, value in dataclasses.asdict(each).items() if errors or name != "error"}
@@ -105,7 +111,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def facts(job: "JobDescription", gives_up: Span | None, unclaimed: str | None) -> list[tuple[str, str]]:
+def facts(
+    job: "JobDescription", gives_up: Span | None, unclaimed: str | None, place: "PlaceInLine | None" = None
+) -> list[tuple[str, str]]:
     """Say it in lines: a name and a text each, empty where there is nothing to say."""
     now = job.now
     priority = "" if job.priority is None else f", priority {job.priority}"
@@ -116,6 +124,7 @@ def facts(job: "JobDescription", gives_up: Span | None, unclaimed: str | None) -
         ("losses", f"its worker was lost {plural(job.losses, 'time')}" if job.losses else ""),
         ("last error", job.last_error_kind or ""),
         *(_waiting(job, unclaimed) if job.state in WAITING else []),
+        *(_in_line(place) if place else []),
         *(_running(job) if job.state == "running" else []),
         ("gives up", _span(gives_up, now) if gives_up else ""),
         ("ended", relative(job.finished_at, now)),
@@ -154,6 +163,23 @@ def _attempt(job: "JobDescription") -> str:
         return f"none yet, {job.max_attempts} at most"
     of = f" of {job.max_attempts}" if job.finished_at is None or job.state == "dead" else ""
     return f"{job.attempt}{of}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
+
+
+def _in_line(place: "PlaceInLine") -> list[tuple[str, str]]:
+    """Say what a due job waits for, and which daemons serve it."""
+    slots, taken = sum(node.slots for node in place.nodes), sum(node.taken for node in place.nodes)
+    count = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
+    full = taken >= slots
+    free = f"all {plural(slots, 'slot')} are taken" if full else f"{slots - taken} of {plural(slots, 'slot')} are free"
+    waits = f"{free}; {count} {'is' if place.ahead == 1 else 'are'} ahead"
+    if not full and not place.ahead:
+        waits += ": it starts at the next poll, unless another session has its row locked"
+    shown = ", ".join(
+        f"{str(node.node_id)[:8]} on {node.host}:{node.pid} ({node.taken} of {node.slots} taken)"
+        for node in place.nodes[:5]
+    )
+    more = f", and {len(place.nodes) - 5} more" if len(place.nodes) > 5 else ""
+    return [("waits", waits), ("served by", shown + more)]
 
 
 def _waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:

@@ -332,7 +332,7 @@ def _show_job(seen: Sheet, fire: "FireRecord | None", *, as_json: bool) -> None:
 
 
 def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
-    lines = dict([*facts(seen.job, give_up(seen.job), seen.unclaimed), *redrives(seen.tried)[:1]])
+    lines = dict([*facts(seen.job, give_up(seen.job), seen.unclaimed, seen.place), *redrives(seen.tried)[:1]])
     parts = [f"{lines['state']} ({seen.job.handler})"]
     if fire is not None:
         how = "asked for by hand" if fire.disposition == "run_now" else f"for its instant {moment(fire.scheduled_for)}"
@@ -340,6 +340,8 @@ def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
     more = (
         "due",
         "next try",
+        "waits",
+        "served by",
         "but",
         "attempt",
         "last error",

@@ -26,6 +26,9 @@ COUNTED = 1_000_000
 EXPLORED = 50_000
 """Most lanes that a summary for people looks for among more jobs than that."""
 
+MOST_AHEAD = 1000
+"""Up to how many jobs ahead of another are counted."""
+
 SHOWN = 1000
 """Most lanes that a summary names."""
 
@@ -67,6 +70,26 @@ class JobDescription:
     note: str | None
     paused: bool
     now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingNode:
+    """A daemon that claims jobs of the handler and queue in question, and the slots it has for them."""
+
+    node_id: UUID
+    host: str
+    pid: int
+    slots: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInLine:
+    """What a due job waits for: a free slot, and the jobs that are claimed before it (`more`: at least so many)."""
+
+    ahead: int
+    more: bool
+    nodes: Sequence[ServingNode]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +375,32 @@ async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
     """Return where the job stands; None for one that nobody knows."""
     row = await db.fetchrow(SQL["describe_job"], job_id)
     return None if row is None else JobDescription(**row)
+
+
+async def find_place_in_line(db: Connection, *, job: JobDescription) -> PlaceInLine | None:
+    """Return what a due job waits for; None where no living daemon would claim it."""
+    living = await list_nodes(db)
+    serving = [node for node in living if node.claims(job.handler, job.queue)]
+    if not serving or job.priority is None:
+        return None
+    handlers = sorted({name for node in living if node.claims_from(job.queue) for name in node.handlers})
+    ahead: int = await db.fetchval(
+        SQL["count_jobs_ahead"], job.queue, handlers, job.priority, job.run_at, job.job_id, MOST_AHEAD + 1
+    )
+    running = [(str(row[0]), row[1], row[2]) for row in await db.fetch(SQL["count_running_jobs"])]
+    nodes = []
+    for node in serving:
+        slots = _read_slots(node.slots)
+        room = job.queue if job.queue in slots else "*"
+        taken = sum(
+            count
+            for node_id, queue, count in running
+            if node_id == str(node.node_id) and (queue if queue in slots else "*") == room
+        )
+        nodes.append(
+            ServingNode(node_id=node.node_id, host=node.host, pid=node.pid, slots=slots.get(room, 0), taken=taken)
+        )
+    return PlaceInLine(ahead=min(ahead, MOST_AHEAD), more=ahead > MOST_AHEAD, nodes=nodes)
 
 
 async def read_job_values(db: Connection, *, job_id: int) -> JobValues | None:
