@@ -1,6 +1,6 @@
 -- List schedules by name.
 --   $1 handler    text  null: of all handlers
---   $2 state      text  ok, invalid, paused, overdue, ended or silent; null: in all states
+--   $2 state      text  ok; null: in all states. list_odd_schedules has the others
 --   $3 owner      text  null: of all owners
 --   $4 name_like  text  a pattern of LIKE; null: of all names
 --   $5 limit      int8
@@ -18,13 +18,6 @@ from rota.schedules as schedule
 where ($1::text is null or schedule.handler = $1)
   and ($3::text is null or schedule.owner = $3)
   and ($4::text is null or schedule.name like $4)
-  and (
-      $2::text is null
-      or schedule.state = $2
-      or $2 = 'silent'
-      and not schedule.paused
-      and extract(epoch from coalesce(schedule.last_success_at, schedule.created_at)) + extract(epoch from schedule.expect_success_within)
-            < extract(epoch from now())
-  )
+  and ($2::text is null or schedule.state = $2)
 order by schedule.name
 limit $5

@@ -120,6 +120,15 @@ STATEMENTS = {
     "describe": Statement("describe_schedule", lambda _: [f"s{SCHEDULES}"], 8, ways=READ),
     "next fires": Statement("list_next_fires", lambda _: [100], 100, ways=READ),
     "list": Statement("list_schedules", lambda _: [None, None, None, None, 100], 100, pages_a_row=50, ways=READ),
+    **{
+        f"list {state}": Statement(
+            "list_odd_schedules",
+            lambda _, state=state: [None, state, None, None, 100],  # type: ignore[misc]
+            1,
+            ways=READ,
+        )
+        for state in ("paused", "ended", "silent")
+    },
     "names": Statement("list_schedule_names", lambda _: [100], 100, ways=READ),
     "crowd": Statement(
         "count_crowd", lambda instant: [instant + timedelta(days=7), "* * * * *", "UTC"], LIMIT, ways=READ

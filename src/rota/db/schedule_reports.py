@@ -183,7 +183,8 @@ class ScheduleFilter:
 
 async def list_schedules(db: Connection, *, which: ScheduleFilter, state: str | None, limit: int) -> list[ScheduleLine]:
     """Return schedules by name; `state` may be silent, too."""
-    rows = await db.fetch(SQL["list_schedules"], which.handler, state, which.owner, which.name_like, limit)
+    query = SQL["list_schedules"] if state in (None, "ok") else SQL["list_odd_schedules"]
+    rows = await db.fetch(query, which.handler, state, which.owner, which.name_like, limit)
     return [ScheduleLine(**row) for row in rows]
 
 
