@@ -390,7 +390,7 @@ async def find_place_in_line(db: Connection, *, job: JobDescription) -> PlaceInL
     running = [(str(row[0]), row[1], row[2]) for row in await db.fetch(SQL["count_running_jobs"])]
     nodes = []
     for node in serving:
-        slots = _read_slots(node.slots)
+        slots = node.slots
         room = job.queue if job.queue in slots else "*"
         taken = sum(
             count
