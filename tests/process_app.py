@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -355,6 +356,23 @@ async def cancels_loop(job: rota.Job[Any]) -> None:
     thread = threading.Thread(target=cancel)
     thread.start()
     thread.join()
+
+
+def _backtrack() -> None:
+    # One call of some seconds, in which no other thread gets the interpreter.
+    re.match(r"(a|aa)+$", "a" * 36 + "b")
+
+
+@app.handler("regex on the loop")
+async def regex_on_the_loop(_: rota.Job[Any]) -> None:
+    """Hold the interpreter, on the main loop."""
+    _backtrack()
+
+
+@app.handler("regex in a thread")
+def regex_in_a_thread(_: rota.SyncJob[Any]) -> None:
+    """Hold the interpreter, in a thread."""
+    _backtrack()
 
 
 @app.handler("breaks_loop")

@@ -129,15 +129,32 @@ class Telemetry:
             do="use a plain def handler: it runs in a thread",
         )
 
-    def loop_lagged(self, lag: float, *, worst: float) -> None:
-        """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it."""
+    def loop_lagged(
+        self,
+        lag: float,
+        *,
+        worst: float,
+        suspects: Sequence[tuple[str, int]],
+        where: Sequence[str],
+        frozen: bool,
+    ) -> None:
+        """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it.
+
+        `suspects`: the handlers that ran meanwhile; `where`: the main thread's stack, if another thread could look at it;
+        `frozen`: no other thread could run either.
+        """
         self._metrics.loop_lag.set(worst)
         if lag >= 1:
             self._event(
                 logging.WARNING,
                 "loop.blocked",
                 seconds=round(lag, 3),
-                do="use a plain def handler: it runs in a thread (unless the whole process was held still)",
+                suspects=[f"{handler} (job {job_id})" for handler, job_id in suspects[:MOST_SUSPECTS]],
+                where=list(where),
+                do="a handler held the interpreter, so that heartbeats stood still, too: give it runs_in='process' "
+                "(unless the whole process was held still)"
+                if frozen
+                else "use a plain def handler: it runs in a thread; or runs_in='process' for work that computes",
             )
 
     def log_lines_dropped(self, total: int) -> None:

@@ -157,3 +157,14 @@ async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(scene: Sce
     assert any(
         "in blocks" in place for place in next(s for n, s in dumped["threads"].items() if n.startswith("MainThread"))
     )
+
+
+@pytest.mark.parametrize("by", ["regex on the loop", "regex in a thread"])
+async def test_a_handler_that_holds_the_interpreter_is_named(scene: Scene, by: str) -> None:
+    """Neither the main loop nor the heartbeat's thread runs meanwhile; the advice is a process of its own."""
+    daemon = scene.daemons.start()
+    guilty = await scene.enqueue(by)
+    blocked = daemon.wait_for("loop.blocked")
+    assert f"{by} (job {guilty})" in blocked["suspects"]
+    assert "runs_in='process'" in blocked["do"]
+    assert "held the interpreter" in blocked["do"]

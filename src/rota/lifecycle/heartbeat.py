@@ -6,12 +6,15 @@ neither its own lease nor its neighbours'. `Trust` turns on the main loop and en
 
 from __future__ import annotations
 
+import sys
+import threading
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
 import asyncpg
 
+from rota import stacks
 from rota.attempt import margin
 from rota.clock import boottime
 from rota.db import queries
@@ -36,6 +39,9 @@ LOOKS = 2.0
 
 SETTLE_SECONDS = 1.0
 """How long beyond timeout and grace a lease holds: in that time an attempt whose handler does not stop is settled as timed out."""
+
+STALL_SECONDS = 1.0
+"""From so long a stall on, the handlers that ran meanwhile are named."""
 
 LAG_SHOWN = 30.0
 """Seconds for which a lag of the main loop is shown: a scrape that comes only now and then must see it."""
@@ -72,6 +78,12 @@ class Heartbeat:
         self._conn: asyncpg.Connection | None = None
         self._is_expired = False
         self._told_at = -inf
+        self._main_thread = threading.get_ident()
+        self._ticked = boottime()
+        self.frozen_at = -inf
+        """When this thread was last held up for STALL_SECONDS and more: some code kept the interpreter for itself."""
+        self.blocked_at: list[str] = []
+        """Where the main thread was when it was last seen not to turn."""
         self.main_turned = boottime()
 
     def look_now(self) -> None:
@@ -81,6 +93,11 @@ class Heartbeat:
     async def run_once(self) -> None:
         """Extend what is due for it; does nothing, and asks nothing, when nothing is."""
         now = boottime()
+        if now - self._ticked > STALL_SECONDS:
+            self.frozen_at = now
+        self._ticked = now
+        if now - self.main_turned > STALL_SECONDS:
+            self.blocked_at = stacks.of_frame(sys._current_frames().get(self._main_thread))  # noqa: SLF001
         if now - self.main_turned > self._wedged_after:
             return
         held = [
@@ -214,7 +231,13 @@ class Trust:
         lag = max(0.0, now - self._turned - TICK.total_seconds() * 1.1)
         if lag >= self._worst or now > self._worst_at + LAG_SHOWN:
             self._worst, self._worst_at = lag, now
-        self._telemetry.loop_lagged(lag, worst=self._worst)
+        self._telemetry.loop_lagged(
+            lag,
+            worst=self._worst,
+            suspects=self._ran_since(now - lag) if lag >= STALL_SECONDS else [],
+            where=self._heartbeat.blocked_at,
+            frozen=self._heartbeat.frozen_at > now - lag,
+        )
         self._turned = self._heartbeat.main_turned = now
         for attempt in self._running.snapshot():
             if attempt.ended_at:
@@ -232,3 +255,11 @@ class Trust:
                 and now > attempt.lease_ends_at(self._grace + SETTLE_SECONDS) - SETTLE_SECONDS
             ):
                 self._give_up(attempt)
+
+    def _ran_since(self, moment: float) -> list[tuple[str, int]]:
+        """Return handler and job_id of the attempts that have run since then."""
+        return [
+            (attempt.claim.handler, attempt.claim.job_id)
+            for attempt in self._running.snapshot()
+            if attempt.began and (not attempt.ended_at or attempt.ended_at > moment)
+        ]
