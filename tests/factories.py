@@ -5,6 +5,7 @@ Instants are given as offsets from the database's now(): `run_at=timedelta(secon
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from asyncpg import Connection, Record
 
@@ -355,3 +356,21 @@ def _type_of(name: str, value: Any) -> str:
     if isinstance(value, float):
         return "real"
     return "uuid" if isinstance(value, UUID) else "text"
+
+
+@asynccontextmanager
+async def no_checks(conn: Connection[Record], *tables: str) -> AsyncIterator[None]:
+    """Drop the CHECK constraints of tables, and add them again at the end as they are after pg_restore: not validated."""
+    checks = await conn.fetch(
+        "select conrelid::regclass::text as relation, conname, pg_get_constraintdef(oid) as definition from pg_constraint "
+        "where contype = 'c' and conrelid = any ($1::text[]::regclass[])",
+        tables,
+    )
+    for check in checks:
+        await conn.execute(f'alter table {check["relation"]} drop constraint "{check["conname"]}"')
+    yield
+    for check in checks:
+        definition = check["definition"].removesuffix(" NOT VALID")
+        await conn.execute(
+            f'alter table {check["relation"]} add constraint "{check["conname"]}" {definition} not valid'
+        )

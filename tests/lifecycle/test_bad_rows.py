@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import rota
+from factories import no_checks
 from nodes import ended, insert, letter, node
 from schedule_rows import Planner, dispositions, make_due, make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from asyncpg import Connection, Record
 
     from servers import Database
@@ -23,24 +21,6 @@ OVERFLOWS = "interval '106751000 days -2562023976 hours'"
 """24 hours by value, but any instant plus the days alone is out of range."""
 
 SECOND = timedelta(seconds=1)
-
-
-@asynccontextmanager
-async def no_checks(conn: Connection[Record], *tables: str) -> AsyncIterator[None]:
-    """Drop the CHECK constraints of tables, and add them again at the end as they are after pg_restore: not validated."""
-    checks = await conn.fetch(
-        "select conrelid::regclass::text as relation, conname, pg_get_constraintdef(oid) as definition from pg_constraint "
-        "where contype = 'c' and conrelid = any ($1::text[]::regclass[])",
-        tables,
-    )
-    for check in checks:
-        await conn.execute(f'alter table {check["relation"]} drop constraint "{check["conname"]}"')
-    yield
-    for check in checks:
-        definition = check["definition"].removesuffix(" NOT VALID")
-        await conn.execute(
-            f'alter table {check["relation"]} add constraint "{check["conname"]}" {definition} not valid'
-        )
 
 
 def failing_app() -> rota.App:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rota.db.queries import Lane
     from rota.domain.job import Claim
 
-ANY_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-"""The floor of a search without a floor: run_at can't be earlier."""
+ANY_TIME = datetime.min.replace(tzinfo=UTC)
+"""The floor of a search without a floor, sent as -infinity: a run_at before 1970, which only an owner can write, is found too."""
 
 PRIORITIES = range(10)
 

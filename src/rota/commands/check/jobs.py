@@ -110,10 +110,11 @@ def _letters(group: "LetterGroup") -> Finding:
     chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
     if group.error_kind:
         chosen += f" --error-kind {quote(group.error_kind)}"
+        what += f", {group.error_kind}"
     return Finding(
         check="dead letters",
         object=f"handler {group.handler} in queue {group.queue}",
-        finding=f"{what}, {group.error_kind}" if group.error_kind else what,
+        finding=f"{what}; the latest is job {group.sample}",
         do=f"rota dead list {chosen}, then rota dead redrive or discard with the same filters",
         alert="RotaDeadLetters",
     )
