@@ -105,6 +105,26 @@ def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
     assert "2026-03-01 12:00:00Z" in lines[0]
 
 
+@pytest.mark.parametrize("width", [30, 50, 120])
+def test_f11_a_table_that_does_not_fit_becomes_one_block_for_each_row(width: int) -> None:
+    """F11: at 50 columns nothing is cut in the middle of a number or an instant, and no line is broken by the terminal."""
+    from rich.console import Console
+
+    columns = ("job#", "state", "attempt#", "handler…", "queue…", "when", "last error…", "")
+    rows = [(10_001, "succeeded", "20/20", "send_receipt", "default", "2026-03-01 12:00:00Z", "", "paused")]
+    screen = Console(width=width, record=True, file=io.StringIO())
+    screen.print(show.table("jobs", *columns, rows=rows))
+    lines = [line.rstrip() for line in screen.export_text().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "2026-03-01 12:00:00Z" in "\n".join(lines).replace("\n            ", " ")
+    if width == 120:
+        assert sum("10001" in line and "send_receipt" in line for line in lines) == 1
+    else:
+        assert "job         10001" in lines
+        assert "attempt     20/20" in lines
+        assert not [line for line in lines if line.startswith("last error")]  # it is empty
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,18 @@ import typer
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 WIDE = 160
 """Columns where nobody looks: a pipe, a file."""
+
+LEGIBLE = 6
+"""Characters that a column which may be cut or broken into lines gets at least."""
+
+SPACE_BETWEEN = 3
+"""Characters between two columns."""
 
 COLOURS = {
     "running": "cyan",
@@ -70,27 +77,84 @@ def console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
 
 
-def table(title: str | None, *columns: str, rows: Iterable[Sequence[object]]) -> "Table":
+class Rows:
+    """A table, or one block of `column  value` lines for each row where the terminal is too narrow for all columns."""
+
+    def __init__(self, title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        self._title = title
+        self._columns = columns
+        self._rows = [[printable(cell) for cell in row] for row in rows]
+
+    def __rich_console__(self, _: "Console", options: "ConsoleOptions") -> "Iterator[RenderableType]":
+        """Yield what rich prints."""
+        if self._narrowest <= options.max_width:
+            yield self._table()
+        else:
+            yield from self._blocks()
+
+    @property
+    def _narrowest(self) -> int:
+        """The width in which every column is legible; cells that are not broken or cut need their full width."""
+        total = (len(self._columns) - 1) * SPACE_BETWEEN
+        for number, column in enumerate(self._columns):
+            name = column.rstrip("#…~")
+            longest = max((len(line) for row in self._rows for line in row[number].split("\n")), default=0)
+            widest = max(longest, len(name))
+            total += min(widest, LEGIBLE) if column.endswith(("…", "~")) else widest
+        return total
+
+    def _table(self) -> "Table":
+        from rich import box
+        from rich.table import Table
+
+        laid = Table(
+            title=self._title,
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+            title_style="bold",
+            pad_edge=False,
+            show_edge=False,
+        )
+        for name in self._columns:
+            gives = name.endswith(("…", "~"))
+            laid.add_column(
+                name.rstrip("#…~"),
+                justify="right" if name.endswith("#") else "left",
+                no_wrap=not gives,  # of what doesn't fit, the others are cut first
+                overflow="fold" if name.endswith("~") else "ellipsis",
+                min_width=LEGIBLE if name.endswith("…") else None,
+            )
+        for row in self._rows:
+            laid.add_row(*map(_coloured, row))
+        return laid
+
+    def _blocks(self) -> "Iterator[RenderableType]":
+        from rich.table import Table
+        from rich.text import Text
+
+        if self._title is not None:
+            yield Text(self._title, style="bold")
+        names = [column.rstrip("#…~") for column in self._columns]
+        for row in self._rows:
+            block = Table.grid(padding=(0, 2, 0, 0))
+            block.add_column(no_wrap=True, style="bold", width=max(map(len, names)))
+            block.add_column(overflow="fold")
+            for name, cell in zip(names, row, strict=True):
+                if cell.strip("·"):
+                    block.add_row(name, _coloured(cell))
+            yield block
+            yield Text("")
+
+
+def table(title: str | None, *columns: str, rows: Iterable[Sequence[object]]) -> Rows:
     """Lay out a table. A column whose name ends in `#` holds numbers. Where it is narrow, `…` may be cut, `~` broken into lines."""
-    from rich import box
-    from rich.table import Table
+    return Rows(title, columns, rows)
+
+
+def _coloured(cell: str) -> "Text":
     from rich.text import Text
 
-    laid = Table(
-        title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
-    )
-    for name in columns:
-        gives = name.endswith(("…", "~"))
-        laid.add_column(
-            name.rstrip("#…~"),
-            justify="right" if name.endswith("#") else "left",
-            no_wrap=not gives,  # of what doesn't fit, the others are cut first
-            overflow="fold" if name.endswith("~") else "ellipsis",
-            min_width=6 if name.endswith("…") else None,
-        )
-    for row in rows:
-        laid.add_row(*(Text(printable(cell), style=COLOURS.get(str(cell), "")) for cell in row))
-    return laid
+    return Text(cell, style=COLOURS.get(cell, ""))
 
 
 def printable(value: object) -> str:
