@@ -4,14 +4,15 @@
 --   $3 options    text    JSON object of the other public columns
 --   -> job_id int8?, created bool?, outcome text?
 select made.job_id, made.created, made.outcome
-from jsonb_to_record($3::text::jsonb) as given (
-    queue text, run_at timestamptz, priority smallint, unique_key text, on_conflict text, max_attempts integer,
-    backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
-    start_by timestamptz, idempotency_key text, meta jsonb
+from pg_catalog.jsonb_to_record($3::pg_catalog.text::pg_catalog.jsonb) as given (
+    queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, unique_key pg_catalog.text,
+    on_conflict pg_catalog.text, max_attempts integer,
+    backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
+    start_by pg_catalog.timestamptz, idempotency_key pg_catalog.text, meta pg_catalog.jsonb
 )
 cross join lateral rota.put_job(
     handler => $1,
-    payload => $2::text::jsonb,
+    payload => $2::pg_catalog.text::pg_catalog.jsonb,
     queue => given.queue,
     run_at => given.run_at,
     priority => given.priority,

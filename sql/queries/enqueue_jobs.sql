@@ -11,13 +11,15 @@ with made as (
         delivery, start_by, meta
     )
     select
-        $1::text, nullif(payload.value, 'null'), given.queue, given.run_at, given.priority, given.max_attempts,
+        $1::pg_catalog.text, case when payload.value operator(pg_catalog.<>) 'null' then payload.value end,
+        given.queue, given.run_at, given.priority, given.max_attempts,
         given.backoff_base, given.backoff_cap, given.retry_for, given.timeout, given.lease, given.delivery, given.start_by,
         given.meta
-    from jsonb_to_record($2::text::jsonb) as given (
-        queue text, run_at timestamptz, priority smallint, max_attempts integer, backoff_base interval, backoff_cap interval,
-        retry_for interval, timeout interval, lease interval, delivery text, start_by timestamptz, meta jsonb
+    from pg_catalog.jsonb_to_record($2::pg_catalog.text::pg_catalog.jsonb) as given (
+        queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, max_attempts integer,
+        backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
+        start_by pg_catalog.timestamptz, meta pg_catalog.jsonb
     )
-    cross join jsonb_array_elements($3::text::jsonb) as payload (value)
+    cross join pg_catalog.jsonb_array_elements($3::pg_catalog.text::pg_catalog.jsonb) as payload (value)
 )
 select true as done

@@ -10,18 +10,20 @@ with created as (
         lease, delivery, start_by, idempotency_key, meta
     )
     select
-        $1::text, job.payload, given.queue, coalesce(job.run_at, given.run_at), coalesce(job.priority, given.priority),
+        $1::pg_catalog.text, job.payload, given.queue, coalesce(job.run_at, given.run_at), coalesce(job.priority, given.priority),
         job.unique_key, given.max_attempts, given.backoff_base, given.backoff_cap, given.retry_for, given.timeout,
         given.lease, given.delivery, given.start_by, job.idempotency_key, coalesce(job.meta, given.meta)
-    from jsonb_to_record($2::text::jsonb) as given (
-        queue text, run_at timestamptz, priority smallint, max_attempts integer, backoff_base interval, backoff_cap interval,
-        retry_for interval, timeout interval, lease interval, delivery text, start_by timestamptz, meta jsonb
+    from pg_catalog.jsonb_to_record($2::pg_catalog.text::pg_catalog.jsonb) as given (
+        queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, max_attempts integer,
+        backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
+        start_by pg_catalog.timestamptz, meta pg_catalog.jsonb
     )
-    cross join jsonb_to_recordset($3::text::jsonb) as job (
-        payload jsonb, run_at timestamptz, priority smallint, unique_key text, idempotency_key text, meta jsonb
+    cross join pg_catalog.jsonb_to_recordset($3::pg_catalog.text::pg_catalog.jsonb) as job (
+        payload pg_catalog.jsonb, run_at pg_catalog.timestamptz, priority smallint, unique_key pg_catalog.text,
+        idempotency_key pg_catalog.text, meta pg_catalog.jsonb
     )
     order by job.unique_key
     on conflict (handler, unique_key) where unique_key is not null do nothing
     returning job_id
 )
-select count(*) as created from created
+select pg_catalog.count(*) as created from created

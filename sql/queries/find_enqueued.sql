@@ -1,7 +1,7 @@
 -- Show the live jobs of a handler, for the tests of those who enqueue. Intervals are in seconds.
 --   $1 handler  text
 --   -> jobs text?      JSON array of objects, oldest first, at most 1,000
-select coalesce(json_agg(live order by live.job_id), '[]')::text as jobs
+select coalesce(pg_catalog.json_agg(live order by live.job_id), '[]')::pg_catalog.text as jobs
 from (
     select
         job.job_id, job.payload, job.queue, job.run_at, job.priority, job.unique_key, job.max_attempts,
@@ -9,7 +9,7 @@ from (
         extract(epoch from job.retry_for) as retry_for, extract(epoch from job.timeout) as timeout,
         extract(epoch from job.lease) as lease, job.delivery, job.start_by, job.idempotency_key, job.meta
     from rota.jobs as job
-    where job.handler = $1
+    where job.handler operator(pg_catalog.=) $1
     order by job.job_id
     limit 1000
 ) as live

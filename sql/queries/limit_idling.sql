@@ -2,4 +2,4 @@
 -- the lease.
 --   $1 lease  text   such as 30000ms
 --   -> set_config text?
-select set_config('idle_in_transaction_session_timeout', $1, true)
+select pg_catalog.set_config('idle_in_transaction_session_timeout', $1, true)

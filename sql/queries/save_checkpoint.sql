@@ -6,8 +6,8 @@
 --   -> job_id int8         no row: the claim is stale
 -- index: jobs_pkey (0002)
 update rota.jobs as job
-set checkpoint = $4::text::jsonb
-where job.job_id = $2
-  and job.fence_token = $3
-  and job.leased_by = $1
+set checkpoint = $4::pg_catalog.text::pg_catalog.jsonb
+where job.job_id operator(pg_catalog.=) $2
+  and job.fence_token operator(pg_catalog.=) $3
+  and job.leased_by operator(pg_catalog.=) $1
 returning job.job_id

@@ -76,7 +76,7 @@ SETTLED_BEGIN = "".join(
 
 FORGET = """
     set session authorization default; reset role; reset all; discard temp;
-    close all; unlisten *; select pg_advisory_unlock_all()
+    close all; unlisten *; select pg_catalog.pg_advisory_unlock_all()
 """
 """Makes a session like a new one, but for what is prepared in it: what a handler leaves, the next one must not find.
 
