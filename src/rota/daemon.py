@@ -28,7 +28,6 @@ from rota.db.connecting import NoServerFits, close_connection
 from rota.db.listen import Listener
 from rota.db.migrate import Installation, installation
 from rota.db.pool import (
-    TRANSIENT,
     Pool,
     Route,
     closing,
@@ -42,6 +41,7 @@ from rota.db.pool import (
     probe,
 )
 from rota.db.rights import examine_rights
+from rota.db.salvage import TRANSIENT
 from rota.db.server_history import ServerHistory
 from rota.domain.job import NodeId
 from rota.errors import DaemonFailed, DatabaseUnusable, RotaError, SchemaMismatch

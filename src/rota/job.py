@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rota.clock import boottime
 from rota.db import drivers, queries
-from rota.db.pool import LOST, PATIENCE, TRANSIENT, connection, idling
+from rota.db.pool import PATIENCE, connection, idling
+from rota.db.salvage import LOST, TRANSIENT
 from rota.domain.given import check_kinds, check_progress
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.errors import Refused, StaleToken

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 import asyncpg
 
 from rota.clock import boottime
-from rota.db.pool import TRANSIENT
+from rota.db.salvage import TRANSIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

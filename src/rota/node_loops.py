@@ -15,7 +15,8 @@ import asyncpg
 
 from rota import systemd
 from rota.db.listen import Listener, NoListener
-from rota.db.pool import LOST, Pool, Route, connect
+from rota.db.pool import Pool, Route, connect
+from rota.db.salvage import LOST
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.drain import Drain
 from rota.lifecycle.executor import Executor

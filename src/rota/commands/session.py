@@ -150,7 +150,8 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
 
     from rota.config import mask_dsn
     from rota.db.connecting import NoServerFits
-    from rota.db.pool import LOST, TO_THE_PRIMARY, WHY_READ_ONLY, no_answer
+    from rota.db.pool import TO_THE_PRIMARY, WHY_READ_ONLY, no_answer
+    from rota.db.salvage import LOST
     from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
 
     where = mask_dsn(dsn)

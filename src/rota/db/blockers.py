@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db.pool import LOST, ROUTE_OF_COMMANDS, connect
+from rota.db.pool import ROUTE_OF_COMMANDS, connect
+from rota.db.salvage import LOST
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:

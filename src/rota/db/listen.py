@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.clock import boottime
-from rota.db.pool import LOST, TRANSIENT, ConnectionLost
+from rota.db.pool import ConnectionLost
+from rota.db.salvage import LOST, TRANSIENT
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:

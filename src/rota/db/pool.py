@@ -11,9 +11,7 @@ import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
 
 from rota.db.connecting import LOGIN_REFUSED, NoServerFits, close_connection, open_connection
-from rota.db.salvage import LOST as LOST  # noqa: PLC0414  its importers move to salvage one by one
-from rota.db.salvage import TRANSIENT as TRANSIENT  # noqa: PLC0414
-from rota.db.salvage import Fault, fault_of
+from rota.db.salvage import LOST
 from rota.db.sql import SQL
 from rota.errors import DatabaseUnusable
 
@@ -146,11 +144,6 @@ class Route:
 
 ROUTE_OF_COMMANDS = Route(pooled=True, version=0, synchronous_commit="on")
 """For one command, a connection as if through a pooler is good enough, and needs no look at the server first."""
-
-
-def about_a_row(error: asyncpg.PostgresError) -> bool:
-    """Return whether the error may be about one row: see `salvage.fault_of`, which replaces this function."""
-    return fault_of(error) is Fault.ROW
 
 
 def cut(conn: Connection) -> bool:

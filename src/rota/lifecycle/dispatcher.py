@@ -16,9 +16,9 @@ import asyncpg
 from rota.attempt import Attempt
 from rota.clock import boottime
 from rota.db import queries
-from rota.db.pool import TRANSIENT, Pool, connection
+from rota.db.pool import Pool, connection
 from rota.db.queries import Claimed
-from rota.db.salvage import ROW_CLIENT_ERRORS, Fault, fault_of, salvage
+from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salvage
 from rota.domain.job import Suspects
 from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_ROOM, Lanes
 from rota.loop import backoff_pause, cancelling

@@ -9,7 +9,7 @@ import asyncpg
 
 from rota.clock import boottime
 from rota.db.blockers import find_blockers
-from rota.db.pool import LOST
+from rota.db.salvage import LOST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

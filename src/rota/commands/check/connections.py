@@ -116,8 +116,9 @@ async def _writable_server(url: "DatabaseUrl", address: "Address") -> "tuple[Ser
     from asyncpg import PostgresError
 
     from rota.db.connecting import close_connection, open_connection
-    from rota.db.pool import LOST, ROUTE_OF_COMMANDS, our_session
+    from rota.db.pool import ROUTE_OF_COMMANDS, our_session
     from rota.db.queries import find_writable_server
+    from rota.db.salvage import LOST
 
     with suppress(*LOST, PostgresError):
         db = await open_connection(
