@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
+import rota
 from links import Link
+from nodes import ended, insert, node
 from rota.db import listen as module
+from rota.db import pool
 from rota.db.listen import Listener
 from rota.db.pool import ConnectionLost
 from rota.telemetry import Telemetry, make_logger
 from waiting import eventually
 
 if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
     from servers import Database
 
 
@@ -58,3 +63,45 @@ async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
         with pytest.raises((ConnectionLost, TimeoutError)):
             await turns
     assert not listener.armed
+
+
+async def test_an_idle_daemon_keeps_three_connections_at_most(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pools, threads and the heartbeat give back what they do not use, and take new connections when jobs come again."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 1.0)
+    app = rota.App("busy")
+
+    @app.handler("coroutine")
+    async def coroutine(job: rota.Job[Any]) -> None:
+        async with job.transaction() as db:
+            await db.execute("select pg_sleep(1.2)")
+
+    @app.handler("thread")
+    def thread(job: rota.SyncJob[Any]) -> None:
+        with job.transaction() as db:
+            db.execute("select pg_sleep(0.1)")
+
+    opened = "select count(*) from pg_stat_activity where datname = current_database() and application_name ~ '^rota '"
+
+    async def few() -> bool:
+        return bool(await conn.fetchval(opened) <= 3)
+
+    async with node(database.dsn, app) as running:
+        await running.told("listener.up")
+        for _ in range(2):
+            jobs = [await insert(conn, name) for name in ("coroutine", "thread") * 4]
+            for job in jobs:
+                assert await ended(conn, job) == "succeeded"
+            assert await conn.fetchval(opened) > 3
+            await eventually(few, within=10, what="three connections at most")
+        # No connection comes and goes under light load: the same sessions are seen throughout.
+        seen = set()
+        for _ in range(20):
+            rows = await conn.fetch(
+                "select pid from pg_stat_activity where datname = current_database() and application_name ~ '^rota '"
+            )
+            seen |= {row["pid"] for row in rows}
+            await running.turns("dispatcher", 1)
+        assert len(seen) <= 4

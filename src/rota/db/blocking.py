@@ -7,10 +7,12 @@ import socket
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import BoundedSemaphore, Timer
+from threading import BoundedSemaphore, Lock, Timer
 from typing import TYPE_CHECKING, Any
 
+from rota.clock import boottime
 from rota.config.database_url import DatabaseUrl
+from rota.db import pool
 from rota.db.connecting import NoServerFits, host_addresses
 from rota.db.pool import FORGET, KEEPALIVES, PATIENCE, READ_ONLY
 from rota.db.server_history import Server, ServerHistory
@@ -120,6 +122,9 @@ class BlockingPool:
         self._idle: deque[psycopg.Connection[Any]] = deque()
         self._closed = False
         self._generation = 0
+        self._used_at = 0.0
+        self._shrinking = Lock()
+        """Held while a timer is set that closes idle connections."""
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
@@ -135,6 +140,8 @@ class BlockingPool:
                     conn.close()
                 else:
                     self._idle.append(conn)
+                    self._used_at = boottime()
+                    self._shrink_later()
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it comes back."""
@@ -144,8 +151,26 @@ class BlockingPool:
     def expire(self) -> None:
         """Close the idle connections now, and those in use when they come back: the database has moved."""
         self._generation += 1
-        while self._idle:
-            self._idle.popleft().close()
+        self._close_idle()
+
+    def _shrink_later(self) -> None:
+        if self._shrinking.acquire(blocking=False):
+            timer = Timer(pool.IDLE_SECONDS, self._shrink)
+            timer.daemon = True
+            timer.start()
+
+    def _shrink(self) -> None:
+        """Close the idle connections unless one has been used meanwhile."""
+        self._shrinking.release()
+        if boottime() >= self._used_at + pool.IDLE_SECONDS:
+            self._close_idle()
+        elif self._idle:
+            self._shrink_later()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # another thread took the last one
+            while self._idle:
+                self._idle.popleft().close()
 
     def _whole(self) -> psycopg.Connection[Any] | None:
         """Return an idle connection that answers: the server may have been restarted since it last did."""

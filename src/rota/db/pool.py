@@ -31,6 +31,9 @@ class ConnectionLost(OSError):
     """A driver error without an SQLSTATE, on a connection that turned out to be closed."""
 
 
+IDLE_SECONDS = 15.0
+"""After this time without use a connection is closed: an idle daemon keeps one, besides the listener's."""
+
 PATIENCE = 10.0
 """Seconds after which a statement without an answer is taken for a cut link."""
 
@@ -264,7 +267,7 @@ async def open_pool(
         max_size=size,
         reset=keep,
         command_timeout=patience,
-        max_inactive_connection_lifetime=300,
+        max_inactive_connection_lifetime=IDLE_SECONDS,
         **our_session(route, name),
     )
     return pool
@@ -352,6 +355,7 @@ async def open_handler_pool(
         connect=_opener(target, accept=accept),
         min_size=0,
         max_size=size,
+        max_inactive_connection_lifetime=IDLE_SECONDS,
         statement_cache_size=0 if route.pooled else 100,
         server_settings=handler_session_settings(route, name, lease),
         connection_class=HandlerConnection,

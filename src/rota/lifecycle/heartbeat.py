@@ -17,7 +17,8 @@ import asyncpg
 from rota import stacks
 from rota.attempt import margin
 from rota.clock import boottime
-from rota.db import queries
+from rota.db import pool, queries
+from rota.db.connecting import close_connection
 from rota.db.pool import PATIENCE, ConnectionLost, cut
 from rota.db.salvage import TRANSIENT, salvage
 from rota.domain.job import FenceToken
@@ -77,6 +78,7 @@ class Heartbeat:
         self._wedged_after = wedged_after
         self._conn: asyncpg.Connection | None = None
         self._is_expired = False
+        self._used_at = -inf
         self._told_at = -inf
         self._main_thread = threading.get_ident()
         self._ticked = boottime()
@@ -106,6 +108,9 @@ class Heartbeat:
             # Those that wait for their settlement, too: what is done must not be begun again because that takes long.
             if not a.committed and not self._past_its_stop(a, now)
         ]
+        if not held and self._conn is not None and now > self._used_at + pool.IDLE_SECONDS:
+            await close_connection(self._conn)
+            self._conn = None
         told_at = self._told_at if now <= self._told_at + LOOKS else -inf
         if not any(now >= self._due(a, 1.0) or self._renewed_at(a) <= told_at for a in held):
             return
@@ -139,6 +144,7 @@ class Heartbeat:
         if self._is_expired:
             self._is_expired = False
             await self.close()
+        self._used_at = boottime()
         conn = self._conn
         try:
             if conn is None or conn.is_closed():
