@@ -465,12 +465,15 @@ async def test_a_lane_whose_only_job_was_due_at_the_epoch_is_forgotten(
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("lease", "106751000 days -2562023976 hours"), ("scheduled_for", "4000-01-01 BC")],
+    [("lease", "106751000 days -2562023976 hours"), ("scheduled_for", "4000-01-01 BC"), ("created_by", "nobody")],
 )
 async def test_a_job_whose_values_make_its_claim_fail_is_buried_and_the_jobs_behind_it_run(
     database: Database, conn: Connection[Record], column: str, value: str
 ) -> None:
-    """A2: the server can't compute with the one, the driver not with the other; stored before such values were refused."""
+    """A2: rows stored before such values were refused.
+
+    The server can't compute with the lease, the driver can't read the instant, and a constraint refuses the update of the last row.
+    """
     order: list[int] = []
     await conn.execute("""
         do $$ declare name text; begin
@@ -485,6 +488,7 @@ async def test_a_job_whose_values_make_its_claim_fail_is_buried_and_the_jobs_beh
         f"set session_replication_role = replica; update rota.jobs set {column} = '{value}' where job_id = {bad}; "
         "reset session_replication_role"
     )
+    await conn.execute("alter table rota.jobs add constraint odd check (created_by <> 'nobody') not valid")
     behind = [await insert(conn, "record") for _ in range(5)]
     async with node(database.dsn, recording_app(order), dead_letters__handler="alert") as one:
         for job_id in (*ahead, *behind):

@@ -44,8 +44,14 @@ SUSPECT_CHECK_SECONDS = 10.0
 SET_ASIDE_SECONDS = 10.0
 """Seconds for which a job is left alone after the database refused its claim."""
 
-MAX_SET_ASIDE = 100
+MAX_SET_ASIDE = 1000
 """Most jobs set aside at a time: if more are refused, the cause is not in the rows."""
+
+VALUE_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
+"""Errors of the server about a row's own values, unless a trigger raised them (then they have a context).
+
+A row that was stored before a constraint (NOT VALID) violates it as soon as the claim updates the row.
+"""
 
 
 @dataclass(slots=True)
@@ -340,13 +346,13 @@ class Dispatcher:
         """Bury a job whose own values make its claim fail. Leave it alone for a while if a trigger or a constraint refuses it."""
         kind = type(error).__name__
         attempts = None
-        if isinstance(error, ROW_CLIENT_ERRORS) or (isinstance(error, asyncpg.DataError) and error.context is None):
+        if isinstance(error, ROW_CLIENT_ERRORS) or (isinstance(error, VALUE_ERRORS) and error.context is None):
             try:
                 attempts = await queries.bury_unclaimable_job(
                     db,
                     job_id=job.job_id,
                     error_kind=kind,
-                    error="the claim can't compute with this job's values: look at lease, timeout and the other intervals",
+                    error="the database can't claim this job because of its own values, such as an interval out of range",
                     alert=self._alert,
                 )
             except asyncpg.PostgresError as refused:
