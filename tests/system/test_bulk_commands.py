@@ -187,6 +187,37 @@ async def test_f8_a_redriven_job_says_by_whom_and_from_what(rota: Shell, conn: C
     )
 
 
+async def test_f15_a_value_out_of_range_is_named_with_its_row_and_column(rota: Shell, conn: Connection[Record]) -> None:
+    """F15: `timestamp out of range` names neither; the values got past the constraints, as an owner's do."""
+    await make_schedule(conn, "hostile")
+    job_id = (await make_job(conn)).job_id
+    await conn.execute("set session_replication_role = replica")
+    for table, constraint in await conn.fetch(
+        "select conrelid::regclass::text, conname from pg_constraint "
+        "where contype = 'c' and conrelid in ('rota.jobs'::regclass, 'rota.schedule_definitions'::regclass)"
+    ):
+        await conn.execute(f'alter table {table} drop constraint "{constraint}"')
+    await conn.execute("update rota.schedule_definitions set start_within = '106751000 days'")
+    await conn.execute("update rota.jobs set retry_for = '106751000 days' where job_id = $1", job_id)
+    for command in (
+        ("run-now", "hostile"),
+        ("backfill", "hostile", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z"),
+    ):
+        said = await rota("schedule", *command)
+        assert said.code == 1
+        assert "out of range" in said.err
+        assert "start_within of schedule hostile is 106751000 days" in said.err
+        assert f"retry_for of job {job_id} is 106751000 days" in said.err
+    for shown in (("job", "show", str(job_id)), ("why", str(job_id)), ("job", "list")):
+        assert (await rota(*shown)).code == 0
+    for given in (
+        ("job", "list", "--until", "9999-12-31T23:59:59-14:00"),
+        ("why", "hostile", "--at", "0001-01-01T00:00:00+14:00"),
+    ):
+        refused = await rota(*given)
+        assert (refused.code, "choose a year from 1900 to 8999" in refused.err) == (2, True)
+
+
 async def test_f16_a_replacement_says_whether_it_took_place(rota: Shell, conn: Connection[Record]) -> None:
     """F16: of a job that runs, the answer was the same as of one that was replaced."""
 

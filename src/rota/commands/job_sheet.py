@@ -214,15 +214,17 @@ def give_up(job: "JobDescription") -> Span | None:
         return None
     running = job.state == "running"
     attempt, at = (job.attempt, job.now) if running else (job.attempt + 1, max(job.run_at, job.now))
-    deadline = job.scheduled_for + job.retry_for if job.retry_for else None
-    return given_up(
-        attempt=attempt,
-        at=at,
-        max_attempts=job.max_attempts,
-        base=job.backoff_base,
-        cap=job.backoff_cap,
-        deadline=deadline,
-    )
+    try:
+        return given_up(
+            attempt=attempt,
+            at=at,
+            max_attempts=job.max_attempts,
+            base=job.backoff_base,
+            cap=job.backoff_cap,
+            deadline=job.scheduled_for + job.retry_for if job.retry_for else None,
+        )
+    except OverflowError:  # an owner's row, past the constraints
+        return None
 
 
 def _span(span: Span, now: datetime) -> str:

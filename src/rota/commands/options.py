@@ -102,6 +102,8 @@ def instant(text: str | None, option: str) -> datetime | None:
         raise typer.BadParameter(
             f"{text!r} is no instant: write 2026-03-01T09:00:00+01:00, or …Z for UTC", param_hint=option
         ) from error
+    if not 1900 <= moment.year < 9000:
+        raise typer.BadParameter(f"{text!r}: choose a year from 1900 to 8999", param_hint=option)
     if moment.tzinfo is None:
         raise typer.BadParameter(
             f"{text!r} names no zone: add Z for UTC, or an offset such as +01:00", param_hint=option

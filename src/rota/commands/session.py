@@ -75,13 +75,14 @@ def ask(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name:
 
 async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
     """Do the same where a loop runs already."""
-    from asyncpg import LockNotAvailableError, QueryCanceledError
+    from asyncpg import DataError, LockNotAvailableError, QueryCanceledError
 
     from rota.db.blockers import watching
     from rota.db.connecting import close_connection
     from rota.db.migrate import installation
     from rota.db.pool import ROUTE_OF_COMMANDS, connect
     from rota.db.saturating import saturate
+    from rota.errors import RotaError
 
     url = config.database_url()
     with explaining(url.dsn):
@@ -104,10 +105,30 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
             if not blockers:
                 raise
             refusal = blocked(url.dsn, list(blockers.values()))
+        except DataError as error:
+            if not (bad := await _bad_values(conn)):
+                raise
+            refusal = RotaError(f"refused: {error.args[0]}. Stored values can't be computed with: {bad}")
         finally:
             await close_connection(conn)
     # Outside of the handler, as in explaining().
     raise refusal
+
+
+async def _bad_values(conn: "Connection") -> str:
+    """Name the rows and columns that may have caused a value out of range; empty if there are none, or it can't be asked."""
+    from contextlib import suppress
+
+    import asyncpg
+
+    from rota.db.reports import find_bad_values
+
+    with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        found = await find_bad_values(conn)
+        return "; ".join(
+            f"{printable(each.column_name)} of {printable(each.owner)} is {each.value}" for each in found
+        ) + (". Correct them with rota schedule set or rota job cancel" if found else "")
+    return ""
 
 
 def blocked(dsn: str, blockers: Sequence["Blocker"]) -> "RotaError":

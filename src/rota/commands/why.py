@@ -96,7 +96,10 @@ def _reading(at: str | None) -> datetime | None:
     if at is None:
         return None
     try:
-        return datetime.fromisoformat(at)
+        asked = datetime.fromisoformat(at)
+        if not 1900 <= asked.year < 9000:
+            raise typer.BadParameter(f"{at!r}: choose a year from 1900 to 8999", param_hint="--at")
+        return asked
     except ValueError as error:
         raise typer.BadParameter(
             f"{at!r} is no instant: write 2026-03-01T09:00:00+01:00, …Z for UTC, or no zone for the schedule's own clock",

@@ -371,6 +371,20 @@ class ServerLook:
     daemon_role: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadValue:
+    """A stored value that can't be computed with, and the job or schedule that has it."""
+
+    owner: str
+    column_name: str
+    value: str
+
+
+async def find_bad_values(db: Connection) -> list[BadValue]:
+    """Return the first values past the constraints. Reads all live jobs: only for a command that has failed already."""
+    return [BadValue(**row) for row in await db.fetch(SQL["find_bad_values"], timeout=10)]
+
+
 async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
     """Return where the job stands; None for one that nobody knows."""
     row = await db.fetchrow(SQL["describe_job"], job_id)
