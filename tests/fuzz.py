@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import re
 import sys
@@ -50,6 +51,13 @@ SHARED_STARTS_WITHIN_S = 20.0
 PAGE_ANSWERS_WITHIN_S = 2.0
 COMMAND_ANSWERS_WITHIN_S = 20.0
 SAMPLE_AGE_S = 60.0
+
+
+def slack() -> float:
+    """Return by how much the bounds of answers are stretched: on a machine with more to do than it has cores, all wait."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
+
+
 KEPT_JOBS = 200_000
 """How many accepted jobs are remembered, each with the statement that inserted it."""
 
@@ -153,7 +161,7 @@ class Fuzz:
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = Rows(random.Random(self.seed), [], [])
+        self.rows = Rows(random.Random(self.seed))
 
     @property
     def over(self) -> bool:
@@ -313,7 +321,7 @@ class Fuzz:
         gone = "JOB" in words or "SCHEDULE" in words
         if said.code not in {0, 1} or (said.code == 1 and words[0] != "check" and not gone):
             self.failures.add(f"rota {name}: exit code {said.code}", f"{arguments}: {(said.err or said.out)[-1500:]}")
-        elif took > COMMAND_ANSWERS_WITHIN_S:
+        elif took > COMMAND_ANSWERS_WITHIN_S * slack():
             self.failures.add(f"rota {name}: slower than {COMMAND_ANSWERS_WITHIN_S:g} s", f"{arguments}: {took:.1f} s")
         elif said.code == 0 and "--json" in words:
             try:
@@ -350,7 +358,7 @@ class Fuzz:
             return
         took = time.monotonic() - began
         self.pages.append((took, page))
-        if took > PAGE_ANSWERS_WITHIN_S:
+        if took > PAGE_ANSWERS_WITHIN_S * slack():
             self.failures.add(f"/{page}: slower than {PAGE_ANSWERS_WITHIN_S:g} s", f"{took:.2f} s")
         if page == "metrics":
             age = re.search(r"^rota_sample_age_seconds (\S+)$", body, re.MULTILINE)
@@ -439,6 +447,7 @@ class Fuzz:
             "locks granted:",
             ", ".join(f"{kind} ({count})" for kind, count in sorted(self.done.items()) if kind.startswith("locked ")),
         )
+        say(f"load: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for what, times in (("commands", self.commands), ("pages", self.pages)):
             slowest = sorted(times, reverse=True)[:3]
             say(f"{what}: {len(times)} answered; slowest {', '.join(f'{name} {took:.2f} s' for took, name in slowest)}")
@@ -456,6 +465,14 @@ class Fuzz:
         say("not ready:", str(dict(self.unready.most_common(5))))
         say(f"daemons ended: {self.done['daemons ended']}")
 
+
+CALLABLE = """
+select proname, proargnames[:pronargs] as names, array(select format_type(kind, null) from unnest(proargtypes) as kind) as types
+from pg_proc
+where pronamespace = 'rota'::regnamespace and prokind = 'f' and prorettype <> 'trigger'::regtype
+  and has_function_privilege($1, oid, 'execute')
+order by 1
+"""
 
 STARTED = """
 select job_id, extract(epoch from coalesce(started_at, clock_timestamp()) - run_at)::float8 as late
@@ -498,6 +515,11 @@ async def prepare(world: World) -> None:
 
 async def run(fuzz: Fuzz, *, daemons: int) -> None:
     """Start everything, let it go on until the time is up, and judge."""
+    async with fuzz.world.connect() as root:
+        await root.execute(OWN_PATH)
+        for row in await root.fetch(CALLABLE, f"{fuzz.world.prefix}_client"):
+            fuzz.rows.functions.append((row["proname"], dict(zip(row["names"] or [], row["types"], strict=True))))
+    say("functions of clients:", ", ".join(name for name, _ in fuzz.rows.functions))
     fuzz.ports = [free_port() for _ in range(daemons)]
     fuzz.seats = [fuzz.launch(port) for port in fuzz.ports]
     for seat in fuzz.seats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -352,11 +352,15 @@ class Statement(NamedTuple):
 
 @dataclass(slots=True)
 class Rows:
-    """Draws statements. `jobs` and `schedules` are what has been accepted lately, for those that act on something."""
+    """Draws statements. `jobs` and `schedules` are what has been accepted lately, for those that act on something.
+
+    `functions`: what rota_client may call, each with the types of its arguments by name.
+    """
 
     dice: random.Random
-    jobs: list[int]
-    schedules: list[str]
+    jobs: list[int] = field(default_factory=list)
+    schedules: list[str] = field(default_factory=list)
+    functions: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
     _made: int = 0
 
     def client(self) -> Statement:
@@ -370,7 +374,7 @@ class Rows:
             self._edit_schedule: 6,
             self._remove_schedule: 6 if len(self.schedules) < 150 else 40,
             self._cancel: 5,
-            self._call: 4,
+            self._call: 6 if self.functions else 0,
             self._crowd: 1,
             self._read: 2,
         }
@@ -444,11 +448,11 @@ class Rows:
         match kind:
             case "interval":
                 return self.interval()
-            case "timestamptz":
+            case "timestamptz" | "timestamp with time zone":
                 return self.instant()
             case "jsonb":
                 return self.json()
-            case "int2" | "int4" | "int8":
+            case "int2" | "int4" | "int8" | "smallint" | "integer" | "bigint":
                 return self.dice.choice(INTEGERS)
             case "boolean":
                 return self.dice.choice(["true", "false"])
@@ -526,24 +530,15 @@ class Rows:
         )
 
     def _call(self) -> Statement:
-        """Call what CHECKs and triggers call, directly."""
-        calls: tuple[tuple[str, tuple[Value, ...], tuple[str, ...]], ...] = (
-            (
-                "rota.ran($1::text, $2::text::timestamptz)",
-                (self._schedule_name(), self.instant()),
-                ("text", "timestamptz"),
-            ),
-            (
-                "rota.jitter_offset($1::text::int8, $2::text::interval)",
-                (self._job_id(), self.dice.choice(["1 s", "1 day", "366 days", "1 us", "0"])),
-                ("int8", "interval"),
-            ),
-            ("rota.is_duration($1::text::interval)", (self.interval(),), ("interval",)),
-            ("rota.is_name($1::text)", (self.text(),), ("text",)),
-            ("rota.caller()", (), ()),
-        )
-        call, arguments, types = self.dice.choice(calls)
-        return Statement(f"call {call.partition('(')[0]}", f"select {call}", arguments, types)
+        """Call any function that clients may call, with an argument in each place."""
+        name, arguments = self.dice.choice(self.functions)
+        values: dict[str, Value] = {
+            argument: self._job_id() if argument == "job_id" else self._value(argument, kind)
+            for argument, kind in arguments.items()
+        }
+        if values.get("name") == CANARY:
+            values["name"] = "other"
+        return _call(f"select rota.{name}(%s)", values, arguments, f"call {name}")
 
     def _crowd(self) -> Statement:
         """Insert jobs of many queues and handlers that nobody serves."""
