@@ -126,8 +126,9 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
             web.get("/readyz", readyz),
         ]
     )
+    # No keepalive: setting it raises in the loop where the client has reset the connection already.
     # Without the short time-out, a scraper that keeps its connection would hold up the daemon's exit for a minute.
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, logger=_LOG)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, logger=_LOG, tcp_keepalive=False)
     await runner.setup()
     try:
         listening = await _listen(runner, host, port)
