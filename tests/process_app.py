@@ -375,6 +375,13 @@ def regex_in_a_thread(_: rota.SyncJob[Any]) -> None:
     _backtrack()
 
 
+@app.handler("orphans")
+async def orphans(_: rota.Job[Any]) -> None:
+    """Leave a process behind whose parent has ended, and which ends soon."""
+    shell = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.1 & exit 0")
+    assert await shell.wait() == 0, "nobody else may take its exit status"
+
+
 @app.handler("breaks_loop")
 async def breaks_loop(job: rota.Job[Any]) -> None:
     """Break the main loop in the way that the payload names."""

@@ -7,6 +7,7 @@ RotaError                     1  anything rota raises on purpose
 │   └── AppNotFound           2  the app's module can't be imported, or holds no App
 ├── DatabaseUnusable          3  the server can't be reached, refuses us, or can't be written to
 │   └── SchemaMismatch        3  the schema is missing, older or newer than this rota understands
+├── AddressInUse              4  another process serves on the http port
 ├── DaemonFailed              1  a daemon had to give up; it has drained
 ├── InvalidPayload            1  a payload that can't be stored, or doesn't decode
 ├── Refused                   1  the database said no to a job or to what a job wrote; .sqlstate says why
@@ -51,6 +52,12 @@ class DatabaseUnusable(RotaError):
 
 class SchemaMismatch(DatabaseUnusable):
     """The schema is missing, or of a version that this rota doesn't understand."""
+
+
+class AddressInUse(RotaError):
+    """Another process serves on the http port, and did not leave it within some seconds."""
+
+    exit_code = 4
 
 
 class DaemonFailed(RotaError):

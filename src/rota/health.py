@@ -6,6 +6,7 @@ Everything is answered from what the daemon already knows: no request touches th
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from rota.errors import ConfigError
+from rota.errors import AddressInUse, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
     from aiohttp.web_protocol import RequestHandler
     from prometheus_client import CollectorRegistry
+
+ADDRESS_SECONDS = 5.0
+"""How long a daemon waits for the http port: the one before it may be on its way out."""
 
 RECENT = timedelta(seconds=15)
 """How long ago the database may have been reached; as long as a node counts as alive."""
@@ -102,7 +106,9 @@ class Probe(Protocol):
 
 @asynccontextmanager
 async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Probe) -> AsyncIterator[tuple[str, int]]:
-    """Serve the pages until left; yield the address in fact bound. ConfigError if it can't be.
+    """Serve the pages until left; yield the address in fact bound.
+
+    Raises ConfigError if the address can't be bound, AddressInUse if another process serves there for ADDRESS_SECONDS.
 
     To run in the daemon's main loop: that `/healthz` answers at all says that this loop turns.
     """
@@ -161,13 +167,21 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
         admitted[handler := server()] = now
         return handler
 
-    try:
-        return await loop.create_server(admit, host, port, backlog=1024)
-    except OSError as error:
-        raise ConfigError(
-            f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "
-            "to a free port, 0 for any, and http.host (ROTA_HTTP_HOST) to an address of this machine"
-        ) from error
+    give_up_at = loop.time() + ADDRESS_SECONDS
+    listening = None
+    while listening is None:
+        try:
+            listening = await loop.create_server(admit, host, port, backlog=1024)
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            if not in_use or loop.time() > give_up_at:
+                kind = AddressInUse if in_use else ConfigError
+                raise kind(
+                    f"can't serve /metrics on {host}:{port} ({error.strerror or error}): set http.port (ROTA_HTTP_PORT) "
+                    "to a free port, 0 for any, and http.host (ROTA_HTTP_HOST) to an address of this machine"
+                ) from error
+            await asyncio.sleep(0.2)
+    return listening
 
 
 @web.middleware

@@ -65,7 +65,9 @@ class LogWriter(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Take the text; drop it if too much is waiting."""
+        """Take the text; drop it if too much is waiting. Raises TypeError for bytes, by which libraries know a text stream."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() takes text, not {type(text).__name__}")
         with self._lock:
             if self._size + len(text) > MAX_WAITING:
                 self.dropped += text.count("\n")

@@ -258,7 +258,7 @@ async def test_a_port_that_is_taken_is_no_database_error(rota: Shell) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         said = await rota("run", "--app", "shop:app", ROTA_HTTP_PORT=str(taken.getsockname()[1]))
-    assert said.code == 2
+    assert said.code == 4
     assert "ROTA_HTTP_PORT" in said.err
 
 

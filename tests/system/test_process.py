@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -168,3 +170,28 @@ async def test_a_handler_that_holds_the_interpreter_is_named(scene: Scene, by: s
     assert f"{by} (job {guilty})" in blocked["suspects"]
     assert "runs_in='process'" in blocked["do"]
     assert "held the interpreter" in blocked["do"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="a pid namespace takes unshare and root"
+)
+async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(scene: Scene) -> None:
+    """A container's first process inherits every orphan; without an init, each would stay a zombie for ever."""
+    daemon = scene.daemons.start(within=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
+    for _ in range(10):
+        await scene.comes_to(await scene.enqueue("orphans"), "succeeded")
+
+    def children() -> list[int]:
+        found = subprocess.run(["pgrep", "-P", str(daemon.pid)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in found.stdout.split()]
+
+    (init,) = children()
+
+    def only_the_daemon_is_left() -> bool:
+        found = subprocess.run(["pgrep", "-P", str(init)], capture_output=True, text=True, check=False)
+        return len(found.stdout.split()) == 1
+
+    await eventually(only_the_daemon_is_left, what="the end of all zombies")
+    os.kill(init, signal.SIGTERM)
+    assert daemon.ends() == 0
+    assert daemon.events("node.stopped")

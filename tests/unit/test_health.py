@@ -14,7 +14,8 @@ import pytest
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Counter
 
-from rota.errors import ConfigError
+from rota import health
+from rota.errors import AddressInUse
 from rota.health import MAX_CONNECTIONS, RECENT, Readiness, ServiceHealth, serve
 
 if TYPE_CHECKING:
@@ -150,11 +151,12 @@ async def test_other_pages_do_not_exist() -> None:
         assert (await read(client, "/"))[0] == 404
 
 
-async def test_a_taken_port_says_what_to_set() -> None:
-    """Two daemons on one machine are the first thing that people try."""
+async def test_a_taken_port_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two daemons on one machine are the first thing that people try; a port that is left within seconds is waited for."""
+    monkeypatch.setattr(health, "ADDRESS_SECONDS", 0.3)
     registry, probe = CollectorRegistry(), Known()
     async with serve(host="127.0.0.1", port=0, registry=registry, probe=probe) as (host, port):
-        with pytest.raises(ConfigError, match=rf"{host}:{port} .*http\.port \(ROTA_HTTP_PORT\) to a free port, 0"):
+        with pytest.raises(AddressInUse, match=rf"{host}:{port} .*http\.port \(ROTA_HTTP_PORT\) to a free port, 0"):
             async with serve(host=host, port=port, registry=registry, probe=probe):
                 pass
 

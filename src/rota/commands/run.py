@@ -73,7 +73,10 @@ def dev(
 def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
     from rota import log_writer
+    from rota.init_process import leave_init_behind
     from rota.logs import show_prints_at_once
+
+    leave_init_behind()
 
     def leave(*_: object) -> None:
         raise Stopped
