@@ -24,7 +24,7 @@ from rota.config import mask_dsn
 from rota.cron import tzdata_version
 from rota.db import queries
 from rota.db.blocking import BlockingPool, Login
-from rota.db.connecting import NoServerFits, close_connection
+from rota.db.connecting import WORTH_WAITING, close_connection
 from rota.db.listen import Listener
 from rota.db.migrate import Installation, installation
 from rota.db.pool import (
@@ -166,8 +166,8 @@ class Daemon:
                 )
             )
             async with self.stops.cutting():
-                route = self._route = await self._probe_database(url)
-                found = await _identity(url, route, name)
+                route, found = await self._find_database(url, name)
+                self._route = route
                 self._installation = found.installation_id
             if self.stops.claiming.is_set():
                 return  # nothing was started
@@ -384,20 +384,22 @@ class Daemon:
         """Log where all threads and tasks are. Not on the main thread, which may be blocked."""
         self.telemetry.stacks_dumped(threads=stacks.of_threads(), tasks=stacks.of_tasks(loop))
 
-    async def _probe_database(self, url: DatabaseUrl) -> Route:
-        """Look at the server. Waits a while for one that takes writes; raises DatabaseUnusable for any other outage."""
+    async def _find_database(self, url: DatabaseUrl, name: str) -> tuple[Route, Installation]:
+        """Look at the server and the schema. Waits a while for a server that takes writes and has room for one more connection.
+
+        Raises DatabaseUnusable for any other outage.
+        """
         give_up_at = boottime() + FAILOVER_SECONDS
         reason = ""
         while boottime() < give_up_at:
             try:
-                return await probe(url)
-            except NoServerFits as error:
-                reason = str(error)
-                self.telemetry.no_server_fits(reason, waits=FAILOVER_SECONDS)
+                route = await _probe(url)
+                return route, await _identity(url, route, name)
+            except WORTH_WAITING as error:
+                reason = str(error) or type(error).__name__
+                self.telemetry.database_awaited(reason, waits=FAILOVER_SECONDS)
                 await asyncio.sleep(1)
-            except TRANSIENT as error:
-                raise no_answer(mask_dsn(url.dsn), str(error) or type(error).__name__) from error
-        raise DatabaseUnusable(f"{mask_dsn(url.dsn)}: no server takes writes: {reason}")
+        raise DatabaseUnusable(f"{mask_dsn(url.dsn)} has not become usable within {FAILOVER_SECONDS:g} s: {reason}")
 
     async def _accept(self, conn: asyncpg.Connection) -> None:
         """Check the server of a new connection, whatever it is for."""
@@ -534,6 +536,15 @@ def _slots(config: Config, app: App) -> dict[str, int]:
         for handler in app.handlers.values():
             slots.setdefault(handler.queue or "default", share)
     return slots
+
+
+async def _probe(url: DatabaseUrl) -> Route:
+    try:
+        return await probe(url)
+    except WORTH_WAITING:
+        raise
+    except TRANSIENT as error:
+        raise no_answer(mask_dsn(url.dsn), str(error) or type(error).__name__) from error
 
 
 async def _identity(url: DatabaseUrl, route: Route, name: str) -> Installation:

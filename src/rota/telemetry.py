@@ -249,8 +249,8 @@ class Telemetry:
         """Report that connections now lead to another server, or to a newer timeline of the same."""
         self._event(logging.WARNING, "database.moved", timeline=timeline)
 
-    def no_server_fits(self, reason: str, *, waits: float) -> None:
-        """Report that no server takes writes while the daemon starts, and for how many seconds it waits for one in all."""
+    def database_awaited(self, reason: str, *, waits: float) -> None:
+        """Report that no server takes us yet while the daemon starts, and for how many seconds it waits in all."""
         self._event(logging.WARNING, "database.awaited", reason=reason, waits_s=waits)
 
     def fence_tokens_raised(self) -> None:

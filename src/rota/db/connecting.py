@@ -46,6 +46,9 @@ LOGIN_REFUSED = (
 
 UNFIT = (NoServerFits, asyncpg.TargetServerAttributeNotMatched, asyncpg.ReadOnlySQLTransactionError)
 
+WORTH_WAITING = (NoServerFits, asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError)
+"""A server answered, and will probably take us soon: a fail-over or a start is under way, or other daemons start as well."""
+
 
 async def open_connection(
     target: Target,
@@ -165,8 +168,9 @@ def _combined(failures: list[tuple[Address, Exception]]) -> Exception:
     text = "; ".join(f"{address}: {reason}" for address, reason in dict(said).items())
     if any(isinstance(error, UNFIT) for _, error in failures):
         return NoServerFits(text)
-    if len(failures) == 1:
-        return failures[0][1]
+    for _, error in failures:
+        if len(failures) == 1 or isinstance(error, WORTH_WAITING):
+            return error
     return OSError(text)
 
 
