@@ -194,3 +194,21 @@ async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Serv
         assert "alter table rota.jobs enable trigger wake" in checked.out
         assert "lacks DELETE on rota.attempts" in checked.out
         assert "alter table rota.fires replica identity default" in checked.out
+
+
+async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(scene: Scene, tmp_path: Path) -> None:
+    """Claims step over a locked row: without this, the job would be shown as due, and nothing else."""
+    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
+    job_id = await scene.enqueue("noop")
+    other = await scene.enqueue("noop")
+    holder = await asyncpg.connect(scene.dsn, server_settings={"application_name": "shop"})
+    try:
+        await holder.execute("begin; savepoint before")
+        await holder.fetch("select from rota.jobs where job_id = $1 for no key update", job_id)
+        who = f"pid {holder.get_server_pid()} (user postgres, application shop)"
+        for command in (("why", job_id), ("job", "show", job_id)):
+            assert who in (await rota(*command)).out
+        assert (await rota("job", "show", job_id, "--json")).json["locked_by"] == who
+        assert "locked" not in (await rota("why", other)).out
+    finally:
+        holder.terminate()

@@ -30,11 +30,14 @@ class Sheet:
     unclaimed: str | None
     place: "PlaceInLine | None" = None
     """What a due job waits for."""
+    locked_by: str | None = None
+    """The session whose open transaction has the job's row locked."""
 
 
 async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> Sheet:
     """Read what there is to show of a job. Raises RotaError for one that nobody knows."""
     from rota.db import reports
+    from rota.db.blockers import find_row_locker
     from rota.errors import RotaError
 
     job = await reports.describe_job(db, job_id=job_id)
@@ -53,6 +56,7 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
         place=place,
+        locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING, "running"} else None,
     )
 
 
@@ -64,7 +68,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
         return
     out = console()
     values = {} if seen.values is None else dataclasses.asdict(seen.values)
-    for name, text in [*facts(seen.job, gives_up, seen.unclaimed, seen.place), *redrives(seen.tried), *values.items()]:
+    for name, text in [*facts(seen, gives_up), *redrives(seen.tried), *values.items()]:
         if text:
             out.print(f"{name:<13}{printable(text)}", soft_wrap=True)
     if seen.tried:
@@ -90,6 +94,7 @@ def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
 def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, Any]:
     shown = fields_of(seen.job)
     shown["unclaimed"] = seen.unclaimed
+    shown["locked_by"] = seen.locked_by
     shown["place"] = seen.place
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [
@@ -111,10 +116,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def facts(
-    job: "JobDescription", gives_up: Span | None, unclaimed: str | None, place: "PlaceInLine | None" = None
-) -> list[tuple[str, str]]:
-    """Say it in lines: a name and a text each, empty where there is nothing to say."""
+def facts(seen: Sheet, gives_up: Span | None) -> list[tuple[str, str]]:
+    """Describe the job in lines: a name and a text each, empty where there is nothing to say."""
+    job = seen.job
     now = job.now
     priority = "" if job.priority is None else f", priority {job.priority}"
     return [
@@ -123,8 +127,9 @@ def facts(
         ("attempt", _attempt(job)),
         ("losses", f"its worker was lost {plural(job.losses, 'time')}" if job.losses else ""),
         ("last error", job.last_error_kind or ""),
-        *(_waiting(job, unclaimed) if job.state in WAITING else []),
-        *(_in_line(place) if place else []),
+        *(_waiting(job, seen.unclaimed) if job.state in WAITING else []),
+        *(_in_line(seen.place) if seen.place else []),
+        ("locked", f"{seen.locked_by} has its row locked in an open transaction" if seen.locked_by else ""),
         *(_running(job) if job.state == "running" else []),
         ("gives up", _span(gives_up, now) if gives_up else ""),
         ("ended", relative(job.finished_at, now)),

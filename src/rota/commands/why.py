@@ -335,7 +335,7 @@ def _show_job(seen: Sheet, fire: "FireRecord | None", *, as_json: bool) -> None:
 
 
 def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
-    lines = dict([*facts(seen.job, give_up(seen.job), seen.unclaimed, seen.place), *redrives(seen.tried)[:1]])
+    lines = dict([*facts(seen, give_up(seen.job)), *redrives(seen.tried)[:1]])
     parts = [f"{lines['state']} ({seen.job.handler})"]
     if fire is not None:
         how = "asked for by hand" if fire.disposition == "run_now" else f"for its instant {moment(fire.scheduled_for)}"
@@ -346,6 +346,7 @@ def _job_answer(seen: Sheet, fire: "FireRecord | None") -> str:
         "waits",
         "served by",
         "but",
+        "locked",
         "attempt",
         "last error",
         "redriven",

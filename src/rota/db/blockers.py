@@ -65,6 +65,12 @@ async def find_blockers(db: Connection, *, pid: int | None, at_least: timedelta)
     return [Blocker(**row) for row in rows]
 
 
+async def find_row_locker(db: Connection, *, job_id: int) -> str | None:
+    """Return the name of the session whose open transaction has the live job's row locked; None if there is none."""
+    row = await db.fetchrow(SQL["find_row_lockers"], job_id)
+    return None if row is None else session_name(*row)
+
+
 @asynccontextmanager
 async def watching(
     target: Target, conn: asyncpg.Connection, *, on_blocked: Callable[[Sequence[Blocker]], None]
