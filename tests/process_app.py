@@ -375,6 +375,15 @@ def regex_in_a_thread(_: rota.SyncJob[Any]) -> None:
     _backtrack()
 
 
+@app.handler("leaves_a_fork")
+def leaves_a_fork(job: rota.SyncJob[Any]) -> int:
+    """Leave a plain fork running for `seconds`."""
+    if (pid := os.fork()) == 0:
+        threading.Event().wait(options(job)["seconds"])
+        os._exit(0)
+    return pid
+
+
 @app.handler("orphans")
 async def orphans(_: rota.Job[Any]) -> None:
     """Leave a process behind whose parent has ended, and which ends soon."""

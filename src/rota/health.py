@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from rota.errors import AddressInUse, ConfigError
+from rota.forks import close_in_child
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -138,6 +139,7 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
     await runner.setup()
     try:
         listening = await _listen(runner, host, port)
+        close_in_child(listening, *listening.sockets)
         try:
             bound_host, bound_port = listening.sockets[0].getsockname()[:2]
             yield bound_host, bound_port

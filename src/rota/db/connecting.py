@@ -12,6 +12,7 @@ from asyncpg import connect_utils
 from asyncpg.connect_utils import SessionAttribute
 
 from rota.config.database_url import DatabaseUrl
+from rota.forks import close_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -67,13 +68,16 @@ async def open_connection(
     """
     url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
     try:
-        return await _try_hosts(url, limit, accept, only, options)
+        conn = await _try_hosts(url, limit, accept, only, options)
     except asyncpg.ClientConfigurationError:
         raise
     except FAILED:
         if not url.reload():
             raise
-    return await _try_hosts(url, limit, accept, only, options)
+        conn = await _try_hosts(url, limit, accept, only, options)
+    transport: Any = getattr(conn, "_transport")  # noqa: B009  the driver has no public name for it
+    close_in_child(conn, transport.get_extra_info("socket"))
+    return conn
 
 
 async def close_connection(conn: asyncpg.Connection) -> None:

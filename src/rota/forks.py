@@ -1,0 +1,33 @@
+"""Sockets of the daemon that a process forked by a handler must not keep open: it would hold the port and database sessions."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+_owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def close_in_child(owner: Any, *sockets: Any) -> None:
+    """Close these sockets in every plain fork of this process, for as long as `owner` lives."""
+    _register()
+    _owners[owner] = sockets
+
+
+@cache
+def _register() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_close_all)
+
+
+def _close_all() -> None:
+    for sockets in list(_owners.values()):
+        for each in sockets:
+            # By number: closing the object would take it out of the parent's epoll set, which the fork shares.
+            with suppress(OSError, ValueError, AttributeError):
+                if (number := each.fileno()) >= 0:
+                    os.close(number)
+    _owners.clear()
