@@ -374,7 +374,6 @@ class Daemon:
         except RotaError as error:
             self.telemetry.reload_failed(type(error).__name__)
             return
-        self._config.reload_database_urls()
         self.telemetry.log_to(self._make_logger(level))
         logs.set_level(level)
         if self._config.reload_database_urls():
