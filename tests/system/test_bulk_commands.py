@@ -78,7 +78,7 @@ async def test_f3_a_paused_queue_or_handler_says_that_schedules_go_on(rota: Shel
     as_json = await rota("queue", "pause", "mail", "--json")
     assert as_json.json == {"paused": ["mail"], "changed": 1}
     assert "schedules go on enqueueing" in as_json.err
-    assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).out
+    assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).err
 
 
 async def test_f3_all_schedules_are_paused_and_those_resumed_that_it_paused(

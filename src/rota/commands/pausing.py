@@ -26,7 +26,9 @@ def pause(config: "Config", kind: Kind, names: Sequence[str], reason: str | None
     changed = ask(config, lambda db: _each(db, act, names, reason), name=f"{kind} pause")
     say_paused(kind, names, changed, as_json=as_json, besides=": what runs, runs on")
     cure = f"rota schedule pause --{'handler …' if kind == 'handler' else 'all'}"
-    typer.echo(f"note: schedules go on enqueueing jobs, which wait. To stop them, too: {cure}", err=as_json)
+    typer.echo(
+        f"note: schedules go on enqueueing jobs, which wait. To stop them, too: {cure}", err=as_json or "*" not in names
+    )
 
 
 def resume(config: "Config", kind: Kind, names: Sequence[str], reason: str | None, *, as_json: bool) -> None:
