@@ -145,6 +145,7 @@ class Fuzz:
     shell: Shell
     seed: int
     ends_at: float
+    unbounded: bool = False
     seats: list[DaemonProcess] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
@@ -193,7 +194,7 @@ class Fuzz:
         except asyncpg.PostgresError as error:
             await self._judge(conn, statement, settings, error)
             return
-        except (UnicodeError, asyncpg.DataError):
+        except (UnicodeError, OverflowError, asyncpg.DataError):
             self.refusals["the driver"] += 1
             return
         except EXPECTED as error:
@@ -218,6 +219,8 @@ class Fuzz:
     ) -> None:
         code = str(error.sqlstate)
         self.refusals[code] += 1
+        if self.unbounded:
+            return  # PostgreSQL refuses what the constraints would have refused by name
         if any(setting.startswith("search_path") for setting in settings):
             return  # the session's own functions may have raised it
         if code in {"22021", "22P05"} and any(setting.startswith("client_encoding") for setting in settings):
@@ -459,9 +462,9 @@ class Fuzz:
         ]
         say("warnings and errors logged:")
         for name, count in Counter(event["event"] for event in events).most_common(25):
-            say(
-                f"    {count} {name}, such as", json.dumps(next(each for each in events if each["event"] == name))[:400]
-            )
+            example = next(each for each in events if each["event"] == name)
+            trace = str(example.pop("traceback", example.pop("exception", "")))
+            say(f"    {count} {name}, such as", json.dumps(example)[:400], trace[-1200:])
         say("not ready:", str(dict(self.unready.most_common(5))))
         say(f"daemons ended: {self.done['daemons ended']}")
 
@@ -493,6 +496,21 @@ select id from unnest($1::int8[]) as id
 where id not in (select job_id from rota.jobs union all select job_id from rota.job_runs
                  union all select job_id from rota.dead_letters)
 """
+DROP_BOUNDS = """
+do $$
+declare
+    each record;
+begin
+    for each in
+        select conrelid::regclass as name, conname from pg_constraint
+        where contype = 'c' and conrelid in ('rota.jobs'::regclass, 'rota.schedule_definitions'::regclass)
+          and conname !~ '^(state|running|exactly)'
+    loop
+        execute format('alter table %s drop constraint %I', each.name, each.conname);
+    end loop;
+end $$
+"""
+
 STATES = "select state, count(*) from rota.job_status group by 1 order by 2 desc"
 
 
@@ -502,14 +520,16 @@ def builtin_names() -> list[str]:
     return sorted({word for file in sql.rglob("*.sql") for word in re.findall(r"\b[a-z_0-9]{3,}\b", file.read_text())})
 
 
-async def prepare(world: World) -> None:
-    """Make the logins that the fuzzer needs, and the stranger's functions."""
+async def prepare(world: World, *, unbounded: bool) -> None:
+    """Make the logins that the fuzzer needs, and the stranger's functions; `unbounded`: drop the bounds of the columns."""
     async with world.connect() as root:
         await root.execute(f"create role {world.prefix}_stranger login password 'secret'")
         await root.execute(f"create role {world.prefix}_low login password 'secret'")
         await root.execute(f"grant usage on schema rota to {world.prefix}_low")
         await root.execute(f"grant execute on function rota.complete to {world.prefix}_low")
         names = "array[" + ",".join(f"'{name}'" for name in builtin_names()) + "]"
+        if unbounded:
+            await root.execute(DROP_BOUNDS)
         await root.execute(EVIL.replace("$names", names))
 
 
@@ -554,6 +574,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     options.add_argument("--minutes", type=float, default=0.0, help="how long; 0 goes on until Ctrl-C")
     options.add_argument("--daemons", type=int, default=2)
+    options.add_argument("--unbounded", action="store_true", help="drop the constraints first, as if rows were older")
     given = options.parse_args()
     say(f"seed {given.seed}")
     logging.getLogger("asyncio").setLevel(
@@ -564,10 +585,12 @@ def main() -> int:
         server = stack.enter_context(some_server())
         world = stack.enter_context(lasting_world(server, "fuzz"))
         runner = stack.enter_context(asyncio.Runner(loop_factory=asyncio.new_event_loop))
-        runner.run(prepare(world))
+        runner.run(prepare(world, unbounded=given.unbounded))
         daemons = stack.enter_context(Daemons(folder, world.dsn("node"), app="fuzz_app:app", environ=ENVIRON))
         seconds = given.minutes * 60 or float("inf")
-        fuzz = Fuzz(world, daemons, Shell(folder, {"DATABASE_URL": world.dsn("op")}), given.seed, seconds)
+        fuzz = Fuzz(
+            world, daemons, Shell(folder, {"DATABASE_URL": world.dsn("op")}), given.seed, seconds, given.unbounded
+        )
 
         async def whole() -> None:
             async with AsyncExitStack() as inner:

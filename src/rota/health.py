@@ -40,10 +40,10 @@ GRACE_SECONDS = 1.0
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
-# aiohttp logs each malformed request as an error with a traceback: any client could fill the log.
+# aiohttp logs malformed requests and lost connections as errors with a traceback: any client could fill the log.
 _LOG = logging.getLogger("rota.health")
 _LOG.addFilter(_is_ours)
 
