@@ -114,11 +114,14 @@ claimed as (
     returning
         job.job_id, job.handler, job.queue, job.priority,
         case when pg_column_size(job.payload) <= 32768 then job.payload::text end as payload, job.attempt, job.fence_token,
-        job.run_at, job.started_at, job.timeout,
+        -- Bounded: one instant that Python can't represent would keep the whole batch from starting.
+        greatest(job.run_at, timestamptz '1000-01-01 00:00+00') as run_at, job.started_at, job.timeout,
         -- Null for most jobs, and a null costs neither side anything.
         job.schedule_id,
-        case when isfinite(job.scheduled_for) then nullif(job.scheduled_for, job.run_at) end as scheduled_for,
-        case when job.created_at > job.run_at and isfinite(job.created_at) then job.created_at end as created_at,
+        case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
+            then nullif(job.scheduled_for, job.run_at) end as scheduled_for,
+        case when job.created_at > greatest(job.run_at, timestamptz '1000-01-01 00:00+00')
+            and job.created_at < timestamptz '8000-01-01 00:00+00' then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
         job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
         -- The fire was written with the job and is likely to be in memory, but it is kept for a limited time only.

@@ -78,6 +78,32 @@ async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
         assert one.fell is None
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"run_at": "'-infinity'"},
+        {
+            "run_at": "timestamptz '4000-01-01 BC'",
+            "scheduled_for": "now()",
+            "created_at": "timestamptz '3000-01-01 BC'",
+        },
+        {"scheduled_for": "timestamptz '20000-01-01'", "created_at": "'infinity'"},
+        {"scheduled_for": "'-infinity'", "created_at": "timestamptz '20000-01-01'"},
+    ],
+    ids=str,
+)
+async def test_a_job_with_an_instant_beyond_python_starts_like_its_neighbours(
+    database: Database, conn: Connection[Record], columns: dict[str, Any]
+) -> None:
+    """They are decoded after the claim has committed: a failure there would keep the whole batch from starting."""
+    async with no_checks(conn, "rota.jobs"):
+        jobs = [await insert(conn, "work", **columns), *[await insert(conn, "work") for _ in range(3)]]
+        async with node(database.dsn, failing_app()) as one:
+            for job_id in jobs:
+                assert await ended(conn, job_id) == "succeeded"
+            assert not one.seen("loop.crashed")
+
+
 async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
     database: Database, conn: Connection[Record]
 ) -> None:
