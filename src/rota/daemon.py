@@ -114,6 +114,7 @@ class Daemon:
         app_reference: str | None = None,
         until_idle: bool = False,
         read_log_level: Callable[[], str] | None = None,
+        show_errors: bool = False,
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.node = NodeId(uuid.uuid4())
@@ -127,7 +128,7 @@ class Daemon:
         self._read_log_level = read_log_level
         self._slots = _slots(config, app)
         log = self._make_logger(config.log.level)
-        self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, watch=watch)
+        self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, show_errors=show_errors, watch=watch)
         self._pulse = Pulse()
         self._route: Route | None = None
         self._installation: str | None = None

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
     """Return a logger of rota's own on standard error: JSON, or lines to read at a terminal. The root logger is left alone."""
-    render: Any = structlog.dev.ConsoleRenderer() if readable(format) else structlog.processors.JSONRenderer()
+    # Not structlog's default formatter: it warns about an `exception` that is text already.
+    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    render: Any = console if readable(format) else structlog.processors.JSONRenderer()
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -49,7 +51,11 @@ MOST_SUSPECTS = 20
 
 
 class Telemetry:
-    """The events of one daemon. `watch` is told of each by name and fields, whatever the log level: tests wait on it."""
+    """Logs and counts the events of one daemon. Tests wait on `watch`, which gets each event, whatever the log level.
+
+    With `show_errors`, the lines about failed attempts include the error's text as it is stored: its traceback and message. A
+    production log must not: masking can't recognize each value that an error derives from a payload.
+    """
 
     def __init__(
         self,
@@ -57,10 +63,12 @@ class Telemetry:
         *,
         handlers: Collection[str] = (),
         queues: Collection[str] = (),
+        show_errors: bool = False,
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._log = log
         self._watch = watch
+        self._show_errors = show_errors
         self._handlers = frozenset(handlers)
         self._queues = frozenset(queues)
         self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
@@ -297,9 +305,12 @@ class Telemetry:
         outcome: str,
         attempt: int,
         seconds: float | None,
+        error: str | None = None,
         **fields: Any,
     ) -> None:
-        """Tell what became of an attempt that did not succeed."""
+        """Log and count how an attempt ended that did not succeed; `error` is the stored text of its error."""
+        if self._show_errors:
+            fields["exception"] = error
         known = handler if handler in self._handlers else "other"
         self._metrics.settled.labels(self._queue(queue), known, settlement).inc()
         if seconds is not None:

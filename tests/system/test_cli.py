@@ -57,6 +57,17 @@ async def chain(job):
 @app.handler("shop.tells")
 async def tells(job):
     raise rota.Permanent("can't use " + repr(job.payload))
+
+@app.handler("shop.breaks", max_attempts=1)
+async def breaks(job):
+    deliver(job.payload["to"])
+
+@app.handler("shop.breaks_apart", max_attempts=1, runs_in="process")
+def breaks_apart(job):
+    deliver(job.payload["to"])
+
+def deliver(to):
+    raise LookupError("no route to " + to)
 """
 
 
@@ -710,6 +721,22 @@ async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(p
     assert again.code == 3
     assert "another content" in again.err
     assert f"remove {folder}" in again.err
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+async def test_f6_dev_shows_the_traceback_of_a_handler_that_fails(play: Shell, format: str) -> None:  # noqa: A002
+    """F6: the frames and the message, from any kind of handler, with the payload's values masked."""
+    play.environ["ROTA_LOG_FORMAT"] = format
+    with started(play, "dev", "--app", "shop:app") as (process, said):
+        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
+        for handler in ("shop.breaks", "shop.breaks_apart"):
+            assert (await play("enqueue", handler, f'{{"to": "{CANARY}"}}', "--embedded")).err == ""
+        await eventually(lambda: said().count("LookupError: no route to ***") == 2, within=30, what="both messages")
+        assert said().count("in deliver") == 2
+        assert "in breaks\\n" in said() if format == "json" else "in breaks\n" in said()
+        assert CANARY not in said()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -55,7 +55,10 @@ def dev(
         bool, typer.Option("--reload", help="Start anew when a source file below this folder changes.")
     ] = False,
 ) -> None:
-    """Try rota: a PostgreSQL of its own, the schema, and one daemon with your handlers and three to play with."""
+    """Try rota: a PostgreSQL of its own, the schema, and one daemon with your handlers and three to play with.
+
+    The traceback of each failed attempt is shown, with the payload's values masked. `rota run` logs only the error's kind.
+    """
     _prepare_process()
     configured = configure(config_file, overrides={"app": app})
     overrides = {"app": app, "http.port": 0 if configured.source("http.port") == "default" else None}
@@ -67,7 +70,7 @@ def dev(
         found = _with_builtins(config.app)
         migrate_database(config)
         typer.echo(_welcome(config, found.name), err=True)
-        _run_daemon(config, found, config_file)
+        _run_daemon(config, found, config_file, show_errors=True)
 
 
 def _prepare_process() -> None:
@@ -112,7 +115,9 @@ def _spare_the_collector() -> None:
     gc.set_threshold(25_000, 20, 20)
 
 
-def _run_daemon(config: "Config", app: "RotaApp", config_file: Path | None, *, until_idle: bool = False) -> None:
+def _run_daemon(
+    config: "Config", app: "RotaApp", config_file: Path | None, *, until_idle: bool = False, show_errors: bool = False
+) -> None:
     from rota import log_writer
     from rota.daemon import Daemon
     from rota.errors import RotaError
@@ -126,6 +131,7 @@ def _run_daemon(config: "Config", app: "RotaApp", config_file: Path | None, *, u
         app_reference=config.app,
         until_idle=until_idle,
         read_log_level=lambda: configure(config_file).log.level,
+        show_errors=show_errors,
     )
     hide_stray_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):

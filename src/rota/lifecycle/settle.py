@@ -395,8 +395,8 @@ async def settle_alike(
 def report(
     telemetry: Telemetry, terms: Terms, outcome: Outcome, settlement: Settlement, written: str, *, seconds: float | None
 ) -> None:
-    """Tell what was written for an attempt that did not succeed."""
-    what, kind, _ = say(outcome)
+    """Report the settlement of an attempt that did not succeed."""
+    what, kind, error = say(outcome)
     due = left = None
     if written != "cancel" and isinstance(settlement, Retry | Release):
         due = _due_in(settlement)
@@ -410,6 +410,7 @@ def report(
         outcome=what,
         attempt=terms.attempt,
         seconds=seconds,
+        error=error,
         max_attempts=terms.max_attempts,
         releases=terms.releases or None,
         kind=kind,
