@@ -343,7 +343,7 @@ class Fuzz:
                     continue
             threading.Event().wait(0.3)
 
-    def _scrape(self, port: int, page: str, *, old: bool) -> None:
+    def _scrape(self, port: int, page: str, *, old: bool, tries: int = 3) -> None:
         began = time.monotonic()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=30) as answer:
@@ -356,7 +356,9 @@ class Fuzz:
             else:
                 self.failures.add(f"/{page}: status {refused.code}", body[:1000])
         except OSError as error:
-            if not self.over:
+            if tries > 1 and isinstance(error, ConnectionError):  # closed amid hundreds that came at the same moment
+                self._scrape(port, page, old=old, tries=tries - 1)
+            elif not self.over:
                 self.failures.add(f"/{page}: {type(error).__name__}", f"{error} after {time.monotonic() - began:.1f} s")
             return
         took = time.monotonic() - began
