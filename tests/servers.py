@@ -72,7 +72,8 @@ def some_server() -> Iterator[Server]:
     from testcontainers.community.postgres import PostgresContainer
 
     container = PostgresContainer("postgres:18", driver=None).with_command(
-        "postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200"
+        "postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off "
+        "-c rota.disposable=on -c max_connections=200"
     )
     with container as running:
         yield Server(dsn=running.get_connection_url(), origin="testcontainers")

@@ -8,14 +8,7 @@ select
     pg_is_in_recovery() or current_setting('transaction_read_only')::bool as read_only,
     pg_backend_pid() as pid,
     clock_timestamp() as clock,
-    current_setting('autovacuum')::bool
-        and not exists (
-            select from pg_catalog.pg_class as relation
-            cross join lateral pg_options_to_table(relation.reloptions) as option
-            where relation.oid = to_regclass('rota.jobs')
-              and option.option_name = 'autovacuum_enabled'
-              and not option.option_value::bool
-        ) as autovacuum,
+    current_setting('autovacuum')::bool as autovacuum,
     oldest.age as snapshot_age,
     oldest.owner as snapshot_owner,
     (select max(clock_timestamp() - prepared) from pg_catalog.pg_prepared_xacts) as prepared_age,

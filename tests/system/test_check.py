@@ -173,6 +173,87 @@ async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_server_that_forgets(ground: Ground) -> AsyncIterator[None]:
+    """fsync was turned off for a bulk load, and never on again."""
+    ground.environ["DATABASE_URL"] = ground.durable_server(fsync="off").dsn
+    yield
+
+
+@asynccontextmanager
+async def a_server_with_torn_pages(ground: Ground) -> AsyncIterator[None]:
+    """The advice of a blog about benchmarks."""
+    ground.environ["DATABASE_URL"] = ground.durable_server(full_page_writes="off").dsn
+    yield
+
+
+@asynccontextmanager
+async def a_server_that_counts_nothing(ground: Ground) -> AsyncIterator[None]:
+    """autovacuum is on, and never starts."""
+    ground.environ["DATABASE_URL"] = ground.durable_server(track_counts="off").dsn
+    yield
+
+
+@asynccontextmanager
+async def a_server_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+    """For all tables."""
+    ground.environ["DATABASE_URL"] = ground.durable_server(autovacuum="off").dsn
+    yield
+
+
+@asynccontextmanager
+async def a_server_that_cancels_claims(ground: Ground) -> AsyncIterator[None]:
+    """A timeout that was meant for a web application."""
+    await ground.conn.execute(
+        "do $$ begin execute format('alter database %I set statement_timeout = 2000', current_database()); end $$"
+    )
+    yield
+
+
+@asynccontextmanager
+async def a_daemon_login_that_only_reads(ground: Ground) -> AsyncIterator[None]:
+    """The setting belongs to another login than the one that checks."""
+    await ground.conn.execute(
+        "create role rota_test_reader; grant update on sequence rota.fence_tokens to rota_test_reader; "
+        "alter role rota_test_reader set default_transaction_read_only = on"
+    )
+    yield
+    await ground.conn.execute("drop owned by rota_test_reader; drop role rota_test_reader")
+
+
+@asynccontextmanager
+async def a_pooler_without_synchronous_commits(ground: Ground) -> AsyncIterator[None]:
+    """Through it, a daemon can't turn them on for itself."""
+    dsn = ground.durable_server(synchronous_commit="off").dsn
+    with pgbouncer(dsn, ground.rota.folder) as pooled:
+        ground.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": dsn}
+        yield
+
+
+@asynccontextmanager
+async def a_server_without_connections(ground: Ground) -> AsyncIterator[None]:
+    """Its connections are in use by others."""
+    server = ground.durable_server(max_connections="5", max_wal_senders="0")
+    ground.environ["DATABASE_URL"] = server.dsn
+    yield
+
+
+@asynccontextmanager
+async def a_fleet_larger_than_the_server(ground: Ground) -> AsyncIterator[None]:
+    """The daemons were given larger pools than the server has connections for."""
+    await _alive(ground.conn)
+    ground.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
+    yield
+
+
+@asynccontextmanager
+async def a_ledger_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+    """Any of the tables."""
+    await ground.conn.execute("alter table rota.attempts set (autovacuum_enabled = no)")
+    yield
+    await ground.conn.execute("alter table rota.attempts reset (autovacuum_enabled)")
+
+
+@asynccontextmanager
 async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
     """A report whose author has gone to lunch."""
     async with AsyncExitStack() as stack:
@@ -309,6 +390,22 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "rota run --app module:app",
     ),
     (a_hot_table_without_autovacuum, 1, "autovacuum", "off for rota.jobs", r"alter table rota.jobs reset \(autovac"),
+    (a_server_that_forgets, 1, "settings", "fsync is off: a crash", "alter system set fsync = on"),
+    (a_server_with_torn_pages, 1, "settings", "full_page_writes is off: ", "alter system set full_page_writes = on"),
+    (a_server_that_counts_nothing, 1, "settings", "track_counts is off: autovacuum", "set track_counts = on"),
+    (a_server_without_autovacuum, 1, "autovacuum", "off for the whole server", "alter system set autovacuum = on"),
+    (a_server_that_cancels_claims, 1, "settings", "statement_timeout is 2000 ms", "set statement_timeout = 0"),
+    (
+        a_daemon_login_that_only_reads,
+        1,
+        "settings",
+        "on for the login rota_test_reader: ",
+        "alter role rota_test_reader set",
+    ),
+    (a_pooler_without_synchronous_commits, 1, "settings", "synchronous_commit is off: ", "set synchronous_commit = on"),
+    (a_server_without_connections, 1, "connections", r"the server has \d of 2 connections left", "raise the limit"),
+    (a_fleet_larger_than_the_server, 1, "connections", r"1 daemon may open 907", "raise the limit"),
+    (a_ledger_without_autovacuum, 1, "autovacuum", "off for rota.attempts", r"alter table rota.attempts reset"),
     (a_snapshot_of_forty_minutes, 1, "snapshot", r"for 40m.*\(pid \d+, postgres, report, idle", "pg_terminate_backend"),
     (a_lease_of_two_beats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),
     (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* outlast ROTA_STOP_TIMEOUT", "to 65s or more"),
@@ -342,7 +439,10 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
 ]
 
 MISSING = {
-    **dict.fromkeys(("a_pooler_for_notifications", "a_pooler_alone"), None if find_pgbouncer() else "pgbouncer"),
+    **dict.fromkeys(
+        ("a_pooler_for_notifications", "a_pooler_alone", "a_pooler_without_synchronous_commits"),
+        None if find_pgbouncer() else "pgbouncer",
+    ),
     **dict.fromkeys(("a_clock_a_minute_behind", "a_snapshot_of_forty_minutes"), None if LIBFAKETIME else "libfaketime"),
 }
 """The package that planting a fault takes, where it isn't installed."""

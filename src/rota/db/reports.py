@@ -372,6 +372,24 @@ class ServerLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RiskySetting:
+    """A setting that endangers jobs: of the login named, or of this session."""
+
+    login: str | None
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimit:
+    """How many connections the server, the database or the login allows, and how many are open."""
+
+    scope: str
+    allowed: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BadValue:
     """A stored value that can't be computed with, and the job or schedule that has it."""
 
@@ -514,6 +532,21 @@ async def examine_server(db: Connection) -> ServerLook:
     row = await db.fetchrow(SQL["examine_server"])
     assert row is not None  # noqa: S101  a SELECT of constants
     return ServerLook(**row)
+
+
+async def list_risky_settings(db: Connection) -> list[RiskySetting]:
+    """Return the settings of this session, and of other daemons' logins, that endanger jobs."""
+    return [RiskySetting(**row) for row in await db.fetch(SQL["list_risky_settings"])]
+
+
+async def list_tables_without_autovacuum(db: Connection) -> list[str]:
+    """Return the names of rota's tables for which autovacuum is turned off."""
+    return [row["name"] for row in await db.fetch(SQL["list_tables_without_autovacuum"])]
+
+
+async def count_connections(db: Connection) -> list[ConnectionLimit]:
+    """Return the limits of connections that apply to this session's login, and how many are open."""
+    return [ConnectionLimit(**row) for row in await db.fetch(SQL["count_connections"])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
-NOT_DURABLE = MappingProxyType({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+NOT_DURABLE = MappingProxyType(
+    {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "rota.disposable": "on"}
+)
+"""Settings without durability. `rota.disposable` marks the server, so that `rota check` does not report them."""
+
 OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})
 POLL_S = 0.005
 KEEPER_SECONDS = 0.2

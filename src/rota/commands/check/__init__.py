@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.check import connections, housekeeping, jobs, nodes, rights, schedules
+from rota.commands.check import connections, housekeeping, jobs, nodes, rights, schedules, settings
 from rota.commands.check.finding import Check, Facts, Finding
 from rota.commands.check.server import check_server, server_findings
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
@@ -27,6 +27,9 @@ CHECKS: tuple[Check, ...] = (
     connections.check_login,
     rights.check_rights,
     check_server,
+    settings.check_settings,
+    settings.check_table_autovacuum,
+    settings.check_connection_limits,
     connections.check_hosts,
     connections.check_listen_route,
     jobs.check_paused,

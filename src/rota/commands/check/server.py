@@ -45,12 +45,12 @@ def _clock(server: "ServerLook", asked: datetime, answered: datetime) -> list[Fi
 
 
 def _autovacuum(server: "ServerLook") -> list[Finding]:
-    """Report rota.jobs without autovacuum."""
+    """Report a server without autovacuum."""
     found = Finding(
         check="autovacuum",
-        object="rota.jobs",
-        finding="autovacuum is off for rota.jobs",
-        do="alter table rota.jobs reset (autovacuum_enabled), and autovacuum = on: without it, claims become slow",
+        object="server",
+        finding="autovacuum is off for the whole server",
+        do="alter system set autovacuum = on, then select pg_reload_conf(): without it, claims become slow",
     )
     return [] if server.autovacuum else [found]
 

@@ -1,0 +1,135 @@
+"""Checks of the server's settings and limits that endanger jobs."""
+
+from typing import TYPE_CHECKING
+
+from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.show import plural
+
+if TYPE_CHECKING:
+    from rota.commands.check.finding import Facts
+    from rota.db.reports import ConnectionLimit, RiskySetting
+
+RELOAD = "then select pg_reload_conf()"
+
+RISKS = {
+    "fsync": (
+        "a crash of its machine can destroy the database, with all jobs",
+        f"alter system set fsync = on, {RELOAD}; then restart the server or run sync, so that older writes are safe, too",
+    ),
+    "full_page_writes": (
+        "a crash of its machine can leave torn pages, and jobs are lost or run again",
+        f"alter system set full_page_writes = on, {RELOAD}, and run checkpoint",
+    ),
+    "synchronous_commit": (
+        "it can't be turned on through a connection pooler: a crash of the server takes back settlements, and jobs run again",
+        "alter role … set synchronous_commit = on for the daemons' login, then reconnect the pooler",
+    ),
+    "track_counts": (
+        "autovacuum never finds out what to clean, and claims become slow",
+        f"alter system set track_counts = on, {RELOAD}",
+    ),
+    "zero_damaged_pages": (
+        "the server silently replaces damaged pages by empty ones, and their jobs disappear",
+        f"alter system set zero_damaged_pages = off, {RELOAD}",
+    ),
+    "ignore_checksum_failure": (
+        "the server goes on with damaged pages, and jobs are read from them",
+        f"alter system set ignore_checksum_failure = off, {RELOAD}",
+    ),
+    "default_transaction_read_only": (
+        "daemons can't write, so that nothing is claimed",
+        "alter role … set default_transaction_read_only = off for the daemons' login, then restart the daemons",
+    ),
+    "statement_timeout": (
+        "the server cancels claims and settlements that a lock or a large batch delays for longer",
+        "alter role … set statement_timeout = 0 for the daemons' login, then restart the daemons",
+    ),
+    "transaction_timeout": (
+        "the server ends the daemons' transactions, and those of handlers, that last longer",
+        "alter role … set transaction_timeout = 0 for the daemons' login, then restart the daemons",
+    ),
+}
+"""setting -> its consequence, and the cure"""
+
+CONNECTIONS_AT_REST = 3
+"""Connections that a daemon without jobs keeps open. With fewer free ones, none can start."""
+
+
+async def check_settings(facts: "Facts") -> list[Finding]:
+    """Report settings that put at risk that a committed job runs, and that a settled one does not run again."""
+    from rota.db import reports
+    from rota.db.pool import is_pooled
+
+    pooled = is_pooled(facts.db, pid=facts.server.pid)
+    return [
+        _risk(each)
+        for each in await reports.list_risky_settings(facts.db)
+        # Without a pooler, each daemon turns synchronous_commit on for itself; a read-only session is reported as such.
+        if (each.name != "synchronous_commit" or pooled)
+        and (each.name != "default_transaction_read_only" or each.login is not None)
+    ]
+
+
+def _risk(setting: "RiskySetting") -> Finding:
+    risk, cure = RISKS[setting.name]
+    unit = " ms" if setting.name.endswith("_timeout") else ""
+    of_login = f" for the login {setting.login}" if setting.login else ""
+    return Finding(
+        check="settings",
+        object=setting.name,
+        finding=f"{setting.name} is {setting.value}{unit}{of_login}: {risk}",
+        do=cure.replace("…", setting.login or "…"),
+    )
+
+
+async def check_table_autovacuum(facts: "Facts") -> list[Finding]:
+    """Report rota's tables without autovacuum."""
+    from rota.db import reports
+
+    names = await reports.list_tables_without_autovacuum(facts.db)
+    findings = [
+        Finding(
+            check="autovacuum",
+            object=name,
+            finding=f"autovacuum is off for {name}",
+            do=f"alter table {name} reset (autovacuum_enabled): without it, claims become slow",
+        )
+        for name in names[:NAMED]
+    ]
+    return capped("autovacuum", findings, len(names), "reset autovacuum_enabled on all tables of the schema rota")
+
+
+async def check_connection_limits(facts: "Facts") -> list[Finding]:
+    """Report limits of connections that are all but reached, or lower than the living daemons need under load."""
+    from rota.db import reports
+    from rota.db.pool import is_pooled
+
+    settings = facts.config.database
+    each_daemon = settings.pool_size + settings.handler_pool_size + CONNECTIONS_AT_REST - 1
+    # A pooler shares few connections among all daemons.
+    wanted = 0 if is_pooled(facts.db, pid=facts.server.pid) else len(facts.nodes) * each_daemon
+    return [
+        finding
+        for limit in await reports.count_connections(facts.db)
+        if (finding := _limit(limit, wanted, daemons=len(facts.nodes)))
+    ]
+
+
+def _limit(limit: "ConnectionLimit", wanted: int, *, daemons: int) -> Finding | None:
+    free = limit.allowed - limit.used
+    if free < CONNECTIONS_AT_REST:
+        finding = f"{limit.scope} has {max(free, 0)} of {limit.allowed} connections left: no further daemon can start"
+    elif wanted > limit.allowed:
+        finding = (
+            f"{limit.scope} allows {limit.allowed} connections, and {plural(daemons, 'daemon')} may open {wanted}: "
+            "under load, some can't connect"
+        )
+    else:
+        return None
+    return Finding(
+        check="connections",
+        object=limit.scope,
+        finding=finding,
+        do="raise the limit (max_connections, or connection limit of the database or login), lower database.pool_size and "
+        "database.handler_pool_size, or use a pooler",
+    )
