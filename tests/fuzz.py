@@ -36,7 +36,7 @@ from logins import lasting_world
 from processes import UP_WITHIN, DaemonProcess, Daemons
 from servers import some_server
 from shell import Shell
-from waiting import eventually
+from waiting import eventually, pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,7 +185,7 @@ class Fuzz:
                         if self.over or conn.is_closed():
                             break
                         await self._run(conn, draw(), settings)
-                        await asyncio.sleep(pause)
+                        await pace(pause)
 
     async def _run(self, conn: Connection[Record], statement: Statement, settings: Sequence[str]) -> None:
         self.statements[statement.kind] += 1
@@ -258,7 +258,7 @@ class Fuzz:
                 await self._insert_canary(conn, self.canaries, CANARY, CANARY)
                 if turn % 2:
                     await self._insert_canary(conn, self.shared, "ok", "default")
-                await asyncio.sleep(1)
+                await pace(1)
 
     async def _insert_canary(self, conn: Connection[Record], kept: list[int], handler: str, queue: str) -> None:
         try:
@@ -387,7 +387,7 @@ class Fuzz:
                     self.failures.add(f"a daemon ended with {seat.popen.returncode}", f"{tail}\nrows: {shown[:12]}")
                     self.done["daemons ended"] += 1
                     self.seats[number] = self.launch(self.ports[number])
-            await asyncio.sleep(0.3)
+            await pace(0.3)
 
     def launch(self, port: int) -> DaemonProcess:
         """Start a daemon that may open as many files as a careful service manager allows."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from waiting import pace
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -166,13 +168,13 @@ class Sessions:
                         with suppress(*EXPECTED):
                             await conn.execute(f"set {setting}")
                     await act(conn)
-            await asyncio.sleep(0.05)
+            await pace(0.05)
 
     async def _hold(self, conn: Connection[Record], what: str) -> None:
         self._done[what] += 1
         seconds = self._dice.uniform(0.5, 8)
         await conn.execute(f"select pg_sleep({seconds if self._dice.random() < 0.3 else 0})")
-        await asyncio.sleep(seconds)
+        await pace(seconds)
 
     async def _advisory(self, conn: Connection[Record]) -> None:
         for key in self._dice.sample(range(1, 9), 3):
@@ -210,7 +212,7 @@ class Sessions:
         transport: Any = getattr(conn, "_transport")  # noqa: B009  asyncpg keeps it to itself
         transport.pause_reading()
         self._done["listeners that do not read"] += 1
-        await asyncio.sleep(self._dice.uniform(1, 8))
+        await pace(self._dice.uniform(1, 8))
 
     async def _notify(self, conn: Connection[Record]) -> None:
         for channel in ("rota_wake", "rota_cancel", "rota_dead", "rota_ended"):
@@ -275,20 +277,20 @@ class Clients:
                     async with asyncio.timeout(12):
                         await act(self._dice.choice(ports))
                 self._done[f"http {act.__name__.strip('_')}"] += 1
-            await asyncio.sleep(0.1)
+            await pace(0.1)
 
     async def _crowd(self, port: int) -> None:
         async with open_connections(port, 250) as all_of_them:
             for _, writer in all_of_them[::2]:
                 writer.write(b"GET /metrics HTTP/1.1\r\n")
-            await asyncio.sleep(self._dice.uniform(1, 6))
+            await pace(self._dice.uniform(1, 6))
 
     async def _drip(self, port: int) -> None:
         async with open_connections(port, 40) as all_of_them:
             for _ in range(8):
                 for _, writer in all_of_them:
                     writer.write(b"G")
-                await asyncio.sleep(0.5)
+                await pace(0.5)
 
     async def _huge_header(self, port: int) -> None:
         async with open_connections(port, 3) as all_of_them:
@@ -332,7 +334,7 @@ class Clients:
             for _, writer in all_of_them:
                 writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
                 writer.write_eof()
-            await asyncio.sleep(3)
+            await pace(3)
 
     async def _pipelined(self, port: int) -> None:
         """Send thousands of requests and read no answer."""
@@ -400,7 +402,7 @@ async def bad_web_server(seed: int) -> AsyncIterator[str]:
             async with asyncio.timeout(5):
                 await reader.readuntil(b"\r\n\r\n")
                 if dice.random() < 0.1:
-                    await asyncio.sleep(4)  # longer than the endpoint's timeout
+                    await pace(4)  # longer than the endpoint's timeout
                 writer.write(dice.choice(answers))
                 await writer.drain()
         writer.close()

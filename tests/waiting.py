@@ -52,3 +52,8 @@ def _still_time(deadline: float, within: float, what: str, value: object) -> Non
         raise AssertionError(
             f"{what or 'what was waited for'} has not come about within {within:g} s (last seen: {value!r})"
         )
+
+
+async def pace(seconds: float) -> None:
+    """Let a load generator pause between two actions. A test waits for facts instead."""
+    await asyncio.sleep(seconds)

@@ -76,13 +76,16 @@ async def watching(
     target: Target, conn: asyncpg.Connection, *, on_blocked: Callable[[Sequence[Blocker]], None]
 ) -> AsyncIterator[None]:
     """Inside the block, call `on_blocked` once a second while `conn` waits for a lock of another session."""
-    watcher = asyncio.create_task(_watch(target, conn.get_server_pid(), on_blocked))
     try:
-        yield
-    finally:
-        watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch(target, conn.get_server_pid(), on_blocked))
+            try:
+                yield
+            finally:
+                watcher.cancel()
+    except BaseExceptionGroup as errors:  # the watcher raises nothing: this is the error of the block
+        error = errors.exceptions[0]
+        raise error from error.__cause__
 
 
 async def _watch(target: Target, pid: int, on_blocked: Callable[[Sequence[Blocker]], None]) -> None:
@@ -91,7 +94,7 @@ async def _watch(target: Target, pid: int, on_blocked: Callable[[Sequence[Blocke
     with suppress(*LOST, asyncpg.PostgresError, ValueError):
         db = await connect(target, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=LOOK_PATIENCE)
         try:
-            while True:
+            while not db.is_closed():
                 if found := await find_blockers(db, pid=pid, at_least=timedelta(0)):
                     on_blocked(found)
                 await asyncio.sleep(LOOK_EVERY_SECONDS)

@@ -284,13 +284,7 @@ class Patience:
     async def _wait_for_turn(self, holder: asyncpg.Connection) -> None:
         loop = asyncio.get_running_loop()
         began, told = loop.time(), False
-        while True:
-            await holder.execute("begin")
-            # Not by waiting for the row: a statement that waits holds a snapshot, for whose end an index built concurrently waits.
-            # By the simple protocol: a finished portal of the extended one would keep its snapshot until the transaction ends.
-            if await holder.execute(OUR_TURN) == "SELECT 1":
-                return
-            await holder.execute("rollback")
+        while not await self._takes_turn(holder):
             waited = loop.time() - began
             if (waited >= NAME_AFTER and not told) or waited >= MIGRATOR_PATIENCE:
                 at_work = await holder.fetchrow(SQL["find_migrator"])
@@ -303,6 +297,16 @@ class Patience:
                 self._say(f"waiting for another migration: {named}")
                 told = True
             await asyncio.sleep(TURN)
+
+    async def _takes_turn(self, holder: asyncpg.Connection) -> bool:
+        """Lock our row in a new transaction, or return False at once."""
+        await holder.execute("begin")
+        # Not by waiting for the row: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY waits for its end.
+        # By the simple protocol: a finished portal of the extended one would keep its snapshot until the transaction ends.
+        if await holder.execute(OUR_TURN) == "SELECT 1":
+            return True
+        await holder.execute("rollback")
+        return False
 
     def _blocked(self, blockers: Sequence[Blocker]) -> None:
         self._blockers = blockers
