@@ -11,7 +11,7 @@ MADE := .venv/.made-$(shell cat pyproject.toml deploy/constraints.txt 2>/dev/nul
 INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-system test-matrix lint type schema verify bench chaos chaos-time fuzz constraints
+.PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify bench chaos chaos-time fuzz constraints
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ test-system: $(MADE) ## Run the tests with real processes, signals and restarts
 	$(BIN)/pytest -n auto --dist loadfile tests/system $(ARGS)
 
 test-matrix: $(MADE) ## Run tests/sql against PostgreSQL 14 to 18
-	$(BIN)/python tests/matrix.py $(ARGS)
+	$(BIN)/python tests/support/matrix.py $(ARGS)
 
 lint: $(MADE) ## Check style, format, and that imports go one way
 	$(BIN)/ruff check
@@ -48,25 +48,29 @@ type: $(MADE) ## Check types
 	$(BIN)/mypy
 
 schema: $(MADE) ## Write sql/schema.sql anew, from the migrations
-	$(BIN)/python tests/schema_snapshot.py --write
+	$(BIN)/python tests/support/schema_snapshot.py --write
+
+surface: $(MADE) ## Write tests/support/public_surface.txt anew, from the code
+	$(BIN)/python tests/support/public_surface.py --write
 
 verify: lint type ## Check all that can be checked without running the tests
-	$(BIN)/python tests/schema_snapshot.py
+	$(BIN)/python tests/support/schema_snapshot.py
+	$(BIN)/python tests/support/public_surface.py
 
 bench: $(MADE) ## Measure on this machine
 	$(BIN)/rota bench $(ARGS)
 
 chaos: $(MADE) ## Kill, stop and cut off daemons and servers, from a printed seed
-	$(BIN)/python tests/chaos.py $(ARGS)
+	$(BIN)/python tests/support/chaos.py $(ARGS)
 
 chaos-time: $(MADE) ## Kill daemons with skewed clocks while schedules fire each second, from a printed seed
-	$(BIN)/python tests/chaos_time.py $(ARGS)
+	$(BIN)/python tests/support/chaos_time.py $(ARGS)
 
 fuzz: $(MADE) ## Insert hostile rows beside a canary, hostile sessions and HTTP clients, from a printed seed
-	$(BIN)/python tests/fuzz.py $(ARGS)
+	$(BIN)/python tests/support/fuzz.py $(ARGS)
 
 constraints: $(MADE) ## Write deploy/constraints.txt anew, from what is installed in .venv
-	@$(BIN)/python tests/constraints.py > .venv/constraints.new
+	@$(BIN)/python tests/support/constraints.py > .venv/constraints.new
 	@mv .venv/constraints.new deploy/constraints.txt
 	@touch .venv/.made-$$(cat pyproject.toml deploy/constraints.txt | cksum | cut -d' ' -f1)
 

@@ -43,7 +43,7 @@ def test_imports_go_one_way() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("leaf", ["errors", "cron", "payload", "clock"])
+@pytest.mark.parametrize("leaf", ["errors", "cron", "domain/payload", "runtime/clock"])
 def test_leaves_import_nothing_of_rota_but_other_leaves(leaf: str) -> None:
     """Anyone may import them, so they must drag nothing along; outside of TYPE_CHECKING, where they run."""
     module = PACKAGE / f"{leaf}.py"
@@ -57,7 +57,10 @@ def test_leaves_import_nothing_of_rota_but_other_leaves(leaf: str) -> None:
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rota")
     }
-    assert {name for name in imported if not name.startswith(f"rota.{leaf}.")} <= {"rota.errors", "rota.clock"}
+    assert {name for name in imported if not name.startswith(f"rota.{leaf.replace('/', '.')}.")} <= {
+        "rota.errors",
+        "rota.runtime.clock",
+    }
 
 
 LOOSE = {"create_task", "gather", "ensure_future", "wait", "as_completed"}
@@ -116,7 +119,7 @@ def test_only_the_database_layer_reads_sql() -> None:
 def test_only_the_loop_loops_for_ever() -> None:
     """One place knows how to go on after an error, how long to pause, and how to be stopped. A bounded wait isn't a loop."""
     spared = {
-        "loop.py": "the loop",
+        "supervision/loop.py": "the loop",
         "embedded/": "waits for the lock of a data folder, with a deadline",
         "bench/": "measures until it has measured: a command in the foreground",
         "commands/": "what a person looks at until Ctrl-C",
@@ -136,13 +139,13 @@ BROAD = {
     "handlers/__init__.py": "a handler's own backoff function, which must not decide about the job by failing",
     "child.py": "the same, in the process of a handler that has one of its own",
     "handlers/python.py": "carries that process's error to the call that waits for it",
-    "supervisor.py": "a loop that crashes, which is logged, counted and restarted",
-    "main_loop.py": "an error that left the event loop while jobs are under way",
-    "daemon.py": "an error of the drain, which is taken for the next order to stop",
+    "supervision/supervisor.py": "a loop that crashes, which is logged, counted and restarted",
+    "daemon/main_loop.py": "an error that left the event loop while jobs are under way",
+    "daemon/daemon.py": "an error of the drain, which is taken for the next order to stop",
     "lifecycle/settle.py": "one outcome that can not be written, beside others that can",
     "lifecycle/scheduler.py": "planning of one schedule, which is pure: the schedule is stopped with the error as its reason",
-    "failure.py": "an exception whose own __str__ raises",
-    "payload.py": "a result made of objects that raise when they are looked at",
+    "handlers/failure.py": "an exception whose own __str__ raises",
+    "domain/payload.py": "a result made of objects that raise when they are looked at",
     "client/many.py": "an error in the middle of a COPY, which has to wait for its end before it leaves",
 }
 
@@ -166,7 +169,7 @@ def test_tests_wait_for_facts() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "asyncio.sleep", "sleep"}:
                 turn = node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-                if name != "waiting.py" and not turn:
+                if name != "support/waiting.py" and not turn:
                     sleeps.append(_at(name, node))
     assert not sleeps
 

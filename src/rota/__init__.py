@@ -5,8 +5,8 @@ from importlib.metadata import version
 from rota.app import App
 from rota.client import Enqueued, enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
 from rota.errors import InvalidPayload, Refused, RotaError, StaleToken
-from rota.job import Job, SyncJob
-from rota.signals import Cancel, Permanent, Retry, Snooze
+from rota.handler_exceptions import Cancel, Permanent, Retry, Snooze
+from rota.handlers.job import Job, SyncJob
 
 __version__ = version("rota")
 

@@ -13,15 +13,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
-from rota.declared import declare
 from rota.domain.declaration import declare as declare_schedule
-from rota.domain.given import check, check_name
+from rota.domain.payload import encode
+from rota.domain.validation import check, check_name
 from rota.errors import AppNotFound, ConfigError, InvalidPayload
+from rota.handler_exceptions import LONGEST_DELAY
 from rota.handlers import Handler
 from rota.handlers.codec import codec_of
+from rota.handlers.handler_function import declare
 from rota.handlers.python import in_process, in_thread, is_async, on_loop
-from rota.payload import encode
-from rota.signals import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from rota.cron import Fold, Gap
-    from rota.declared import HandlerFunction
     from rota.domain.declaration import Declaration
-    from rota.domain.given import Delivery
     from rota.domain.schedule import Misfire, Overlap
+    from rota.domain.validation import Delivery
     from rota.handlers import Middleware
-    from rota.job import Job, SyncJob
+    from rota.handlers.handler_function import HandlerFunction
+    from rota.handlers.job import Job, SyncJob
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -21,18 +21,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from rota import logs
 from rota.app import find_app
 from rota.db import blocking, drivers, queries
 from rota.db.connecting import close_connection, open_connection
-from rota.domain.given import check_kinds, check_progress
+from rota.domain.payload import encode, encode_result
+from rota.domain.validation import check_kinds, check_progress
 from rota.errors import Refused, StaleToken
-from rota.failure import describe, why_again
+from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handlers.failure import describe, why_again
+from rota.handlers.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
 from rota.handlers.python import is_async
-from rota.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
-from rota.payload import encode, encode_result
-from rota.signals import Cancel, Retry, Snooze
-from rota.stops import forks_are_not_us
+from rota.observability import logs
+from rota.runtime.shutdown import forks_are_not_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

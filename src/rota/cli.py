@@ -22,10 +22,14 @@ from rota.commands import (
     queue,
     run,
     schedule,
-    schema,
-    settings,
     status,
     why,
+)
+from rota.commands import (
+    config as settings,
+)
+from rota.commands import (
+    migrate as schema,
 )
 from rota.commands.options import AsJson
 from rota.commands.show import printable

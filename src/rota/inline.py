@@ -17,18 +17,18 @@ from uuid import UUID
 
 import asyncpg
 
-from rota.attempt import Attempt
 from rota.client import encode_payload
 from rota.db.connecting import close_connection, open_connection
-from rota.declared import HANDLER_CODE
-from rota.domain.given import check_handler, check_kinds, check_progress
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
+from rota.domain.payload import encode
+from rota.domain.validation import check_handler, check_kinds, check_progress
 from rota.errors import ConfigError, InvalidPayload
+from rota.handlers.attempt import Attempt
+from rota.handlers.handler_function import HANDLER_CODE
+from rota.handlers.job import KEEP, Environment, Job, SyncJob, completes_with
 from rota.handlers.python import in_thread, is_async, on_loop
-from rota.job import KEEP, Environment, Job, SyncJob, completes_with
 from rota.lifecycle.executor import Executor
-from rota.payload import encode
 
 if TYPE_CHECKING:
     import asyncio

@@ -46,7 +46,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 import asyncpg
 
 from rota.app import App
-from rota.attempt import Attempt
 from rota.client import encode_payload
 from rota.client.columns import check_column
 from rota.config.database_url import DatabaseUrl
@@ -54,7 +53,6 @@ from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.connecting import open_connection
 from rota.db.migrate import installation
-from rota.domain.given import check_handler, check_kinds
 from rota.domain.job import NodeId, Suspects
 from rota.domain.outcome import (
     Cancelled,
@@ -68,22 +66,24 @@ from rota.domain.outcome import (
     TimedOut,
     Undecodable,
 )
+from rota.domain.validation import check_handler, check_kinds
+from rota.handlers.attempt import Attempt
+from rota.handlers.job import Environment
 from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
-from rota.job import Environment
 from rota.lifecycle.executor import Executor
 from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
-from rota.loop import Pulse
-from rota.telemetry import Telemetry, make_logger
+from rota.observability.telemetry import Telemetry, make_logger
+from rota.supervision.loop import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rota.client.columns import Columns
     from rota.db.drivers import AsyncConn, SyncConn
-    from rota.declared import HandlerFunction
+    from rota.handlers.handler_function import HandlerFunction
 
 __all__ = [
     "Cancelled",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import rota
 from links import Link
 from nodes import ended, gated_app, history, insert, ledger, live_row, node, passes, running_row
-from rota import clock
 from rota.db import queries
 from rota.domain.backoff import backoff
+from rota.runtime import clock
 from waiting import eventually
 from wire import wire
 

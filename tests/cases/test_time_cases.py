@@ -16,7 +16,7 @@ import pytest
 
 from rota.app import App
 from rota.config import load
-from rota.daemon import Daemon
+from rota.daemon.daemon import Daemon
 from rota.domain.schedule import Fire, Plan, Rule, plan
 from schedule_rows import Planner, clock, dispositions, fires, make_due, make_schedule, utc
 from waiting import eventually

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rota
 from nodes import ended, history, insert, live_row, node, passes, running_row
-from rota.clock import boottime
+from rota.runtime.clock import boottime
 from waiting import eventually
 
 if TYPE_CHECKING:

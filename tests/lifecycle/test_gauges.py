@@ -13,10 +13,10 @@ from factories import make_handler, make_jobs, make_running_job
 from rota.inline import Lent
 from rota.lifecycle.running import Running
 from rota.lifecycle.wake import Wake
-from rota.loop import Pulse
+from rota.observability.telemetry import Telemetry, make_logger
 from rota.services import gauges as module
 from rota.services.gauges import Gauges, LocalGauges
-from rota.telemetry import Telemetry, make_logger
+from rota.supervision.loop import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

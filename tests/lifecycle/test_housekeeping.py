@@ -11,8 +11,8 @@ from factories import make_attempts, make_ledger_rows
 from rota.config import Retention
 from rota.db import queries, reports
 from rota.inline import Lent
+from rota.observability.telemetry import Telemetry, make_logger
 from rota.services.pruner import Pruner
-from rota.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from rota.db import listen as module
 from rota.db import pool
 from rota.db.listen import Listener
 from rota.db.pool import ConnectionLost
-from rota.telemetry import Telemetry, make_logger
+from rota.observability.telemetry import Telemetry, make_logger
 from waiting import eventually
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-import rota.job as job_module
+import rota.handlers.job as job_module
 from links import Link
 from nodes import ended, history, insert, ledger, live_row, node
 from wire import wire

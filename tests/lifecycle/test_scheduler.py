@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from factories import make_dead_letter
-from rota.clock import boottime
 from rota.db import queries, schedule_queries
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
-from rota.services import track_record
-from rota.services.track_record import TrackRecord
+from rota.runtime.clock import boottime
+from rota.services import schedule_stats as track_record
+from rota.services.schedule_stats import TrackRecord
 from schedule_rows import (
     Planner,
     clock,

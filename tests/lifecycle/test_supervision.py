@@ -13,11 +13,11 @@ import pytest
 
 import rota
 from nodes import ended, gated_app, history, insert, letter, node, running_row
-from rota import supervisor
 from rota.db import queries, schedule_queries
 from rota.errors import DaemonFailed
 from rota.services import gauges, presence
-from rota.tasks import OwnedTask
+from rota.supervision import supervisor
+from rota.supervision.tasks import OwnedTask
 from waiting import eventually
 
 if TYPE_CHECKING:

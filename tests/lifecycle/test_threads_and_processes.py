@@ -16,7 +16,7 @@ import parted_app
 import rota
 from nodes import ended, history, insert, ledger, letter, live_row, node, running_row
 from processes import Daemons
-from rota.daemon import HANDLER_LEFT_BEHIND
+from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from rota.handlers import python as python_module
 from waiting import eventually
 

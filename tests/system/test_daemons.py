@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from processes import SOURCE, UP_WITHIN, stopped
-from rota.daemon import HANDLER_LEFT_BEHIND
+from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from prometheus import filled_in, panels
-from rota import config, daemon
+from rota import config
 from rota.config import load, parse_duration
-from rota.telemetry import Telemetry, make_logger
+from rota.daemon import daemon
+from rota.observability.telemetry import Telemetry, make_logger
 from scenes import Scene
 
 if TYPE_CHECKING:

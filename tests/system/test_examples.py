@@ -34,11 +34,13 @@ def example(name: str) -> ModuleType:
 
 
 def test_every_example_has_a_test() -> None:
+    """An example that nothing runs stops working unnoticed."""
     source = Path(__file__).read_text()
     assert [file.name for file in EXAMPLES.glob("*.py") if f'example("{file.stem}")' not in source] == []
 
 
 async def test_the_report_skips_the_sections_that_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    """A retry starts where the last attempt stopped, from the checkpoint."""
     report = example("nightly_report")
     job: InlineJob[Any] = make_job({}, checkpoint=["north"])
 
@@ -50,6 +52,7 @@ async def test_the_report_skips_the_sections_that_are_done(capsys: pytest.Captur
 
 
 async def test_a_payment_uses_one_idempotency_key_and_knows_two_kinds_of_failure() -> None:
+    """A declined card is permanent; a rate limit costs no attempt."""
     payment = example("payment")
 
     class Declining(payment.Provider):  # type: ignore[misc,name-defined]
@@ -70,6 +73,7 @@ async def test_a_payment_uses_one_idempotency_key_and_knows_two_kinds_of_failure
 
 
 async def test_an_order_and_its_job_commit_together(database: Database, conn: Connection[Record]) -> None:
+    """The enqueue joins the transaction of the web application."""
     shop = example("web_shop")
     engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: _connect(database.dsn))
     async with engine.begin() as setup:

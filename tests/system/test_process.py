@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from links import free_port
-from rota.daemon import HANDLER_LEFT_BEHIND
+from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:

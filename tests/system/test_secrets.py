@@ -141,7 +141,7 @@ def rota(*words: str, dsn: str) -> subprocess.CompletedProcess[str]:
     """Run a command of rota as a person does."""
     return subprocess.run(
         [sys.executable, "-m", "rota", *words],
-        env={**os.environ, "DATABASE_URL": dsn, "ROTA_APP": "process_app:app", "PYTHONPATH": "tests"},
+        env={**os.environ, "DATABASE_URL": dsn, "ROTA_APP": "process_app:app", "PYTHONPATH": "tests/support"},
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rota.byte_budget import ByteBudget
+from rota.handlers.byte_budget import ByteBudget
 
 
 @pytest.mark.parametrize("seed", range(20))

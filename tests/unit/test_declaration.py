@@ -10,8 +10,8 @@ import pytest
 
 from rota import App
 from rota.domain.declaration import Declaration, Step, Stored, declare, is_older, reconcile
+from rota.domain.payload import seconds
 from rota.errors import ConfigError, InvalidCron
-from rota.payload import seconds
 
 
 def declaration(name: str = "s", *, cron: str | None = "0 6 * * *", **columns: Any) -> Declaration:

@@ -23,12 +23,12 @@ from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.lanes import ANY_TIME, LANE_IDLE_SECONDS
 from rota.lifecycle.running import Running
 from rota.lifecycle.wake import Wake
-from rota.loop import Pulse
+from rota.supervision.loop import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
-    from rota.attempt import Attempt
+    from rota.handlers.attempt import Attempt
 
 POLL = 1.0
 SLACK = 0.1

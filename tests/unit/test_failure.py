@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.failure import ERROR_LIMIT, describe, readable
-from rota.signals import Permanent
+from rota.handler_exceptions import Permanent
+from rota.handlers.failure import ERROR_LIMIT, describe, readable
 
 
 @dataclass

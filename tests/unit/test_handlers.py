@@ -15,8 +15,8 @@ import structlog
 from typing_extensions import TypedDict
 
 import rota
-from rota import logs
 from rota.errors import ConfigError, InvalidPayload
+from rota.observability import logs
 from rota.testing import (
     Cancelled,
     Committed,

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Counter
 
-from rota import health
 from rota.errors import AddressInUse
-from rota.health import MAX_CONNECTIONS, RECENT, Readiness, ServiceHealth, serve
+from rota.observability import health
+from rota.observability.health import MAX_CONNECTIONS, RECENT, Readiness, ServiceHealth, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

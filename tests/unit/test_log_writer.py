@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import os, sys
-from rota import log_writer
+from rota.observability import log_writer
 log_writer.install()
 import typer
 print("printed")

@@ -12,7 +12,7 @@ import pytest
 from rota.db.pool import ConnectionLost
 from rota.lifecycle.heartbeat import Heartbeat
 from rota.lifecycle.settle import Settler
-from rota.loop import LONGEST_PAUSE, Pulse, backoff_pause, rest, run_forever
+from rota.supervision.loop import LONGEST_PAUSE, Pulse, backoff_pause, rest, run_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable

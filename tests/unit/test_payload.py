@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rota.domain.payload import encode, encode_result, plain
 from rota.errors import InvalidPayload
-from rota.payload import encode, encode_result, plain
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=3),

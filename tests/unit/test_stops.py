@@ -6,8 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from rota import stops as stops_module
-from rota.stops import Stops, _LastResort
+from rota.runtime import shutdown as stops_module
+from rota.runtime.shutdown import Stops, _LastResort
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rota.systemd import notify, watchdog_interval
+from rota.runtime.systemd import notify, watchdog_interval
 
 if TYPE_CHECKING:
     from pathlib import Path

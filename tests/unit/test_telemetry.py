@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rota.telemetry import Telemetry, make_logger
+from rota.observability.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     import pytest

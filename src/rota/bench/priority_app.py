@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from rota.app import App
-from rota.job import Job  # noqa: TC001  the annotations are read at run time
+from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 
 BACKLOG = "bench.backlog"
 PROBES = [f"bench.probe.{number}" for number in range(40)]

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.domain.job import instant
+from rota.domain.payload import plain
+from rota.handler_exceptions import Permanent
+from rota.handlers.job import Job, inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
-from rota.job import Job, inside
-from rota.payload import plain
-from rota.signals import Permanent
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process

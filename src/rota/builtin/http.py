@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from yarl import URL
 
 from rota.domain.job import instant
-from rota.job import Job  # noqa: TC001  the codec reads the annotations at run time
-from rota.payload import plain
-from rota.signals import Permanent, Retry
+from rota.domain.payload import plain
+from rota.handler_exceptions import Permanent, Retry
+from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping

@@ -14,8 +14,8 @@ import asyncpg
 from rota.config.database_url import DatabaseUrl
 from rota.db.connecting import close_connection, open_connection
 from rota.db.pool import KEEPALIVES, idling
-from rota.job import Job, inside
-from rota.signals import Permanent
+from rota.handler_exceptions import Permanent
+from rota.handlers.job import Job, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

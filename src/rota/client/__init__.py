@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from rota import payload as json_text
 from rota.client.columns import option
 from rota.client.many import Many
 from rota.db import copying, drivers
-from rota.domain.given import check_handler
+from rota.domain import payload as json_text
+from rota.domain.validation import check_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from rota import payload as json_text
-from rota.domain.given import check_kinds
+from rota.domain import payload as json_text
+from rota.domain.validation import check_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rota.domain.given import Delivery
+    from rota.domain.validation import Delivery
 
 
 class Columns(TypedDict, total=False):

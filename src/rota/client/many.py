@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from rota.client.columns import option
-from rota.domain.given import check_handler
+from rota.domain.validation import check_handler
 from rota.errors import InvalidPayload, Refused
 
 if TYPE_CHECKING:

@@ -89,8 +89,8 @@ def checked_json(text: str, option: str) -> str:
 
     It goes to the server as it was written: JSON knows numbers that Python rounds.
     """
+    from rota.domain.payload import encode
     from rota.errors import InvalidPayload
-    from rota.payload import encode
 
     what = "meta" if option == "--meta" else "payload"
     try:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rota.commands.migrate import migrate_database
 from rota.commands.options import App, ConfigFile, Dsn, Embedded
 from rota.commands.reload import run_anew_at_changes
-from rota.commands.schema import migrate_database
 from rota.commands.session import configure, explaining, find_named_app, using
 from rota.commands.show import printable
 from rota.errors import Stopped
@@ -75,9 +75,9 @@ def dev(
 
 def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
-    from rota import log_writer
-    from rota.init_process import leave_init_behind
-    from rota.logs import show_prints_at_once
+    from rota.observability import log_writer
+    from rota.observability.logs import show_prints_at_once
+    from rota.runtime.init_process import leave_init_behind
 
     leave_init_behind()
 
@@ -97,7 +97,7 @@ def _prepare_process() -> None:
 
 def _with_builtins(reference: str | None) -> "RotaApp":
     from rota.app import find_app
-    from rota.builtin import first_look
+    from rota.builtin import samples as first_look
 
     if reference is None:
         return first_look.app
@@ -118,11 +118,11 @@ def _spare_the_collector() -> None:
 def _run_daemon(
     config: "Config", app: "RotaApp", config_file: Path | None, *, until_idle: bool = False, show_errors: bool = False
 ) -> None:
-    from rota import log_writer
-    from rota.daemon import Daemon
+    from rota.daemon.daemon import Daemon
+    from rota.daemon.main_loop import run_to_the_end
     from rota.errors import RotaError
-    from rota.logs import hide_stray_errors
-    from rota.main_loop import run_to_the_end
+    from rota.observability import log_writer
+    from rota.observability.logs import hide_stray_errors
 
     _spare_the_collector()
     daemon = Daemon(

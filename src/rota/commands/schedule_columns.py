@@ -28,7 +28,7 @@ Payload = Annotated[str | None, text_option("--payload", "What its jobs carry; -
 
 
 def _seconds(text: str, option: str) -> Any:
-    from rota.payload import seconds
+    from rota.domain.payload import seconds
 
     length = duration(text, option)
     return length and seconds(length)

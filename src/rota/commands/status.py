@@ -315,7 +315,7 @@ async def _watch(config: "Config") -> None:
     from rich.text import Text
 
     from rota.errors import DatabaseUnusable
-    from rota.loop import cancelling
+    from rota.supervision.loop import cancelling
 
     found = await asked(config, read_status, name="status")
     with Live(render(found), console=console(), screen=True) as live:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Timer
 from typing import TYPE_CHECKING, Any
 
-from rota.clock import boottime
 from rota.config.database_url import DatabaseUrl
 from rota.db import pool
 from rota.db.connecting import NoServerFits, host_addresses
@@ -18,6 +17,7 @@ from rota.db.pool import FORGET, KEEPALIVES, PATIENCE, READ_ONLY
 from rota.db.server_history import Server, ServerHistory
 from rota.db.sql import SQL
 from rota.errors import ConfigError
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

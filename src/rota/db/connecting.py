@@ -12,7 +12,7 @@ from asyncpg import connect_utils
 from asyncpg.connect_utils import SessionAttribute
 
 from rota.config.database_url import DatabaseUrl
-from rota.forks import close_in_child
+from rota.runtime.forks import close_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rota.clock import boottime
 from rota.db.pool import ConnectionLost
 from rota.db.salvage import LOST, TRANSIENT
 from rota.db.sql import SQL
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 PING = 10.0
 """Seconds between round trips on the listening connection: a cut link is noticed by nobody else."""

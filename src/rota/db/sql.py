@@ -27,11 +27,11 @@ def _root() -> Path:
 
 
 def _read(folder: str) -> Mapping[str, str]:
-    return MappingProxyType({f.stem: f.read_text("utf-8") for f in sorted((_root() / folder).glob("*.sql"))})
+    return MappingProxyType({f.stem: f.read_text("utf-8") for f in sorted((_root() / folder).rglob("*.sql"))})
 
 
 SQL: Mapping[str, str] = _read("queries")
-"""name -> text of sql/queries/<name>.sql, one statement each, with parameters $1, $2, …"""
+"""name -> text of sql/queries/<folder>/<name>.sql, one statement each, with parameters $1, $2, …"""
 
 MIGRATIONS: Mapping[str, str] = _read("migrations")
 """`0001_ground` -> text of sql/migrations/0001_ground.sql, in the order in which they are applied."""

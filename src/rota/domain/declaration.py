@@ -10,10 +10,10 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
-from rota.domain.given import check
+from rota.domain.payload import encode, seconds
 from rota.domain.schedule import check_rule
+from rota.domain.validation import check
 from rota.errors import ConfigError, InvalidCron
-from rota.payload import encode, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,17 +8,17 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rota.byte_budget import OFF_LOOP_BYTES, off_the_loop
-from rota.signals import LONGEST_DELAY
+from rota.handler_exceptions import LONGEST_DELAY
+from rota.handlers.byte_budget import OFF_LOOP_BYTES, off_the_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rota.attempt import Attempt
     from rota.db.queries import HandlerRow
-    from rota.domain.given import Delivery
+    from rota.domain.validation import Delivery
+    from rota.handlers.attempt import Attempt
     from rota.handlers.codec import Codec
-    from rota.job import Environment, Job
+    from rota.handlers.job import Environment, Job
 
     Step = Callable[[Job[Any]], Awaitable[Any]]
     Middleware = Callable[[Job[Any], Step], Awaitable[Any]]

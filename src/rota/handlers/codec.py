@@ -14,8 +14,8 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
 from rota.client import Encoded, encode_payload
+from rota.domain.payload import encode
 from rota.errors import ConfigError, InvalidPayload
-from rota.payload import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

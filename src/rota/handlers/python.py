@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from rota.db.pool import idling
 from rota.errors import ConfigError
+from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handlers.job import Job, inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
-from rota.job import Job, inside
-from rota.loop import both
-from rota.signals import Cancel, Retry, Snooze
+from rota.supervision.loop import both
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable
 
     from rota.handlers import Handler, Step
-    from rota.job import SyncJob
+    from rota.handlers.job import SyncJob
 
 TERM_GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""

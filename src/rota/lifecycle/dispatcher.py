@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import asyncpg
 
-from rota.attempt import Attempt
-from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Pool, connection
 from rota.db.queries import Claimed
 from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salvage
 from rota.domain.job import Suspects
+from rota.handlers.attempt import Attempt
 from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_ROOM, Lanes
-from rota.loop import backoff_pause, cancelling
+from rota.runtime.clock import boottime
+from rota.supervision.loop import backoff_pause, cancelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rota.domain.job import NodeId
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
-    from rota.loop import Pulse
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
+    from rota.supervision.loop import Pulse
 
 MAX_CLAIM_SIZE = 500
 """Most jobs of one room in one claim: with more free slots, one batch starts while the next is claimed."""

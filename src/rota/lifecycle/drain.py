@@ -11,16 +11,16 @@ from rota.db.pool import Pool, connection
 from rota.db.salvage import TRANSIENT
 from rota.domain.outcome import Interrupted
 from rota.lifecycle.settle import settle_alike
-from rota.stops import QUIT_SECONDS
+from rota.runtime.shutdown import QUIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from datetime import timedelta
 
-    from rota.attempt import Attempt
     from rota.domain.job import NodeId
+    from rota.handlers.attempt import Attempt
     from rota.lifecycle.running import Running
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 
 class Drain:

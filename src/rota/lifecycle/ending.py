@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from rota.db.pool import Connection
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 BATCH = 500
 

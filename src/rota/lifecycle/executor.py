@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rota.byte_budget import OFF_LOOP_BYTES, ByteBudget, off_the_loop
-from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import connection
 from rota.db.salvage import TRANSIENT
@@ -25,21 +23,23 @@ from rota.domain.outcome import (
     TimedOut,
     Undecodable,
 )
+from rota.domain.payload import LIMITS, encode_result, plain
 from rota.errors import InvalidPayload
-from rota.failure import ERROR_LIMIT, describe, readable, why_again
+from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handlers.byte_budget import OFF_LOOP_BYTES, ByteBudget, off_the_loop
+from rota.handlers.failure import ERROR_LIMIT, describe, readable, why_again
 from rota.handlers.python import ChildFailed
-from rota.logs import carry, carry_alike
-from rota.loop import backoff_pause, uncancel
-from rota.payload import LIMITS, encode_result, plain
-from rota.signals import Cancel, Retry, Snooze
-from rota.tasks import Tasks
+from rota.observability.logs import carry, carry_alike
+from rota.runtime.clock import boottime
+from rota.supervision.loop import backoff_pause, uncancel
+from rota.supervision.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rota.attempt import Attempt
     from rota.handlers import Handler
-    from rota.job import Environment
+    from rota.handlers.attempt import Attempt
+    from rota.handlers.job import Environment
 
 SUCCEEDED = Succeeded()
 """The outcome of most attempts."""

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota import stacks
-from rota.attempt import margin
-from rota.clock import boottime
 from rota.db import pool, queries
 from rota.db.connecting import close_connection
 from rota.db.pool import PATIENCE, ConnectionLost, cut
 from rota.db.salvage import TRANSIENT, salvage
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost, TimedOut
+from rota.handlers.attempt import margin
+from rota.runtime.clock import boottime
+from rota.supervision import stacks
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Sequence
 
-    from rota.attempt import Attempt
     from rota.domain.job import NodeId
+    from rota.handlers.attempt import Attempt
     from rota.lifecycle.running import Running
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 TICK = timedelta(milliseconds=250)
 

@@ -14,8 +14,8 @@ from rota.lifecycle.suspects import Probation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rota.attempt import Attempt
     from rota.domain.job import FenceToken
+    from rota.handlers.attempt import Attempt
     from rota.lifecycle.wake import Wake
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import asyncpg
 
-from rota.clock import boottime
 from rota.cron import tzdata_version
 from rota.db import queries, schedule_queries
 from rota.db.pool import Connection, Pool, connection
@@ -26,7 +25,8 @@ from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, 
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.lifecycle.ending import cancel_waiting_jobs
-from rota.loop import DUTY, both
+from rota.runtime.clock import boottime
+from rota.supervision.loop import DUTY, both
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rota.domain.job import NodeId
     from rota.domain.schedule import Plan
     from rota.lifecycle.wake import Wake
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, assert_never
 
 import asyncpg
 
-from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Connection, Pool, connection, cut
 from rota.db.salvage import Fault, fault_of, salvage
@@ -30,16 +29,17 @@ from rota.domain.outcome import (
 )
 from rota.domain.settlement import Abandon, Bury, Cancel, Release, Retry, Settlement, Succeed
 from rota.lifecycle.retry_planner import BASE, CAP, decide
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
-    from rota.attempt import Attempt
     from rota.db.queries import Verdict
     from rota.domain.job import FenceToken, NodeId, Terms
+    from rota.handlers.attempt import Attempt
     from rota.lifecycle.running import Running
-    from rota.loop import Pulse
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
+    from rota.supervision.loop import Pulse
 
 LARGEST = 1000
 """Most settlements in one statement: enough to spend little on each, few enough to hold no lock for long."""

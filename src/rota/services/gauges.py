@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rota import log_writer
-from rota.clock import boottime
 from rota.db import queries, reports, schedule_queries
 from rota.db.pool import Pool, connection
-from rota.loop import rest
+from rota.observability import log_writer
+from rota.runtime.clock import boottime
+from rota.supervision.loop import rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rota.lifecycle.running import Running
-    from rota.loop import Pulse
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
+    from rota.supervision.loop import Pulse
 
 SAMPLED_EVERY = timedelta(seconds=15)
 

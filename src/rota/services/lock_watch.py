@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.clock import boottime
 from rota.db.blockers import find_blockers
 from rota.db.salvage import LOST
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from rota.db.blockers import Blocker
-    from rota.loop import Pulse
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
+    from rota.supervision.loop import Pulse
 
 UNANSWERED: tuple[type[Exception], ...] = (*LOST, asyncpg.PostgresError)
 

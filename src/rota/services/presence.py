@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rota.clock import boottime
 from rota.db import queries, reports
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.job import NodeId
 from rota.domain.shards import shards_of
 from rota.errors import ConfigError
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Connection, Pool, connection
 from rota.db.salvage import TRANSIENT
-from rota.loop import rest
+from rota.runtime.clock import boottime
+from rota.supervision.loop import rest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rota.config import Retention
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 BATCH = 1000
 

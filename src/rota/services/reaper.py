@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rota.clock import boottime
 from rota.db import queries
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.ending import cancel_waiting_jobs, expire_unstarted_jobs
 from rota.lifecycle.settle import ENDS, settle_alike
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime, timedelta
 
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 BATCH = 500
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 import asyncpg
 
-from rota.clock import boottime
 from rota.db.salvage import TRANSIENT
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 A = TypeVar("A")
 B = TypeVar("B")

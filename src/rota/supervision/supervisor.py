@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from rota.errors import DatabaseUnusable
-from rota.loop import LONGEST_PAUSE, backoff_pause, uncancel
-from rota.tasks import Tasks
+from rota.supervision.loop import LONGEST_PAUSE, backoff_pause, uncancel
+from rota.supervision.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from rota.loop import Pulse
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
+    from rota.supervision.loop import Pulse
 
 CRASHES_IN_A_ROW = 10
 """Crashes of one loop without a success in between after which the daemon drains and ends: about a minute with the backoff."""

@@ -7,14 +7,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rota.clock import boottime
 from rota.db import schedule_queries
 from rota.db.pool import Pool, connection
 from rota.db.salvage import salvage
-from rota.loop import rest
+from rota.runtime.clock import boottime
+from rota.supervision.loop import rest
 
 if TYPE_CHECKING:
-    from rota.telemetry import Telemetry
+    from rota.observability.telemetry import Telemetry
 
 BATCH = 5000
 

@@ -20,7 +20,7 @@ from waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SHIPPED = Path(__file__).parents[1] / "deploy" / "prometheus"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 
 FOR = "2s"
 """How long each rule waits here before it fires, in place of what it says."""

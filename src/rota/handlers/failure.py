@@ -8,8 +8,8 @@ import traceback
 from typing import Any, Protocol
 
 from rota.domain.outcome import Failed
-from rota.payload import plain
-from rota.signals import Permanent
+from rota.domain.payload import plain
+from rota.handler_exceptions import Permanent
 
 ERROR_LIMIT = 8000
 """Most bytes of an error's text; its end is kept, where the reason stands."""

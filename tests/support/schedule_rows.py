@@ -13,7 +13,7 @@ from rota.domain.job import NodeId
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.wake import Wake
-from rota.telemetry import Telemetry
+from rota.observability.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

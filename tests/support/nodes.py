@@ -13,7 +13,7 @@ import pytest
 
 import rota
 from rota.config import load
-from rota.daemon import Daemon
+from rota.daemon.daemon import Daemon
 from waiting import eventually
 
 if TYPE_CHECKING:

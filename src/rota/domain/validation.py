@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from rota.cron import Fold, Gap
 from rota.domain.schedule import Misfire, Overlap
 from rota.errors import ConfigError
-from rota.signals import LONGEST_DELAY
+from rota.handler_exceptions import LONGEST_DELAY
 
 Delivery = Literal["at_least_once", "at_most_once"]
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from rota.app import App
-from rota.job import Job  # noqa: TC001  the decoder reads the annotations at run time
-from rota.signals import Permanent
+from rota.handler_exceptions import Permanent
+from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from rota.errors import AddressInUse, ConfigError
-from rota.forks import close_in_child
+from rota.runtime.forks import close_in_child
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

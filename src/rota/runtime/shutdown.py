@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from rota.clock import boottime
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

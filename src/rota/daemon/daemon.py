@@ -17,11 +17,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rota import health, log_writer, logs, stacks, systemd
 from rota.builtin.configured import configured
-from rota.clock import boottime
 from rota.config import mask_dsn
 from rota.cron import tzdata_version
+from rota.daemon.node_loops import Loops
 from rota.db import queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.connecting import WORTH_WAITING, close_connection
@@ -45,24 +44,27 @@ from rota.db.salvage import TRANSIENT
 from rota.db.server_history import ServerHistory
 from rota.domain.job import NodeId
 from rota.errors import DaemonFailed, DatabaseUnusable, RotaError, SchemaMismatch
-from rota.job import Environment
+from rota.handlers.job import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.heartbeat import Heartbeat, Trust
 from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler
-from rota.logs import handler_of_context
-from rota.loop import Pulse, uncancel
-from rota.node_loops import Loops
+from rota.observability import health, log_writer, logs
+from rota.observability.logs import handler_of_context
+from rota.observability.telemetry import Telemetry, make_logger
+from rota.runtime import systemd
+from rota.runtime.clock import boottime
+from rota.runtime.shutdown import Stops
 from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.lock_watch import LockWatch
 from rota.services.presence import Node, Presence
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
-from rota.services.track_record import TrackRecord
-from rota.stops import Stops
-from rota.supervisor import CRASHES_IN_A_ROW, Supervisor
-from rota.telemetry import Telemetry, make_logger
+from rota.services.schedule_stats import TrackRecord
+from rota.supervision import stacks
+from rota.supervision.loop import Pulse, uncancel
+from rota.supervision.supervisor import CRASHES_IN_A_ROW, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
-SNAPSHOT = ROOT / "tests" / "public_surface.txt"
+ROOT = Path(__file__).resolve().parents[2]
+SNAPSHOT = Path(__file__).with_suffix(".txt")
 
 
 def main() -> int:

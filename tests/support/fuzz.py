@@ -518,7 +518,7 @@ STATES = "select state, count(*) from rota.job_status group by 1 order by 2 desc
 
 def builtin_names() -> list[str]:
     """Return the words of rota's own SQL: the functions that it calls are among them."""
-    sql = Path(__file__).parents[1] / "sql"
+    sql = Path(__file__).parents[2] / "sql"
     return sorted({word for file in sql.rglob("*.sql") for word in re.findall(r"\b[a-z_0-9]{3,}\b", file.read_text())})
 
 

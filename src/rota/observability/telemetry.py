@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from rota.logs import LEVELS, readable
-from rota.metrics import Metrics
+from rota.observability.logs import LEVELS, readable
+from rota.observability.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

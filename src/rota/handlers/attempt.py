@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rota.clock import boottime
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     import asyncio

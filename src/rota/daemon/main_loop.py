@@ -6,10 +6,10 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from rota.tasks import OwnedTask
+from rota.supervision.tasks import OwnedTask
 
 if TYPE_CHECKING:
-    from rota.daemon import Daemon
+    from rota.daemon.daemon import Daemon
 
 MAX_BREAKS = 100
 """How often the main loop is entered again after code of a handler has broken it, until the process ends without a drain."""

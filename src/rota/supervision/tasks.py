@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from rota.logs import job_of_context
+from rota.observability.logs import job_of_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

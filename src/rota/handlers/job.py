@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rota.clock import boottime
 from rota.db import drivers, queries
 from rota.db.pool import PATIENCE, connection, idling
 from rota.db.salvage import LOST, TRANSIENT
-from rota.domain.given import check_kinds, check_progress
 from rota.domain.job import FenceToken, NodeId, idempotency_key
+from rota.domain.payload import encode
+from rota.domain.validation import check_kinds, check_progress
 from rota.errors import Refused, StaleToken
-from rota.payload import encode
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import asyncpg
     import psycopg
 
-    from rota.attempt import Attempt
     from rota.db.blocking import BlockingPool, Login
     from rota.db.drivers import AsyncConn, SyncConn
     from rota.db.pool import Connection, Pool
     from rota.domain.outcome import StopReason
+    from rota.handlers.attempt import Attempt
 
 P = TypeVar("P")
 

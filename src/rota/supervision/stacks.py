@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from rota.tasks import OwnedTask
+from rota.supervision.tasks import OwnedTask
 
 if TYPE_CHECKING:
     from types import FrameType

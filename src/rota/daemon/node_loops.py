@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota import systemd
 from rota.db.listen import Listener, NoListener
 from rota.db.pool import Pool, Route, connect
 from rota.db.salvage import LOST
@@ -25,12 +24,13 @@ from rota.lifecycle.running import Running
 from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
-from rota.loop import Pulse, on_own_thread, run_forever
+from rota.runtime import systemd
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.lock_watch import LockWatch
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
-from rota.services.track_record import TrackRecord
+from rota.services.schedule_stats import TrackRecord
+from rota.supervision.loop import Pulse, on_own_thread, run_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from rota.db.pool import Accept
     from rota.domain.job import NodeId
     from rota.handlers import Handler
-    from rota.job import Environment
-    from rota.loop import Service
+    from rota.handlers.job import Environment
+    from rota.observability.telemetry import Telemetry
     from rota.services.presence import Presence
-    from rota.telemetry import Telemetry
+    from rota.supervision.loop import Service
 
 FINAL_RECORD_SECONDS = 2.0
 """How long a daemon whose jobs have ended may take to note their ends on schedules."""

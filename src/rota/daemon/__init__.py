@@ -1,0 +1,1 @@
+"""The daemon: build its parts, supervise them, drain."""

@@ -1,0 +1,1 @@
+"""The process: its clock, its signals, its service manager."""

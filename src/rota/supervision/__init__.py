@@ -1,0 +1,1 @@
+"""Loops that survive errors, and the tasks and stacks of a process."""
