@@ -87,7 +87,7 @@ def _signature(value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     # Neither the module in which a type is defined nor the address of a default is public.
-    return re.sub(r"'|\brota\.(\w+\.)*|<factory>", "", re.sub(r"<(\w+) object at 0x\w+>", r"<\1>", text))
+    return re.sub(r"'|\brota\.(\w+\.)*|<factory>", "", re.sub(r"<([\w.]+) object at 0x\w+>", r"<\1>", text))
 
 
 def _metrics() -> Iterator[str]:
