@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import make_dead_letter, make_job
+from factories import NODE, make_dead_letter, make_job, make_running_jobs
 from links import Link
 from logins import world
 from poolers import find_pgbouncer, pgbouncer
@@ -206,6 +206,20 @@ async def a_server_that_cancels_claims(ground: Ground) -> AsyncIterator[None]:
     await ground.conn.execute(
         "do $$ begin execute format('alter database %I set statement_timeout = 2000', current_database()); end $$"
     )
+    yield
+
+
+@asynccontextmanager
+async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
+    """Two slots, held by one handler; a job of another handler has been due for five minutes."""
+    await ground.conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
+        "($1, 'here', 1, '0', 'shop', '{shop.works,shop.holds}', '{default,*}', '{\"default\": 2, \"*\": 5}', "
+        "now() + interval '1 h')",
+        NODE,
+    )
+    await make_running_jobs(ground.conn, 2, handler="shop.holds", queue="default")
+    await make_job(ground.conn, handler="shop.works", queue="default", run_at=-timedelta(minutes=5))
     yield
 
 

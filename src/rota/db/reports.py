@@ -6,6 +6,7 @@ Nothing here locks or changes anything. `schedule_reports` has what they ask abo
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -90,6 +91,16 @@ class PlaceInLine:
     ahead: int
     more: bool
     nodes: Sequence[ServingNode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJobs:
+    """How many jobs of a queue and handler a node runs."""
+
+    node: UUID | None
+    queue: str
+    handler: str
+    running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +299,10 @@ class LivingNode:
         """Whether this daemon takes jobs of that handler from that queue."""
         return self.claims_from(queue) and handler in self.handlers
 
+    def room(self, queue: str) -> str:
+        """Return the name under which this daemon counts the slots for that queue: its own, or `*`."""
+        return queue if queue in self.slots else "*"
+
     def claims_from(self, queue: str) -> bool:
         """Whether this daemon takes jobs from that queue. One that has no slot here is not served by `*` either."""
         if self.state != "running" or not {queue, "*"} & set(self.queues):
@@ -409,6 +424,20 @@ async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
     return None if row is None else JobDescription(**row)
 
 
+async def count_running_jobs(db: Connection) -> list[RunningJobs]:
+    """Return the numbers of running jobs."""
+    return [RunningJobs(**row) for row in await db.fetch(SQL["count_running_jobs"])]
+
+
+def holders_of_slots(node: LivingNode, queue: str, running: Sequence[RunningJobs]) -> Counter[str]:
+    """Return which handlers' jobs take the node's slots for the queue, and how many each."""
+    found: Counter[str] = Counter()
+    for each in running:
+        if str(each.node) == str(node.node_id) and node.room(each.queue) == node.room(queue):
+            found[each.handler] += each.running
+    return found
+
+
 async def find_place_in_line(db: Connection, *, job: JobDescription) -> PlaceInLine | None:
     """Return what a due job waits for; None where no living daemon would claim it."""
     living = await list_nodes(db)
@@ -419,19 +448,17 @@ async def find_place_in_line(db: Connection, *, job: JobDescription) -> PlaceInL
     ahead: int = await db.fetchval(
         SQL["count_jobs_ahead"], job.queue, handlers, job.priority, job.run_at, job.job_id, MOST_AHEAD + 1
     )
-    running = [(str(row[0]), row[1], row[2]) for row in await db.fetch(SQL["count_running_jobs"])]
-    nodes = []
-    for node in serving:
-        slots = node.slots
-        room = job.queue if job.queue in slots else "*"
-        taken = sum(
-            count
-            for node_id, queue, count in running
-            if node_id == str(node.node_id) and (queue if queue in slots else "*") == room
+    running = await count_running_jobs(db)
+    nodes = [
+        ServingNode(
+            node_id=node.node_id,
+            host=node.host,
+            pid=node.pid,
+            slots=node.slots.get(node.room(job.queue), 0),
+            taken=holders_of_slots(node, job.queue, running).total(),
         )
-        nodes.append(
-            ServingNode(node_id=node.node_id, host=node.host, pid=node.pid, slots=slots.get(room, 0), taken=taken)
-        )
+        for node in serving
+    ]
     return PlaceInLine(ahead=min(ahead, MOST_AHEAD), more=ahead > MOST_AHEAD, nodes=nodes)
 
 

@@ -1,5 +1,6 @@
 """Checks of queues, live jobs and dead letters."""
 
+from collections import Counter
 from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -9,7 +10,10 @@ from rota.commands.show import age, moment, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
-    from rota.db.reports import LetterGroup, Paused
+    from rota.db.reports import Lane, LetterGroup, Paused
+
+LATE = timedelta(seconds=60)
+"""For how long jobs must have been due before taken slots are a finding."""
 
 
 async def check_paused(facts: "Facts") -> list[Finding]:
@@ -58,6 +62,44 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
         for lane, why in unclaimed[:NAMED]
     ]
     return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
+
+
+async def check_slots(facts: "Facts") -> list[Finding]:
+    """Report queues whose slots are all taken, on every daemon that serves them, while jobs have been due for LATE."""
+    from rota.db import reports
+
+    late = [lane for lane in facts.backlog.by_handler if lane.oldest_due is not None and lane.oldest_due > LATE]
+    if not late:
+        return []
+    paused = {(each.kind, each.name) for each in await reports.list_paused(facts.db)}
+    running = await reports.count_running_jobs(facts.db)
+    full: dict[str, tuple[Lane, int, Counter[str]]] = {}
+    for lane in late:
+        serving = [node for node in facts.nodes if node.claims(lane.handler, lane.queue)]
+        if not serving or paused & {("queue", "*"), ("queue", lane.queue), ("handler", lane.handler)}:
+            continue
+        slots = [node.slots.get(node.room(lane.queue), 0) for node in serving]
+        holders = [reports.holders_of_slots(node, lane.queue, running) for node in serving]
+        if all(held.total() >= most for held, most in zip(holders, slots, strict=True)):
+            before = full.get(lane.queue)
+            full[lane.queue] = (before[0] + lane if before else lane, sum(slots), sum(holders, Counter()))
+    ordered = sorted(full.values(), key=lambda each: each[0].oldest_due or LATE, reverse=True)
+    bound = "at least " if facts.backlog.at_least else ""
+    findings = [_full(lane, slots, holders, bound) for lane, slots, holders in ordered[:NAMED]]
+    return capped("slots", findings, len(full), "rota queue list shows where jobs wait")
+
+
+def _full(lane: "Lane", slots: int, holders: "Counter[str]", bound: str) -> Finding:
+    held_by = ", ".join(f"{count} by {handler}" for handler, count in holders.most_common(3))
+    return Finding(
+        check="slots",
+        object=f"queue {lane.queue}",
+        finding=f"all {plural(slots, 'slot')} of the queue {lane.queue} are taken ({held_by}), and "
+        f"{bound}{plural(lane.due, 'due job')} wait, the oldest for {age(lane.oldest_due)}",
+        do="start more daemons, give the queue more slots (ROTA_QUEUES), or enqueue less; see what holds them: "
+        f"rota job list --state running --handler {quote(holders.most_common(1)[0][0])}",
+        alert="RotaLagging",
+    )
 
 
 async def check_lanes(facts: "Facts") -> list[Finding]:
