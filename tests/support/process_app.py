@@ -14,6 +14,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
@@ -41,6 +42,18 @@ create table executions (
 
 EFFECTS = "create table effects (job_id bigint, fence_token bigint, step int, at timestamptz default clock_timestamp())"
 """What the tests make in the daemon's own database: what handlers write in job.transaction()."""
+
+
+FAMILY = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+children = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], process_group=0)]
+with open(sys.argv[1] + ".new", "w") as file:
+    print(os.getpid(), *[child.pid for child in children], file=file)
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+children[0].wait()
+"""
+"""A program with two children, one of them in a process group of its own. It writes the pids to the file in its argument."""
 
 
 class Witness:
@@ -382,6 +395,12 @@ def leaves_a_fork(job: rota.SyncJob[Any]) -> int:
         threading.Event().wait(options(job)["seconds"])
         os._exit(0)
     return pid
+
+
+@app.handler("starts_family", runs_in="process")
+def starts_family(job: rota.SyncJob[Any]) -> None:
+    """Start a child that starts others, write their pids to the file `pids`, and wait."""
+    subprocess.run([sys.executable, "-c", FAMILY, options(job)["pids"]], check=True)
 
 
 @app.handler("orphans")

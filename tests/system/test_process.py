@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from links import free_port
+from process_app import FAMILY
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scenes import Scene
 
 
@@ -197,10 +199,48 @@ async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(scene: Scene) -> 
     assert daemon.events("node.stopped")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
+@pytest.mark.parametrize("kind", ["process", "command"])
+async def test_e6_a_killed_daemon_takes_the_whole_session_of_its_handlers_along(
+    scene: Scene, tmp_path: Path, kind: str
+) -> None:
+    """Grandchildren in process groups of their own, too; a job that has ended, and its keeper, leave nothing behind."""
+    pids = tmp_path / "pids"
+    settings = tmp_path / "rota.toml"
+    settings.write_text(f"[handlers.command.family]\nargv = {json.dumps([sys.executable, '-c', FAMILY, str(pids)])}\n")
+    daemon = scene.daemons.start(ROTA_CONFIG=str(settings))
+    handler = "command.family" if kind == "command" else "starts_family"
+    await scene.enqueue(handler, {"pids": str(pids)})
+    await eventually(pids.exists, what="the family")
+    family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
+    keepers = keepers_of(daemon.pid)
+    assert len(keepers) == 1
+    assert all(is_running(pid) for pid in family)
+    daemon.kill()
+    await eventually(lambda: not any(is_running(pid) for pid in (*family, *keepers)), within=5, what="the family's end")
+
+
+def keepers_of(pid: int) -> list[int]:
+    """Return the processes that end with the daemon what its handlers have started."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(pid), "-f", "session_keeper"], capture_output=True, text=True, check=False
+    )
+    return [int(each) for each in found.stdout.split()]
+
+
+def is_running(pid: int) -> bool:
+    """Return whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def test_a_fork_keeps_neither_the_port_nor_sessions_of_a_dead_daemon(scene: Scene) -> None:
     """The next daemon serves on the same port, and the server sees the end of the sessions at once."""
     port = str(free_port())
     daemon = scene.daemons.start(ROTA_HTTP_PORT=port)
+    await scene.comes_to(await scene.enqueue("transactional thread", {"seconds": 0}), "succeeded")
     job = await scene.enqueue("leaves_a_fork", {"seconds": 20})
     await scene.comes_to(job, "succeeded")
     daemon.kill()

@@ -14,6 +14,7 @@ from rota.domain.payload import plain
 from rota.handler_exceptions import Permanent
 from rota.handlers.job import Job, inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
+from rota.handlers.sessions import ending_with_daemon
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -54,18 +55,19 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        try:
-            output, errors, code = await _converse(process, attempt.payload.encode())
-        except asyncio.CancelledError:
-            signal_group(process, signal.SIGTERM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(settings.grace.total_seconds()):
-                    await process.wait()
-            raise
-        finally:
-            # Whoever of its group is left, too: a next attempt must not run beside it.
-            signal_group(process, signal.SIGKILL)
-            await process.wait()
+        with ending_with_daemon(process.pid):
+            try:
+                output, errors, code = await _converse(process, attempt.payload.encode())
+            except asyncio.CancelledError:
+                signal_group(process, signal.SIGTERM)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(settings.grace.total_seconds()):
+                        await process.wait()
+                raise
+            finally:
+                # All that is left of its group, too: a next attempt must not run beside it.
+                signal_group(process, signal.SIGKILL)
+                await process.wait()
         if code:
             said = plain(errors.decode("utf-8", "backslashreplace"), KEPT).strip()
             failure = f"{settings.argv[0]} ended with {how_it_ended(code)}" + (f": {said}" if said else "")

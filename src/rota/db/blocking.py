@@ -18,6 +18,7 @@ from rota.db.server_history import Server, ServerHistory
 from rota.db.sql import SQL
 from rota.errors import ConfigError
 from rota.runtime.clock import boottime
+from rota.runtime.forks import close_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,6 +89,7 @@ def connect(login: Login) -> psycopg.Connection[Any]:
         if not login.url.reload():
             raise
         conn = attempt()
+    close_in_child(conn, conn)
     try:
         with _cut_after(conn, ANSWER_SECONDS):
             _check_server(conn, login.history)

@@ -19,6 +19,7 @@ from rota.errors import ConfigError
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.job import Job, inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
+from rota.handlers.sessions import ending_with_daemon
 from rota.supervision.loop import both
 
 if TYPE_CHECKING:
@@ -133,15 +134,16 @@ def in_process(handler: Handler) -> Step:
                 )
             finally:
                 os.close(write_end)
-            attempt.on_interrupt = lambda: _end(child, attempt.stop_reason)
-            if attempt.interruption is not None:
-                _end(child, attempt.stop_reason)
-            try:
-                return await _converse(child, answers, order, job)
-            finally:
-                attempt.on_interrupt = None
-                signal_group(child, signal.SIGKILL)
-                await child.wait()
+            with ending_with_daemon(child.pid):
+                attempt.on_interrupt = lambda: _end(child, attempt.stop_reason)
+                if attempt.interruption is not None:
+                    _end(child, attempt.stop_reason)
+                try:
+                    return await _converse(child, answers, order, job)
+                finally:
+                    attempt.on_interrupt = None
+                    signal_group(child, signal.SIGKILL)
+                    await child.wait()
 
     return step
 

@@ -27,7 +27,7 @@ def _close_all() -> None:
     for sockets in list(_owners.values()):
         for each in sockets:
             # By number: closing the object would take it out of the parent's epoll set, which the fork shares.
-            with suppress(OSError, ValueError, AttributeError):
+            with suppress(Exception):  # psycopg's fileno() raises its own error once the connection is closed
                 if (number := each.fileno()) >= 0:
                     os.close(number)
     _owners.clear()
