@@ -4,7 +4,9 @@
 --   $3 reason      text
 --   $4 error_kind  text
 --   $5 before      timestamptz  died before
---   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?, now timestamptz?
+--   $6 limit       int8  most groups to return; null: all
+--   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?, now timestamptz?, total int8?
+--   total  how many groups there are without the limit
 select
     letter.handler, letter.queue, letter.reason, letter.error_kind,
     count(*) as letters,
@@ -12,7 +14,8 @@ select
     min(letter.finished_at) as oldest,
     max(letter.finished_at) as newest,
     max(letter.job_id) as sample,
-    now() as now
+    now() as now,
+    count(*) over () as total
 from rota.dead_letters as letter
 where ($1::text is null or letter.handler = $1)
   and ($2::text is null or letter.queue = $2)
@@ -21,3 +24,4 @@ where ($1::text is null or letter.handler = $1)
   and ($5::timestamptz is null or letter.finished_at < $5)
 group by letter.handler, letter.queue, letter.reason, letter.error_kind
 order by letters desc, letter.handler, letter.reason
+limit $6::int8

@@ -22,7 +22,7 @@ from rota.commands.options import (
     instant,
 )
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, plural, print_json, printable, table
+from rota.commands.show import LISTED, age, console, distance, plural, print_json, printable, table
 from rota.domain import settlement
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def summary(
     with using(config_file, dsn, embedded=embedded) as config:
         from rota.db.reports import summarise_dead_letters
 
-        groups = ask(config, lambda db: summarise_dead_letters(db, which=which), name="dead summary")
+        groups = ask(config, lambda db: summarise_dead_letters(db, which=which, limit=LISTED), name="dead summary")
     if as_json:
         print_json(groups)
         return
@@ -313,7 +313,7 @@ async def _say_what_would_be(
     count = sum(group.letters for group in groups) - once
     chosen = min(count, limit or count)
     if as_json:
-        print_json({"dry_run": True, "letters": chosen, "at_most_once_left": once, "groups": groups})
+        print_json({"dry_run": True, "letters": chosen, "at_most_once_left": once, "groups": groups[:LISTED]})
         return
     if groups:
         _print_groups(groups)
@@ -334,11 +334,15 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
             age(group.now - group.newest),
             group.sample,
         )
-        for group in groups
+        for group in groups[:LISTED]
     ]
     console().print(
         table(None, "dead#", "handler~", "queue~", "reason", "error~", "oldest#", "newest#", "sample#", rows=rows)
     )
+    if more := groups[0].total - len(rows):
+        console().print(
+            f"… and {plural(more, 'more group')} with fewer dead letters each: use --handler, --queue or --reason"
+        )
 
 
 def _print_letters(letters: "list[LetterLine]") -> None:

@@ -7,7 +7,7 @@ import typer
 from rota.commands import pausing
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
 from rota.commands.session import ask, using
-from rota.commands.show import age, console, distance, print_json, table
+from rota.commands.show import LISTED, age, console, distance, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.reports import KnownHandler
@@ -23,7 +23,7 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
     from rota.db.reports import list_handlers
 
     with using(config_file, dsn, embedded=embedded) as config:
-        found = ask(config, list_handlers, name="handler list")
+        found = ask(config, lambda db: list_handlers(db, limit=LISTED), name="handler list")
     if as_json:
         print_json(found)
         return
@@ -40,6 +40,10 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
     ]
     # What fits a terminal of 80 columns; app, release, delivery and the instants are in --json.
     console().print(table(None, "handler~", "queue~", "attempts#", "timeout#", "nodes#", "state~", rows=rows))
+    if found and (more := found[0].total - len(found)):
+        console().print(
+            f"… and {plural(more, 'more handler')}; paused ones and those of living daemons are listed first"
+        )
 
 
 def _state(handler: "KnownHandler") -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 WIDE = 160
 """Columns where nobody looks: a pipe, a file."""
 
+LISTED = 100
+"""Most rows of a list without a --limit."""
+
 LEGIBLE = 6
 """Characters that a column which may be cut or broken into lines gets at least."""
 

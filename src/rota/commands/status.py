@@ -13,7 +13,7 @@ import typer
 from rota.commands.node import node_rows
 from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
 from rota.commands.session import ask, asked, using
-from rota.commands.show import age, console, moment, plural, print_json, printable, table
+from rota.commands.show import LISTED, age, console, moment, plural, print_json, printable, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from rota.db.schedule_reports import NextFire
 
 EVERY_S = 2.0
-
-LISTED = 100
-"""Most queues that are listed one by one."""
 
 LOWER_BOUNDS = (
     "there are too many jobs to count: due, retrying and future are lower bounds (≥); ages and running are exact"

@@ -200,6 +200,8 @@ class LetterGroup:
     newest: datetime
     sample: int
     now: datetime
+    total: int
+    """How many groups there are, listed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +357,8 @@ class KnownHandler:
     paused_by: str | None
     paused_at: datetime | None
     now: datetime
+    total: int
+    """How many handlers there are, listed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,9 +498,9 @@ async def list_dead_letters(db: Connection, *, which: LetterFilter, limit: int) 
     return [LetterLine(**row) for row in await db.fetch(SQL["list_dead_letters"], *which.values, limit)]
 
 
-async def summarise_dead_letters(db: Connection, *, which: LetterFilter) -> list[LetterGroup]:
-    """Return counts of dead letters, the most frequent group first."""
-    return [LetterGroup(**row) for row in await db.fetch(SQL["summarise_dead_letters"], *which.values)]
+async def summarise_dead_letters(db: Connection, *, which: LetterFilter, limit: int | None = None) -> list[LetterGroup]:
+    """Return counts of dead letters, the most frequent group first. A limit of None returns all groups."""
+    return [LetterGroup(**row) for row in await db.fetch(SQL["summarise_dead_letters"], *which.values, limit)]
 
 
 async def summarise_live_jobs(
@@ -540,9 +544,9 @@ async def list_handler_names(db: Connection) -> list[str]:
     return [row[0] for row in await db.fetch(SQL["list_handler_names"])]
 
 
-async def list_handlers(db: Connection) -> list[KnownHandler]:
-    """Return the handlers that daemons have registered or people have paused."""
-    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"])]
+async def list_handlers(db: Connection, *, limit: int | None = None) -> list[KnownHandler]:
+    """Return the handlers that daemons have registered or people have paused. A limit of None returns all of them."""
+    return [KnownHandler(**row) for row in await db.fetch(SQL["list_handlers"], limit)]
 
 
 async def count_live_jobs(

@@ -143,8 +143,10 @@ async def check_dead_letters(facts: "Facts") -> list[Finding]:
     """Report dead letters, by handler, queue, reason and kind of error."""
     from rota.db import reports
 
-    groups = await reports.summarise_dead_letters(facts.db, which=reports.LetterFilter())
-    return capped("dead letters", [_letters(group) for group in groups[:NAMED]], len(groups), "rota dead summary")
+    groups = await reports.summarise_dead_letters(facts.db, which=reports.LetterFilter(), limit=NAMED)
+    return capped(
+        "dead letters", [_letters(group) for group in groups], groups[0].total if groups else 0, "rota dead summary"
+    )
 
 
 def _letters(group: "LetterGroup") -> Finding:
