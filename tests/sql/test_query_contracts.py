@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -17,7 +17,7 @@ from factories import NODE, make_handler, make_job, make_running_job
 from rota.db import operations, queries, reports, schedule_queries, schedule_reports
 from rota.db.sql import MIGRATIONS, SQL
 from rota.domain import job as domain
-from rota.domain.job import Claim, Terms
+from rota.domain.job import Claim, Terms, idempotency_key
 from statements import claim
 
 if TYPE_CHECKING:
@@ -177,17 +177,44 @@ async def test_a_claim_is_silent_about_what_goes_without_saying(conn: Connection
     await make_handler(conn)
     plain, _ = await make_job(conn)
     odd, _ = await make_job(conn, lease=timedelta(seconds=41), idempotency_key="k", schedule_id=7)
-    await conn.execute("update rota.jobs set run_at = created_at where job_id = $1", plain)
     await conn.execute("update rota.jobs set scheduled_for = run_at where job_id = $1", plain)
-    await conn.execute("update rota.jobs set run_at = created_at - interval '1 s' where job_id = $1", odd)
     await conn.execute("update rota.jobs set scheduled_for = run_at - interval '1 s' where job_id = $1", odd)
     claims = {got.job_id: got for got in await claim(conn)}
     got = claims[plain]
-    assert (got.scheduled_for, got.created_at, got.lease, got.schedule_id, got.meta) == (None,) * 5
+    assert (got.scheduled_for, got.lease, got.schedule_id, got.meta) == (None,) * 4
     got, row = claims[odd], await conn.fetchrow("select * from rota.jobs where job_id = $1", odd)
     assert row is not None
     for name in ("scheduled_for", "created_at", "lease", "schedule_id", "idempotency_key"):
         assert getattr(got, name) == row[name] is not None
+
+
+async def test_a_derived_idempotency_key_is_stable_and_differs_for_a_reissued_job_id(conn: Connection[Record]) -> None:
+    """A promoted standby that lagged issues job_ids again. Without created_at, a receiver would drop the second job's effect."""
+    await make_handler(conn)
+    due = datetime(2031, 1, 1, tzinfo=UTC)
+    put = (
+        "insert into rota.jobs (job_id, handler, run_at, created_at) "
+        "overriding system value values (1, 'h', $1, '1970-01-01 00:00:01.000002+00'::timestamptz + $2)"
+    )
+    make_due = "select rota.reschedule(1, now())"
+    release = "update rota.jobs set state = 'scheduled', leased_by = null, lease_expires_at = null"
+
+    async def key() -> str:
+        (got,) = await claim(conn)
+        return idempotency_key(got, "i")
+
+    await conn.execute(put, due, timedelta(0))
+    await conn.execute(make_due)
+    first = await key()
+    assert first == "rota:i:job:1:2031-01-01T00:00:00.000000Z:1000002"
+    await conn.execute(release)
+    assert await key() == first, "the next attempt"
+    await conn.execute("delete from rota.jobs")
+    await conn.execute(put, due, timedelta(microseconds=1))
+    await conn.execute(make_due)
+    assert await key() == "rota:i:job:1:2031-01-01T00:00:00.000000Z:1000003", "another job with this job_id"
+    await conn.execute(f"{release}, schedule_id = 7")
+    assert await key() == "rota:i:7:2031-01-01T00:00:00.000000Z", "a fire"
 
 
 async def test_columns_marked_as_nullable_are_and_the_others_are_not(conn: Connection[Record]) -> None:

@@ -18,8 +18,8 @@
 --   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
 -- Always returns at least one row; job_id is null if nothing was claimed. next_in is the time until the earliest future run_at in
 -- the lanes; others is true if a queue outside $12 has scheduled jobs. Null means in scheduled_for: equal to run_at; in
--- created_at: not later than run_at; in lease: $11; in payload: larger than 32 KiB, read by the executor when the attempt
--- starts (load_payload).
+-- created_at: before the year 1000 or after 8000; in lease: $11; in payload: larger than 32 KiB, read by the executor when the
+-- attempt starts (load_payload).
 -- index: claim_due_jobs_idx (0002)
 -- Lanes are probed one by one: a scan over several handlers would step over all due jobs of the other handlers.
 -- The floor skips dead index entries that earlier claims left at the front of a lane and that a held snapshot keeps there.
@@ -120,8 +120,8 @@ claimed as (
         job.schedule_id,
         case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
             then nullif(job.scheduled_for, job.run_at) end as scheduled_for,
-        case when job.created_at > greatest(job.run_at, timestamptz '1000-01-01 00:00+00')
-            and job.created_at < timestamptz '8000-01-01 00:00+00' then job.created_at end as created_at,
+        case when job.created_at between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
+            then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
         job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
         -- The fire was written with the job and is likely to be in memory, but it is kept for a limited time only.

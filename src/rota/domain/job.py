@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NewType
 if TYPE_CHECKING:
     from uuid import UUID
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 NodeId = NewType("NodeId", "UUID")
 FenceToken = NewType("FenceToken", int)
 
@@ -46,7 +48,7 @@ class Claim:
     scheduled_for: datetime | None = None
     """None: as `run_at`."""
     created_at: datetime | None = None
-    """None: not later than `run_at`."""
+    """None: before the year 1000 or after 8000."""
     lease: timedelta | None = None
     """None: the daemon's."""
     idempotency_key: str | None = None
@@ -80,11 +82,18 @@ class Terms:
 
 
 def idempotency_key(claim: Claim, installation_id: str) -> str:
-    """Return the key that is the same for all attempts of one fire, and of one job."""
+    """Return the key that is the same for every attempt of a job: its own, or one derived from its row.
+
+    A standby promoted while it lags issues job_ids again, so a derived key also holds the instant of the row's creation. The key
+    of a fire doesn't: it is the same for every job that runs this fire.
+    """
     if claim.idempotency_key is not None:
         return claim.idempotency_key
-    what = f"job:{claim.job_id}" if claim.schedule_id is None else claim.schedule_id
-    return f"rota:{installation_id}:{what}:{instant(claim.scheduled_for or claim.run_at)}"
+    scheduled_for = instant(claim.scheduled_for or claim.run_at)
+    if claim.schedule_id is not None:
+        return f"rota:{installation_id}:{claim.schedule_id}:{scheduled_for}"
+    created_us = 0 if claim.created_at is None else (claim.created_at - EPOCH) // timedelta(microseconds=1)
+    return f"rota:{installation_id}:job:{claim.job_id}:{scheduled_for}:{created_us}"
 
 
 def instant(moment: datetime) -> str:

@@ -273,7 +273,7 @@ class Telemetry:
         delays = []
         for claim in claims:
             queues[claim.queue] += 1
-            due = claim.created_at or claim.run_at
+            due = claim.run_at if claim.created_at is None else max(claim.run_at, claim.created_at)
             delays.append((claim.started_at - due).total_seconds())
         self._metrics.start_delay.observe(delays)
         for queue, count in queues.items():
