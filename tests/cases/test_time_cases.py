@@ -74,7 +74,7 @@ def seen(rule: Rule, since: datetime, nows: list[datetime]) -> list[Fire]:
 
 
 def run(found: list[Fire]) -> list[datetime]:
-    return [fire.scheduled_for for fire in found if fire.plan in {"run", "queue", "line"}]
+    return [fire.scheduled_for for fire in found if fire.plan in {"enqueue", "enqueue_or_wait", "wait"}]
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 30, 59])
@@ -92,7 +92,7 @@ def test_b26_catching_up_costs_the_same_for_one_as_for_a_million() -> None:
     started = time.perf_counter()
     planned = plan(rule, now=utc(2026, 5, 5), next_fire_at=utc(2024, 5, 5))
     assert time.perf_counter() - started < 1
-    assert [fire.plan for fire in planned.fires] == ["skipped_misfire", "run"]
+    assert [fire.plan for fire in planned.fires] == ["skipped_misfire", "enqueue"]
 
 
 def test_b28_one_late_fire_after_sleep() -> None:
@@ -109,7 +109,7 @@ def test_b29_a_deployment_at_the_very_minute(grace: int, ran: bool) -> None:
     """Stopped at 14:57, started at 15:03."""
     rule = Rule(cron="0 15 * * *", too_late_after=grace * MINUTE)
     planned = plan(rule, now=utc(2026, 5, 5, 15, 3), next_fire_at=utc(2026, 5, 5, 15))
-    assert [fire.plan for fire in planned.fires] == ["run" if ran else "skipped_misfire"]
+    assert [fire.plan for fire in planned.fires] == ["enqueue" if ran else "skipped_misfire"]
     assert planned.next_fire_at == utc(2026, 5, 6, 15)
 
 

@@ -128,7 +128,7 @@ async def test_a_decision_on_an_older_version_touches_nothing(conn: Connection[R
     made = await make_schedule(conn)
     due = await make_due(conn, made)
     await conn.execute("update rota.schedules set cron = '1 1 * * *'")
-    fires = [(due, "run", None, None, None)]
+    fires = [(due, "enqueue", None, None, None)]
     decided, told = await schedule_queries.record_fires(
         conn, [schedule_queries.Decision([(made, 1)], due, due + HOUR, due, fires)]
     )
@@ -141,7 +141,7 @@ async def test_a_lost_reply_is_no_second_fire(conn: Connection[Record]) -> None:
     """The same statement sent again finds another next_fire_at."""
     made = await make_schedule(conn)
     due = await make_due(conn, made)
-    again = [schedule_queries.Decision([(made, 1)], due, due + HOUR, due, [(due, "run", None, None, None)])]
+    again = [schedule_queries.Decision([(made, 1)], due, due + HOUR, due, [(due, "enqueue", None, None, None)])]
     assert [(await schedule_queries.record_fires(conn, again))[0] for _ in range(2)] == [1, 0]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 

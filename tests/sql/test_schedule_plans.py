@@ -74,7 +74,7 @@ def _record(instant: datetime) -> list[Any]:
     positions = list(range(1, ways + 1))
     return [
         ids, [1] * LIMIT, [1 + n % ways for n in range(LIMIT)], [instant] * ways, following, [instant] * ways, positions,
-        positions, [instant] * ways, ["run"] * ways, [DISTANT_PAST] * ways, [0] * ways, [None] * ways,
+        positions, [instant] * ways, ["enqueue"] * ways, [DISTANT_PAST] * ways, [0] * ways, [None] * ways,
     ]  # fmt: skip
 
 

@@ -74,11 +74,11 @@ def test_the_misfire_table_is_true(row: list[str]) -> None:
         number = int(value.split()[0])
         given[name] = timedelta(minutes=number) if value.endswith("minutes") else number
     decided = plan(Rule(cron="0 * * * *", **given), now=utc(2026, 7, 1, 11, 20), next_fire_at=utc(2026, 7, 1, 9))
-    tried = [fire for fire in decided.fires if fire.plan in {"run", "queue", "line"}]
+    tried = [fire for fire in decided.fires if fire.plan in {"enqueue", "enqueue_or_wait", "wait"}]
     skipped = [fire for fire in decided.fires if fire.plan == "skipped_misfire"]
     expected = ", ".join(f"{fire.scheduled_for:%H:%M}" for fire in tried) or "nothing"
     assert runs == expected + (", one after the other" if len(tried) > 1 else "")
-    assert [fire.plan for fire in tried[1:]] == ["line"] * len(tried[1:])
+    assert [fire.plan for fire in tried[1:]] == ["wait"] * len(tried[1:])
     assert recorded == "".join(map(missed, skipped))
 
 

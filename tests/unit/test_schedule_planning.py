@@ -38,7 +38,7 @@ def test_what_is_not_due_yet_is_only_planned() -> None:
 def test_a_due_instant_runs_once_and_the_next_one_is_later_than_now() -> None:
     """The plain case: one fire, and the clock moves on."""
     planned = plan(rule(), now=NOON + timedelta(milliseconds=3), next_fire_at=NOON)
-    assert told(planned.fires) == [("run", NOON)]
+    assert told(planned.fires) == [("enqueue", NOON)]
     assert (planned.decided_up_to, planned.next_fire_at) == (NOON, NOON + MINUTE)
 
 
@@ -49,7 +49,7 @@ def test_latest_runs_the_newest_missed_and_writes_the_others_as_one_stretch() ->
     missed, run = planned.fires
     assert (missed.plan, missed.missed_from, missed.scheduled_for) == ("skipped_misfire", NOON, NOON + 5 * 10 * MINUTE)
     assert missed.missed_count == 6
-    assert (run.plan, run.scheduled_for) == ("run", NOON + HOUR)
+    assert (run.plan, run.scheduled_for) == ("enqueue", NOON + HOUR)
     assert planned.next_fire_at == NOON + HOUR + 10 * MINUTE
 
 
@@ -57,7 +57,7 @@ def test_an_instant_within_on_time_is_no_misfire() -> None:
     """The scheduler's own backlog must not make a schedule with misfire = skip lose a run."""
     soon = plan(rule(misfire="skip"), now=NOON + timedelta(seconds=59), next_fire_at=NOON)
     late = plan(rule("0 * * * *", misfire="skip"), now=NOON + timedelta(seconds=60), next_fire_at=NOON)
-    assert told(soon.fires) == [("run", NOON)]
+    assert told(soon.fires) == [("enqueue", NOON)]
     assert told(late.fires) == [("skipped_misfire", NOON)]
 
 
@@ -65,7 +65,7 @@ def test_missed_ones_are_superseded_by_one_that_is_on_time() -> None:
     """Latest means one run after a pause, not one for the past and one for now."""
     now = NOON + timedelta(minutes=4, seconds=33)
     planned = plan(rule(), now=now, next_fire_at=NOON + MINUTE)
-    assert told(planned.fires) == [("skipped_misfire", NOON + 3 * MINUTE), ("run", NOON + 4 * MINUTE)]
+    assert told(planned.fires) == [("skipped_misfire", NOON + 3 * MINUTE), ("enqueue", NOON + 4 * MINUTE)]
 
 
 def test_all_runs_the_last_ones_oldest_first_in_turn() -> None:
@@ -75,23 +75,23 @@ def test_all_runs_the_last_ones_oldest_first_in_turn() -> None:
     missed, *rest = planned.fires
     assert (missed.missed_from, missed.scheduled_for, missed.missed_count) == (NOON, NOON + 7 * MINUTE, 8)
     assert told(tuple(rest)) == [
-        ("queue", NOON + 8 * MINUTE),
-        ("line", NOON + 9 * MINUTE),
-        ("line", NOON + 10 * MINUTE),
+        ("enqueue_or_wait", NOON + 8 * MINUTE),
+        ("wait", NOON + 9 * MINUTE),
+        ("wait", NOON + 10 * MINUTE),
     ]
 
 
 def test_all_with_allow_runs_them_side_by_side() -> None:
     """Whoever allows overlap doesn't want his jobs one after the other."""
     planned = plan(rule(misfire="all", overlap="allow"), now=NOON + 2 * MINUTE, next_fire_at=NOON)
-    assert [fire.plan for fire in planned.fires] == ["run", "run", "run"]
+    assert [fire.plan for fire in planned.fires] == ["enqueue", "enqueue", "enqueue"]
 
 
 def test_nothing_runs_that_is_later_than_too_late_after() -> None:
     """A report of yesterday's numbers at noon is worse than none."""
     strict = rule("0 * * * *", misfire="latest", too_late_after=timedelta(minutes=1))
     assert told(plan(strict, now=NOON + timedelta(seconds=61), next_fire_at=NOON).fires) == [("skipped_misfire", NOON)]
-    assert told(plan(strict, now=NOON + timedelta(seconds=59), next_fire_at=NOON).fires) == [("run", NOON)]
+    assert told(plan(strict, now=NOON + timedelta(seconds=59), next_fire_at=NOON).fires) == [("enqueue", NOON)]
 
 
 def test_more_than_a_thousand_missed_ones_are_not_counted() -> None:
@@ -107,10 +107,10 @@ def test_more_than_a_thousand_missed_ones_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("overlap", "plans"),
     [
-        ("allow", ["run", "run", "run"]),
-        ("skip", ["run", "skipped_overlap", "skipped_overlap"]),
-        ("queue_one", ["run", "follow", "skipped_overlap"]),
-        ("replace", ["replaced", "replaced", "run"]),
+        ("allow", ["enqueue", "enqueue", "enqueue"]),
+        ("skip", ["enqueue", "skipped_overlap", "skipped_overlap"]),
+        ("queue_one", ["enqueue", "wait_behind_first", "skipped_overlap"]),
+        ("replace", ["replaced", "replaced", "enqueue"]),
     ],
 )
 def test_several_on_time_at_once_follow_the_overlap_rule(overlap: Any, plans: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_a_fire_lies_between_start_and_end() -> None:
     bounded = rule("0 * * * *", start_at=NOON, end_at=NOON + HOUR)
     assert plan(bounded, now=NOON - HOUR, next_fire_at=None, base=NOON - 5 * HOUR).next_fire_at == NOON
     last = plan(bounded, now=NOON, next_fire_at=NOON)
-    assert (told(last.fires), last.next_fire_at) == ([("run", NOON)], None)
+    assert (told(last.fires), last.next_fire_at) == ([("enqueue", NOON)], None)
     since = every(HOUR, anchor=NOON, start_at=NOON, end_at=NOON + 2 * HOUR)
     assert plan(since, now=NOON - HOUR, next_fire_at=None, base=NOON - HOUR).next_fire_at == NOON
     assert plan(since, now=NOON + 9 * HOUR, next_fire_at=NOON).next_fire_at is None
@@ -169,7 +169,7 @@ def test_what_a_gap_swallows_is_written_down_when_it_is_to_be_skipped() -> None:
     after = datetime(2026, 3, 30, 0, 30, tzinfo=UTC)
     assert plan(vienna, now=before, next_fire_at=before, base=before - HOUR).next_fire_at == after
     planned = plan(vienna, now=after, next_fire_at=after, base=before)
-    assert told(planned.fires) == [("skipped_gap", datetime(2026, 3, 29, 1, tzinfo=UTC)), ("run", after)]
+    assert told(planned.fires) == [("skipped_gap", datetime(2026, 3, 29, 1, tzinfo=UTC)), ("enqueue", after)]
 
 
 def test_an_expression_that_is_refused_raises() -> None:

@@ -8,15 +8,17 @@
 --   $7 first_fires     int4[]         where in the lists below the fires of this decision begin, counted from 1 …
 --   $8 last_fires      int4[]         … and end (before they begin: there are none)
 --   $9 scheduled_for   timestamptz[]
---   $10 plans          text[]         a disposition, or what to try: run, follow, queue, line
+--   $10 plans          text[]         a disposition, or one of the four words explained below
 --   $11 missed_from    timestamptz[]  -infinity: it stands for one instant
 --   $12 missed_count   int4[]         0: null
 --   $13 notes          text[]
 --   -> decided int8, disposition text?, scheduled_for timestamptz?, fires int8?, lateness interval?
---   run     enqueue it, or do what the schedule's overlap says: it is recorded skipped_overlap or waiting, or it replaces
---   follow  wait, if the first of its schedule is enqueued by this statement; else it is skipped_overlap (queue_one)
---   queue   enqueue it if nothing runs or waits, else it waits in any case
---   line    it waits
+--   enqueue            enqueued if the schedule has no live job and no waiting fire, or allows overlap; else waiting or
+--                      skipped_overlap, as its overlap says
+--   wait_behind_first  (overlap queue_one only) waiting if this statement enqueues an earlier fire of the same schedule, else
+--                      skipped_overlap
+--   enqueue_or_wait    enqueued if the schedule has no live job and no waiting fire, else waiting, whatever its overlap
+--   wait               waiting
 -- At least one row comes back, for decided, the number of schedules about which nobody else has decided meanwhile.
 -- index: schedule_clocks_pkey, schedule_definitions_pkey, promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002)
 -- A decision is sent once for all schedules that are alike: written out for each, the lists cost the sender as much as all
@@ -81,7 +83,7 @@ fire as materialized (
             else rota.jitter_offset(given.schedule_id, definition.jitter)
         end as run_at,
         case
-            when tried.plan in ('run', 'queue')
+            when tried.plan in ('enqueue', 'enqueue_or_wait')
                 and (
                     definition.overlap = 'allow'
                     or given.schedule_id not in (select live.schedule_id from live)
@@ -128,15 +130,17 @@ enqueued as (
 ruled as materialized (
     select
         fire.schedule_id, fire.scheduled_for, fire.name, fire.missed_from, fire.missed_count, fire.note,
-        fire.plan = 'run' and fire.overlap = 'replace' as replaces,
+        fire.plan = 'enqueue' and fire.overlap = 'replace' as replaces,
         case when fire.job_id in (select enqueued.job_id from enqueued) then fire.job_id end as job_id,
         case
-            when fire.plan not in ('run', 'follow', 'queue', 'line') then fire.plan
+            when fire.plan not in ('enqueue', 'wait_behind_first', 'enqueue_or_wait', 'wait') then fire.plan
             when fire.job_id in (select enqueued.job_id from enqueued) then 'enqueued'
-            when fire.plan in ('queue', 'line') then 'waiting'
-            when fire.plan = 'follow' and fire.schedule_id in (select enqueued.schedule_id from enqueued) then 'waiting'
-            when fire.plan = 'run' and fire.overlap = 'replace' then 'waiting'
-            when fire.plan = 'run' and fire.overlap = 'queue_one'
+            when fire.plan in ('enqueue_or_wait', 'wait') then 'waiting'
+            when fire.plan = 'wait_behind_first'
+                and fire.schedule_id in (select enqueued.schedule_id from enqueued)
+            then 'waiting'
+            when fire.plan = 'enqueue' and fire.overlap = 'replace' then 'waiting'
+            when fire.plan = 'enqueue' and fire.overlap = 'queue_one'
                 and fire.schedule_id not in (select queued.schedule_id from queued)
             then 'waiting'
             else 'skipped_overlap'

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Misfire = Literal["latest", "skip", "all"]
 Overlap = Literal["skip", "allow", "queue_one", "replace"]
 
-Attempted = Literal["run", "follow", "queue", "line"]
-"""What to try with a fire; what came of it only the statement that writes it can tell. See record_fires.sql."""
+Attempted = Literal["enqueue", "wait_behind_first", "enqueue_or_wait", "wait"]
+"""How to try to run a fire. The statement that writes it decides the disposition: see record_fires.sql."""
 
 Recorded = Literal["replaced", "skipped_misfire", "skipped_overlap", "skipped_gap", "skipped_paused"]
 """The dispositions that are decided here."""
@@ -241,17 +241,17 @@ def _missed(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
 def _tries(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire]:
     """Return what to try with the instants that are to run, oldest first."""
     if rule.overlap == "allow":
-        return [Fire(scheduled_for=each, plan="run") for each in chosen]
+        return [Fire(scheduled_for=each, plan="enqueue") for each in chosen]
     late = bool(chosen) and chosen[0] <= now - rule.on_time_within
     more = len(chosen) - 1
-    plans: list[Attempted | Recorded] = ["run"]
+    plans: list[Attempted | Recorded] = ["enqueue"]
     if rule.misfire == "all" and (late or more > 0):
-        plans = ["queue"]
-        plans += ["line"] * more
+        plans = ["enqueue_or_wait"]
+        plans += ["wait"] * more
     elif rule.overlap == "replace":
         plans[:0] = ["replaced"] * more
     elif rule.overlap == "queue_one":
-        plans.append("follow")
+        plans.append("wait_behind_first")
         plans += ["skipped_overlap"] * more
     else:
         plans += ["skipped_overlap"] * more
