@@ -14,10 +14,11 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -426,7 +427,24 @@ async def breaks_loop(job: rota.Job[Any]) -> None:
         case "cancel":
             for task in asyncio.all_tasks():
                 task.cancel()
+        case "close listening":
+            for number in _listening_sockets():
+                os.close(number)
+        case "flood":
+            for _ in range(100_000):
+                loop.call_soon(int)
+            tasks = [asyncio.ensure_future(asyncio.sleep(1)) for _ in range(100_000)]
+            await asyncio.wait(tasks)
     await asyncio.Event().wait()
+
+
+def _listening_sockets() -> list[int]:
+    found = []
+    for number in range(3, 256):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(number)
+    return found
 
 
 def _raise(error: BaseException) -> None:

@@ -58,6 +58,35 @@ async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbou
     assert daemon.stop() == 0
 
 
+async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain(scene: Scene) -> None:
+    """A7: jobs of others finish or are given back; the log names the suspects, and the exit code is 1."""
+    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="3s")
+    short, long = await scene.enqueue("work", {"seconds": 2}), await scene.enqueue("work", {"seconds": 600})
+    await scene.begins(short)
+    await scene.begins(long)
+    guilty = await scene.enqueue("breaks_loop", {"by": "close listening"})
+    assert f"breaks_loop (job {guilty})" in daemon.wait_for("socket.lost")["suspects"]
+    assert daemon.ends() == 1
+    assert await scene.state(short) == "succeeded"
+    for job in (long, guilty):
+        row = await scene.job(job)
+        assert row is not None
+        assert (row["state"], row["releases"], row["losses"]) == ("scheduled", 1, 0)
+
+
+async def test_a_handler_that_floods_the_main_loop_loses_no_lease(scene: Scene) -> None:
+    """A7: 100,000 callbacks and tasks delay others, and nothing else."""
+    daemon = scene.daemons.start()
+    neighbours = [await scene.enqueue("work", {"seconds": 3}), await scene.enqueue("thread", {"seconds": 3})]
+    for job in neighbours:
+        await scene.begins(job)
+    await scene.enqueue("breaks_loop", {"by": "flood"})
+    for job in (*neighbours, await scene.enqueue("work")):
+        await scene.comes_to(job, "succeeded")
+    assert not await scene.value("select count(*) from rota.attempts where outcome = 'lost'")
+    assert daemon.get("healthz")[0] == 200
+
+
 async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(scene: Scene) -> None:
     """30 jobs of 1 MB of small objects each would take 400 MB at once; they wait in their slots, and small jobs pass them."""
     daemon = scene.daemons.start(ROTA_QUEUES="default:200", ROTA_PAYLOAD_MAX_BYTES_IN_FLIGHT=str(4 << 20))

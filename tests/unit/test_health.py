@@ -43,6 +43,9 @@ class Known:
         self.asked.append("readiness")
         return self.ready
 
+    def socket_lost(self) -> None:
+        self.asked.append("socket_lost")
+
 
 @asynccontextmanager
 async def pages(probe: Known, registry: CollectorRegistry | None = None) -> AsyncIterator[ClientSession]:

@@ -1,10 +1,12 @@
 """`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
 
+import faulthandler
 import os
 import shutil
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,6 +95,8 @@ def _prepare_process() -> None:
                 signal.signal(number, lambda *_: None)
     show_prints_at_once()
     log_writer.install()
+    with suppress(OSError, ValueError, AttributeError):  # no descriptor beneath standard error
+        faulthandler.enable()  # the stacks of all threads, without values, if an extension of a handler crashes the process
 
 
 def _with_builtins(reference: str | None) -> "RotaApp":

@@ -331,10 +331,19 @@ class Daemon:
         """
         if self._loops is None or (isinstance(error, KeyboardInterrupt) and self.stops.running.is_set()):
             return False
-        running = [a.claim for a in self._loops.running.snapshot() if a.began and not a.ended_at]
-        self.telemetry.main_loop_broken(error, running=[(claim.handler, claim.job_id) for claim in running])
+        self.telemetry.main_loop_broken(error, running=self._claims_running())
         self._fail(DaemonFailed(f"a handler broke the main loop ({type(error).__name__}): see loop.broken in the log"))
         return True
+
+    def socket_lost(self) -> None:
+        """Drain, because code of a handler has closed the listening socket: nobody could tell any more how this node is."""
+        self.telemetry.socket_lost(running=self._claims_running())
+        self._fail(DaemonFailed("a handler closed the daemon's http socket: see socket.lost in the log"))
+
+    def _claims_running(self) -> list[tuple[str, int]]:
+        """Return handler and job of each attempt whose handler runs now."""
+        running = self._loops.running.snapshot() if self._loops else []
+        return [(each.claim.handler, each.claim.job_id) for each in running if each.began and not each.ended_at]
 
     async def _stop_claiming(self) -> None:
         """At the first order to stop, wake the dispatcher and show other nodes that this one drains."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from contextlib import asynccontextmanager
+import os
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
@@ -21,7 +22,7 @@ from rota.errors import AddressInUse, ConfigError
 from rota.runtime.forks import close_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from aiohttp.typedefs import Handler
     from aiohttp.web_protocol import RequestHandler
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 ADDRESS_SECONDS = 5.0
 """How long a daemon waits for the http port: the one before it may be on its way out."""
+
+WATCH_SECONDS = 0.5
+"""Seconds between two checks that the listening socket is open."""
 
 RECENT = timedelta(seconds=15)
 """How long ago the database may have been reached; as long as a node counts as alive."""
@@ -104,6 +108,9 @@ class Probe(Protocol):
     def readiness(self) -> Readiness:
         """Return what decides whether this node is counted on."""
 
+    def socket_lost(self) -> None:
+        """Take note that something else in this process has closed the listening socket, so that no page answers any more."""
+
 
 @asynccontextmanager
 async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Probe) -> AsyncIterator[tuple[str, int]]:
@@ -142,11 +149,42 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
         close_in_child(listening, *listening.sockets)
         try:
             bound_host, bound_port = listening.sockets[0].getsockname()[:2]
-            yield bound_host, bound_port
+            with _watching(listening, probe.socket_lost):
+                yield bound_host, bound_port
         finally:
             listening.close()
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def _watching(listening: asyncio.Server, lost: Callable[[], None]) -> Iterator[None]:
+    """Call `lost` once if a listening socket is closed inside the block."""
+    loop = asyncio.get_running_loop()
+    numbers = [each.fileno() for each in listening.sockets]
+    inodes = [_inode(number) for number in numbers]
+
+    timer: asyncio.TimerHandle
+
+    def check() -> None:
+        nonlocal timer
+        if [_inode(number) for number in numbers] != inodes:
+            lost()
+        else:
+            timer = loop.call_later(WATCH_SECONDS, check)
+
+    timer = loop.call_later(WATCH_SECONDS, check)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _inode(number: int) -> int | None:
+    try:
+        return os.fstat(number).st_ino
+    except OSError:
+        return None
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:

@@ -233,6 +233,15 @@ class Telemetry:
             do="find the handler that stops the loop or calls sys.exit(), among those that were running",
         )
 
+    def socket_lost(self, *, running: Sequence[tuple[str, int]]) -> None:
+        """Log that code of a handler closed the listening socket; the daemon drains and ends."""
+        self._event(
+            logging.ERROR,
+            "socket.lost",
+            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MOST_SUSPECTS]],
+            do="find the handler that closes file descriptors it did not open, among those that were running or had just ended",
+        )
+
     def cancel_refused(self, *, job_id: int, handler: str | None) -> None:
         """Tell that code of a job tried to cancel tasks that belong to the daemon or to other jobs."""
         self._event(
