@@ -164,6 +164,21 @@ async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(scene: Sc
     assert daemon.stop() == 0
 
 
+async def test_sighup_connects_again_when_the_url_in_its_file_has_changed(scene: Scene, tmp_path: Path) -> None:
+    """Without a change, the connections stay."""
+    url = tmp_path / "url"
+    url.write_text(scene.dsn)
+    daemon = scene.daemons.start(DATABASE_URL="", ROTA_DATABASE_URL_FILE=str(url))
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for("node.reloaded")
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    assert not daemon.events("listener.down")
+    url.write_text(f"{scene.dsn}{'&' if '?' in scene.dsn else '?'}connect_timeout=9")
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for("listener.down")
+    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+
+
 async def test_sigquit_drains_without_a_grace(scene: Scene) -> None:
     """Jobs are given back at once; a handler that does not stop is left behind after half a second."""
     daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="60s", ROTA_DRAIN_GRACE="60s")
