@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import json
 import multiprocessing
 import os
@@ -430,6 +431,8 @@ async def breaks_loop(job: rota.Job[Any]) -> None:
         case "close listening":
             for number in _listening_sockets():
                 os.close(number)
+        case "crash":
+            ctypes.string_at(0)
         case "flood":
             for _ in range(100_000):
                 loop.call_soon(int)

@@ -74,6 +74,14 @@ async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain
         assert (row["state"], row["releases"], row["losses"]) == ("scheduled", 1, 0)
 
 
+async def test_a_handler_that_crashes_the_interpreter_is_named(scene: Scene) -> None:
+    """A7: nothing can drain any more, but the stacks of all threads are printed, without values."""
+    daemon = scene.daemons.start()
+    await scene.enqueue("breaks_loop", {"by": "crash"})
+    assert daemon.ends() == -signal.SIGSEGV
+    assert "in breaks_loop" in daemon.said()
+
+
 async def test_a_handler_that_floods_the_main_loop_loses_no_lease(scene: Scene) -> None:
     """A7: 100,000 callbacks and tasks delay others, and nothing else."""
     daemon = scene.daemons.start()
