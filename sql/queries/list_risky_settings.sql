@@ -1,10 +1,11 @@
 -- List the settings that endanger jobs: those of this session, and those of other logins that may run a daemon.
 --   -> login text?, name text?, value text?
 --   login  null for this session
+-- Reads the function beneath pg_settings: every login may lock that view, because PUBLIC may update it.
 -- A server that was started as disposable (rota.disposable = on) is not durable on purpose.
 with session_settings as (
     select setting.name, setting.setting as value
-    from pg_catalog.pg_settings as setting
+    from pg_catalog.pg_show_all_settings() as setting
     where (setting.name, setting.setting) in (
         ('track_counts', 'off'), ('zero_damaged_pages', 'on'), ('ignore_checksum_failure', 'on'),
         ('default_transaction_read_only', 'on')

@@ -165,6 +165,31 @@ async def test_f12_a_command_names_the_session_that_it_waits_for(scene: Scene, t
         blocker.terminate()
 
 
+LOCKABLE = """
+select string_agg(oid::regclass::text, ', ') from pg_class
+where relkind in ('r', 'p', 'v') and has_table_privilege(current_user, oid, 'insert, update, delete')
+"""
+
+
+async def test_b1_a_stranger_who_locks_all_that_public_may_lock_stops_no_command(
+    server: Server, tmp_path: Path
+) -> None:
+    """PUBLIC may update the view pg_settings, and so lock it: `rota check` would wait for as long as a stranger likes."""
+    async with world(server, "lockable") as made, made.connect() as root:
+        await root.execute(f"create role {made.prefix}_stranger login password 'secret'")
+        (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
+        rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
+        async with made.connect("stranger") as stranger:
+            await stranger.execute("begin; set local search_path = ''")
+            lockable = await stranger.fetchval(LOCKABLE)
+            assert lockable == "pg_settings"
+            await stranger.execute(f"lock table {lockable} in access exclusive mode")
+            for command in ("check", "status"):
+                ran = await rota(command)
+                assert "waiting" not in ran.err, ran
+                assert ran.code in (0, 1), ran
+
+
 async def test_c2_a_daemon_from_which_rows_are_hidden_says_so(server: Server, tmp_path: Path) -> None:
     """With row-level security every query would find nothing, without an error: no claim, no log line, no finding."""
     named = "row-level security is enabled on rota.jobs"
