@@ -2426,11 +2426,14 @@ CREATE TABLE rota.nodes (
     state text DEFAULT 'running'::text NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    refused jsonb,
     CONSTRAINT "state must be running or draining" CHECK ((state = ANY (ARRAY['running'::text, 'draining'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='200');
 
 COMMENT ON TABLE rota.nodes IS 'One row per living daemon process (alive: seen within 15 s). Leases decide about jobs, never these rows.';
+
+COMMENT ON COLUMN rota.nodes.refused IS 'Rows with which the database refused an operation of this daemon within a minute: an array of objects, at most 20.';
 
 CREATE SEQUENCE rota.noted_database_oid
     START WITH 1

@@ -11,9 +11,11 @@ import pytest
 
 import rota
 import rota.lifecycle.dispatcher as dispatcher_module
+import rota.services.presence as presence_module
 from nodes import ended, insert, ledger, live_row, node, running_row
-from rota.db import queries
+from rota.db import queries, reports
 from rota.lifecycle import lanes
+from schedule_rows import make_schedule
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -412,6 +414,48 @@ async def test_a_row_whose_claim_is_refused_holds_up_no_other_job(
         assert await ended(conn, refused) == "succeeded"
         assert one.fell is None
     assert sorted(order) == sorted([*before, refused, behind, *beside, later])
+
+
+async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More refused jobs than are set aside at a time neither end the loop nor hold up a job that can be claimed."""
+    monkeypatch.setattr(dispatcher_module, "MAX_SET_ASIDE", 3)
+    monkeypatch.setattr(presence_module.Presence, "interval", timedelta(seconds=0.2))
+    await conn.execute(
+        """
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+        create trigger refuse before update on rota.jobs for each row when (old.payload ? 'refused') execute function refuse();
+        """
+    )
+    refused = [await insert(conn, "record", '{"refused": true}') for _ in range(8)]
+    behind = await insert(conn, "record", priority=6)
+    async with node(database.dsn, recording_app([]), queues="default:20") as one:
+        assert await ended(conn, behind) == "succeeded"
+
+        async def all_are_listed() -> bool:
+            return {row.id for row in await reports.list_refused_rows(conn)} == set(refused)
+
+        await eventually(all_are_listed)
+        (row,) = await reports.list_refused_rows(conn, job_id=refused[0])
+        assert (row.doing, row.what, row.kind) == ("claim", "job", "RaiseError")
+        assert not one.seen("loop.crashed")
+
+
+async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """The schedule's jobs never run, so its failures must grow."""
+    schedule_id = await make_schedule(conn, "nightly", handler="record")
+    job_id = await insert(conn, "record", schedule_id=schedule_id)
+    await conn.execute("alter table rota.jobs add constraint odd check (schedule_id is null) not valid")
+    async with node(database.dsn, recording_app([])):
+        assert await ended(conn, job_id) == "dead: permanent"
+
+        async def is_counted() -> bool:
+            return await conn.fetchval("select consecutive_failures = 1 from rota.schedule_clocks") is True
+
+        await eventually(is_counted)
 
 
 async def test_a_claim_that_no_row_is_to_blame_for_is_a_crash_of_the_loop(

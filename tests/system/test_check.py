@@ -224,6 +224,21 @@ async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
+    """A trigger of the user's; only the daemon's log named the job."""
+    await _alive(ground.conn)
+    job_id = (await make_job(ground.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
+    await ground.conn.execute(
+        "update rota.nodes set refused = jsonb_build_array(jsonb_build_object("
+        "'doing', 'claim', 'what', 'job', 'id', $1::int8, 'kind', 'RaiseError', 'seconds', 120))",
+        job_id,
+    )
+    shown = await ground.rota("job", "show", str(job_id))
+    assert "the database refuses the daemons' claim of it, for 2m (RaiseError on here:1)" in shown.out
+    yield
+
+
+@asynccontextmanager
 async def a_daemon_login_that_only_reads(ground: Ground) -> AsyncIterator[None]:
     """The setting belongs to another login than the one that checks."""
     await ground.conn.execute(
@@ -409,6 +424,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_server_that_counts_nothing, 1, "settings", "track_counts is off: autovacuum", "set track_counts = on"),
     (a_server_without_autovacuum, 1, "autovacuum", "off for the whole server", "alter system set autovacuum = on"),
     (a_server_that_cancels_claims, 1, "settings", "statement_timeout is 2000 ms", "set statement_timeout = 0"),
+    (
+        a_row_that_is_refused,
+        1,
+        "refused rows",
+        r"refuses the daemons' claim of job \d+, for 2m: RaiseError on here:1",
+        "trigger, foreign key or constraint",
+    ),
     (
         a_daemon_login_that_only_reads,
         1,

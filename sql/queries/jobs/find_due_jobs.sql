@@ -6,12 +6,12 @@
 --   $5 suspects    int4           as in claim_due_jobs
 --   $6 skipped     int8[]         leave out these job_ids
 --   $7 limit       int8           per lane and in all
---   -> job_id int8, queue text, handler text, priority int2
+--   -> job_id int8, queue text, handler text, priority int2, schedule_id int8?
 -- index: claim_due_jobs_idx (0002)
-select due.job_id, lane.queue, lane.handler, lane.priority
+select due.job_id, lane.queue, lane.handler, lane.priority, due.schedule_id
 from unnest($1::text[], $2::text[], $3::int2[], $4::timestamptz[]) as lane (queue, handler, priority, floor)
 cross join lateral (
-    select job.job_id, job.run_at
+    select job.job_id, job.run_at, job.schedule_id
     from rota.jobs as job
     where job.state = 'scheduled'
       and job.queue = lane.queue

@@ -11,18 +11,20 @@
 --   $10 tzdata       text
 --   $11 state        text
 --   $12 shards       int4[]  whose schedules it looks at
+--   $13 refused      text    JSON array: rows with which the database refuses its operations; null: none
 --   -> living uuid[]?, known int8?, told int8?
 --   living  the daemons that are alive and not draining; this one included, unless it is
 --   known   how many of its handlers have rows: without one, no job of it can be claimed
 with entered as (
     insert into rota.nodes as node (
-        node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards
+        node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards, refused
     )
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, $12::int4[])
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, $12::int4[], $13::text::jsonb)
     on conflict (node_id) do update
     set seen_at = now(),
         state = excluded.state,
-        shards = excluded.shards
+        shards = excluded.shards,
+        refused = excluded.refused
     returning node.node_id, node.state
 ),
 told as (

@@ -13,7 +13,7 @@ from rota.commands.show import age, console, fields_of, moment, plural, print_js
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import JobDescription, JobValues, PlaceInLine, Tried
+    from rota.db.reports import JobDescription, JobValues, PlaceInLine, RefusedRow, Tried
 
 Span = tuple[datetime, datetime]
 
@@ -30,6 +30,8 @@ class Sheet:
     unclaimed: str | None
     place: "PlaceInLine | None" = None
     """What a due job waits for."""
+    refused: "Sequence[RefusedRow]" = ()
+    """The daemons' operations on the job that the database refuses."""
     locked_by: str | None = None
     """The session whose open transaction has the job's row locked."""
 
@@ -56,6 +58,7 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
         place=place,
+        refused=await reports.list_refused_rows(db, job_id=job_id) if job.finished_at is None else (),
         locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING, "running"} else None,
     )
 
@@ -96,6 +99,7 @@ def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, A
     shown["unclaimed"] = seen.unclaimed
     shown["locked_by"] = seen.locked_by
     shown["place"] = seen.place
+    shown["refused"] = seen.refused
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [
         {name: value for name, value in dataclasses.asdict(each).items() if errors or name != "error"}
@@ -130,6 +134,7 @@ def facts(seen: Sheet, gives_up: Span | None) -> list[tuple[str, str]]:
         *(_waiting(job, seen.unclaimed) if job.state in WAITING else []),
         *(_in_line(seen.place) if seen.place else []),
         ("locked", f"{seen.locked_by} has its row locked in an open transaction" if seen.locked_by else ""),
+        *(("refused", _refused(each)) for each in seen.refused),
         *(_running(job) if job.state == "running" else []),
         ("gives up", _span(gives_up, now) if gives_up else ""),
         ("ended", relative(job.finished_at, now)),
@@ -185,6 +190,13 @@ def _in_line(place: "PlaceInLine") -> list[tuple[str, str]]:
     )
     more = f", and {len(place.nodes) - 5} more" if len(place.nodes) > 5 else ""
     return [("waits", waits), ("served by", shown + more)]
+
+
+def _refused(row: "RefusedRow") -> str:
+    return (
+        f"the database refuses the daemons' {row.doing} of it, for {age(row.age)} ({row.kind} on {row.node}): correct its "
+        "values, or the trigger, foreign key or constraint that refuses it"
+    )
 
 
 def _waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:

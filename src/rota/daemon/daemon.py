@@ -208,7 +208,7 @@ class Daemon:
                 environment.state = await stack.enter_async_context(self._app.lifespan())
             # After the lifespan, which is where an app may set up its logging.
             stack.enter_context(logs.installed(**environment.log))
-            presence = self._presence = Presence(pool, self._node_row())
+            presence = self._presence = Presence(pool, self._node_row(), self.telemetry.refused_rows.as_json)
             stack.push_async_callback(self._leave, presence)
             await presence.refuse_foreign_handlers(config.handlers.shared)
             await presence.run_once()

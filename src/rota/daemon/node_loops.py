@@ -245,6 +245,7 @@ class Loops:
             on_idle=self._stopping.set if self._until_idle else None,
             alert=self._config.dead_letters.handler,
             restarted=self._dispatcher is not None,
+            job_ended=self._job_ended,
         )
         await self._dispatcher.run(self._stopping)
         self.dispatched.set()

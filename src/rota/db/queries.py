@@ -50,6 +50,7 @@ class DueJob(NamedTuple):
     queue: str
     handler: str
     priority: int
+    schedule_id: int | None = None
 
 
 async def claim_due_jobs(
@@ -354,6 +355,7 @@ async def register_node(
     tzdata: str | None,
     state: str,
     shards: Sequence[int],
+    refused: str | None = None,
 ) -> tuple[frozenset[NodeId], int]:
     """Write this node's row, and return which nodes are alive and not on their way out, and how many of its handlers are known."""
     row = await db.fetchrow(
@@ -370,6 +372,7 @@ async def register_node(
         tzdata,
         state,
         shards,
+        refused,
     )
     assert row is not None  # noqa: S101  a list of subqueries
     return frozenset(NodeId(UUID(bytes=each.bytes)) for each in row[0]), row[1]

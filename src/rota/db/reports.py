@@ -400,6 +400,18 @@ class RiskySetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A job or schedule with which the database refuses an operation of a daemon, with an error of this kind."""
+
+    doing: str
+    what: str
+    id: int
+    kind: str
+    age: timedelta
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimit:
     """How many connections the server, the database or the login allows, and how many are open."""
 
@@ -568,6 +580,11 @@ async def examine_server(db: Connection) -> ServerLook:
 async def list_risky_settings(db: Connection) -> list[RiskySetting]:
     """Return the settings of this session, and of other daemons' logins, that endanger jobs."""
     return [RiskySetting(**row) for row in await db.fetch(SQL["list_risky_settings"])]
+
+
+async def list_refused_rows(db: Connection, *, job_id: int | None = None) -> list[RefusedRow]:
+    """Return the rows with which the database refuses operations of living daemons, at most 100."""
+    return [RefusedRow(**row) for row in await db.fetch(SQL["list_refused_rows"], job_id)]
 
 
 async def list_tables_without_autovacuum(db: Connection) -> list[str]:

@@ -44,8 +44,14 @@ SUSPECT_CHECK_SECONDS = 10.0
 SET_ASIDE_SECONDS = 10.0
 """Seconds for which a job is left alone after the database refused its claim."""
 
-MAX_SET_ASIDE = 1000
-"""Most jobs set aside at a time: if more are refused, the cause is not in the rows."""
+SET_ASIDE_BLOCK = 100
+"""With each so many jobs set aside, further ones are left alone for SET_ASIDE_SECONDS more.
+
+Looks find them one batch at a time: after a fixed time the first would be back before the jobs behind the last are reached.
+"""
+
+MAX_SET_ASIDE = 10_000
+"""Most jobs set aside at a time, to bound the claim's parameters. Further refused jobs are tried again at each look."""
 
 VALUE_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
 """Errors of the server about a row's own values, unless a trigger raised them (then they have a context).
@@ -106,6 +112,7 @@ class Dispatcher:
         on_idle: Callable[[], None] | None = None,
         alert: str | None = None,
         restarted: bool = False,
+        job_ended: Callable[[int, bool | None], None] | None = None,
     ) -> None:
         self._pool = pool
         self._running = running
@@ -119,6 +126,7 @@ class Dispatcher:
         self._start = start
         self._on_idle = on_idle
         self._alert = alert
+        self._job_ended = job_ended
         self._has_handlers = bool(handlers)
         self._lanes = Lanes(handlers, queues, poll=self._poll)
         self._set_aside: dict[int, float] = {}
@@ -371,11 +379,14 @@ class Dispatcher:
                 reason="permanent",
                 do=f"rota dead show {job.job_id}, and discard it",
             )
+            if job.schedule_id is not None and self._job_ended is not None:
+                self._job_ended(job.schedule_id, False)
             return
-        if len(self._set_aside) >= MAX_SET_ASIDE:
-            raise error
-        self._set_aside[job.job_id] = boottime() + SET_ASIDE_SECONDS
-        self._telemetry.row_refused("claim", error, **job._asdict())
+        seconds = 0.0
+        if (count := len(self._set_aside)) < MAX_SET_ASIDE:
+            seconds = SET_ASIDE_SECONDS * (1 + count // SET_ASIDE_BLOCK)
+            self._set_aside[job.job_id] = boottime() + seconds
+        self._telemetry.row_refused("claim", error, again_in=seconds, **job._asdict())
 
     def _rooms(self) -> dict[str, int]:
         """Return the free slots to fill in one claim.

@@ -18,6 +18,7 @@ import structlog
 
 from rota.observability.logs import LEVELS, readable
 from rota.observability.metrics import Metrics
+from rota.observability.refused_rows import RefusedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -72,6 +73,7 @@ class Telemetry:
         self._handlers = frozenset(handlers)
         self._queues = frozenset(queues)
         self._debug = log.is_enabled_for(logging.DEBUG) or watch is not None
+        self.refused_rows = RefusedRows()
         self._housekeeping_errors: dict[str, str] = {}
         self._metrics = Metrics()
         self._dropped = 0
@@ -382,8 +384,15 @@ class Telemetry:
         """Report a job that could not be settled as asked; it is settled with less, in the end as a dead letter."""
         self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
 
-    def row_refused(self, doing: str, error: Exception, **where: object) -> None:
-        """Report a row with which the database refuses an operation: a bad value, or a trigger or constraint of the user's."""
+    def row_refused(self, doing: str, error: Exception, *, again_in: float = 0.0, **where: object) -> None:
+        """Report a row with which the database refuses an operation: a bad value, or a trigger or constraint of the user's.
+
+        `again_in`: seconds for which the operation is not tried again.
+        """
+        for what in ("job", "schedule"):
+            if isinstance(number := where.get(f"{what}_id"), int):
+                self.refused_rows.add(doing, what, number, type(error).__name__, again_in=again_in)
+                break
         self._event(
             logging.ERROR,
             "row.refused",

@@ -15,7 +15,7 @@ from rota.errors import ConfigError
 from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rota.handlers import Handler
 
@@ -63,9 +63,10 @@ class Presence:
     name = "presence"
     interval: timedelta | None = timedelta(seconds=5)
 
-    def __init__(self, pool: Pool, node: Node) -> None:
+    def __init__(self, pool: Pool, node: Node, refused: Callable[[], str | None] = lambda: None) -> None:
         self._pool = pool
         self._node = node
+        self._refused = refused
         self._registered = -HANDLERS_AGAIN
         self._takes_a_place_until = boottime() + TAKES_A_PLACE_FOR
         self.state = "running"
@@ -118,6 +119,7 @@ class Presence:
             tzdata=self._node.tzdata,
             state=self.state,
             shards=self.shards,
+            refused=self._refused(),
         )
 
     async def run_once(self) -> None:

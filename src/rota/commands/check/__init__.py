@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     jobs.check_dead_letters,
     nodes.check_zone_data,
     nodes.check_foreign_handlers,
+    nodes.check_refused_rows,
     nodes.check_lost,
     nodes.check_absence,
     housekeeping.check_housekeeping,

@@ -55,6 +55,25 @@ async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
     return capped("foreign handlers", findings, len(several), "rota node list --json shows the handlers of each daemon")
 
 
+async def check_refused_rows(facts: "Facts") -> list[Finding]:
+    """Report jobs and schedules with which the database refuses operations of daemons: they make no progress."""
+    from rota.db import reports
+
+    rows = await reports.list_refused_rows(facts.db)
+    findings = [
+        Finding(
+            check="refused rows",
+            object=f"{each.what} {each.id}",
+            finding=f"the database refuses the daemons' {each.doing} of {each.what} {each.id}, for {age(each.age)}: "
+            f"{each.kind} on {each.node}",
+            do="correct the row's values, or the trigger, foreign key or constraint that refuses it; the log of the daemon "
+            "names the error as row.refused",
+        )
+        for each in rows[:NAMED]
+    ]
+    return capped("refused rows", findings, len(rows), "the logs of the daemons name each as row.refused")
+
+
 async def check_lost(facts: "Facts") -> list[Finding]:
     """Report daemons that vanished without saying goodbye within a day, and have not been replaced or forgotten."""
     from rota.db import reports
