@@ -76,7 +76,7 @@ from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
 from rota.observability.telemetry import Telemetry, make_logger
-from rota.supervision.loop import Pulse
+from rota.supervision.service_monitor import ServiceMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -230,7 +230,7 @@ class _Drain:
             environment.pool,
             self._running,
             Telemetry(make_logger(level="error", format="json"), handlers=self._handlers),
-            pulse=Pulse(),
+            monitor=ServiceMonitor(),
             node=self._node,
             random=lambda: 1.0,
             alert=None,

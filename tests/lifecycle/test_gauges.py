@@ -16,7 +16,7 @@ from rota.lifecycle.wake import Wake
 from rota.observability.telemetry import Telemetry, make_logger
 from rota.services import gauges as module
 from rota.services.gauges import Gauges, LocalGauges
-from rota.supervision.loop import Pulse
+from rota.supervision.service_monitor import ServiceMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -248,7 +248,7 @@ async def test_a_daemon_that_is_cut_off_shows_no_old_values(
     """The last value of a lag may well be 0. What the daemon knows by itself is still shown, and the age of the sample."""
     await make_jobs(conn, 1)
     telemetry = gauges._telemetry
-    local = LocalGauges(telemetry, Running({"default": 1}, Wake(), grace=1), Pulse(), lambda: gauges)
+    local = LocalGauges(telemetry, Running({"default": 1}, Wake(), grace=1), ServiceMonitor(), lambda: gauges)
     await gauges.run_once()
     await local.run_once()
     assert shown(gauges, "rota_leases_expired") == 0

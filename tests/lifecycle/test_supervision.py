@@ -17,7 +17,7 @@ from rota.db import queries, schedule_queries
 from rota.errors import DaemonFailed
 from rota.services import gauges, presence
 from rota.supervision import supervisor
-from rota.supervision.tasks import OwnedTask
+from rota.supervision.tasks import ProtectedTask
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
     async with node(database.dsn, app) as one:
         held = await insert(conn, "wait")
         await running_row(conn, held)
-        harness = {task for task in asyncio.all_tasks() if not isinstance(task, OwnedTask)}
+        harness = {task for task in asyncio.all_tasks() if not isinstance(task, ProtectedTask)}
         for task in harness:
             task.set_name("test_")
         job_id = await insert(conn, "cancels", max_attempts=1)
@@ -184,7 +184,7 @@ async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Databas
         held = await insert(conn, "wait")
         await running_row(conn, held)
         for task in asyncio.all_tasks():
-            if isinstance(task, OwnedTask) and not task.get_name().startswith("Task-"):
+            if isinstance(task, ProtectedTask) and not task.get_name().startswith("Task-"):
                 task.cancel()
         for loop in ("settle", "heartbeat", "trust", "scheduler", "reaper", "presence", "dispatcher", "listener"):
             await one.told("loop.crashed", loop=loop, kind="CancelledError")

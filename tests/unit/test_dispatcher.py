@@ -23,7 +23,7 @@ from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.lanes import ANY_TIME, LANE_IDLE_SECONDS
 from rota.lifecycle.running import Running
 from rota.lifecycle.wake import Wake
-from rota.supervision.loop import Pulse
+from rota.supervision.service_monitor import ServiceMonitor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -80,7 +80,7 @@ class Model:
             Wake(),
             silent,
             Silent(),  # type: ignore[arg-type]
-            pulse=Pulse(),
+            monitor=ServiceMonitor(),
             node=NodeId(UUID(int=1)),
             handlers=["a", "b"],
             queues=self.slots,
@@ -281,7 +281,7 @@ async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
     monkeypatch.setattr(dispatcher_module, "backoff_pause", lambda _: 0.05)
     for module in (dispatcher_module, lanes_module):
         monkeypatch.setattr(module, "MAX_LISTED_QUEUES", PAGE)
-    model.dispatcher._pulse.began(model.dispatcher.name)
+    model.dispatcher._monitor.record_start(model.dispatcher.name)
     busy = 120
     for step in range(6000):
         if step < busy:

@@ -12,7 +12,8 @@ import pytest
 from rota.db.pool import ConnectionLost
 from rota.lifecycle.heartbeat import Heartbeat
 from rota.lifecycle.settle import Settler
-from rota.supervision.loop import LONGEST_PAUSE, Pulse, backoff_pause, rest, run_forever
+from rota.supervision.loop import MAX_BACKOFF_SECONDS, backoff_pause, run_forever, throttled_interval
+from rota.supervision.service_monitor import ServiceMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ class Scripted:
 class Impatient(Scripted):
     """One that must not be kept waiting."""
 
-    longest_pause = 0.5
+    max_backoff_seconds = 0.5
 
 
 @pytest.fixture
@@ -70,13 +71,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told()
 
 
-@pytest.mark.parametrize(("kind", "longest"), [(Scripted, LONGEST_PAUSE), (Impatient, 0.5)])
+@pytest.mark.parametrize(("kind", "longest"), [(Scripted, MAX_BACKOFF_SECONDS), (Impatient, 0.5)])
 async def test_an_absent_database_is_waited_for_longer_and_longer_up_to_the_services_own_limit(
     told: Any, kind: Callable[[list[BaseException | None]], Scripted], longest: float
 ) -> None:
     """Leases end meanwhile: a heartbeat that waited a quarter of a minute would lose what a short outage spared."""
     with pytest.raises(Stopped):
-        await run_forever(kind([OSError()] * 30), told, Pulse())
+        await run_forever(kind([OSError()] * 30), told, ServiceMonitor())
     assert len(told.pauses) == 30
     assert max(told.pauses) <= longest
     assert told.pauses[0] <= 0.2
@@ -85,10 +86,10 @@ async def test_an_absent_database_is_waited_for_longer_and_longer_up_to_the_serv
 async def test_only_transient_errors_are_survived_here(told: Any) -> None:
     """A lost connection is waited for; any other exception is the supervisor's to count."""
     with pytest.raises(Stopped):
-        await run_forever(Scripted([ConnectionLost(), None, TimeoutError()]), told, Pulse())
+        await run_forever(Scripted([ConnectionLost(), None, TimeoutError()]), told, ServiceMonitor())
     assert told.ran == 1
     with pytest.raises(ZeroDivisionError):
-        await run_forever(Scripted([None, ZeroDivisionError()]), told, Pulse())
+        await run_forever(Scripted([None, ZeroDivisionError()]), told, ServiceMonitor())
 
 
 @pytest.mark.parametrize("error", [ConnectionLost, None])
@@ -107,7 +108,7 @@ async def test_a_cancellation_that_a_driver_swallows_is_followed_all_the_same(er
                 raise error
 
     begun, told = asyncio.Event(), Told()
-    running = asyncio.create_task(run_forever(Deaf(), cast("Any", told), Pulse()))
+    running = asyncio.create_task(run_forever(Deaf(), cast("Any", told), ServiceMonitor()))
     await begun.wait()
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=10)
@@ -118,14 +119,14 @@ async def test_a_cancellation_that_a_driver_swallows_is_followed_all_the_same(er
 def test_who_spares_the_database_rests_for_a_while_and_not_for_days() -> None:
     """Ten times what it took, but a machine that slept a night during a turn took a night."""
     usual = timedelta(seconds=15)
-    assert rest(usual, took=0.1) == usual
-    assert rest(usual, took=3.0) == timedelta(seconds=30)
-    assert rest(usual, took=8 * 3600.0) <= timedelta(minutes=10)
+    assert throttled_interval(usual, took=0.1) == usual
+    assert throttled_interval(usual, took=3.0) == timedelta(seconds=30)
+    assert throttled_interval(usual, took=8 * 3600.0) <= timedelta(minutes=10)
 
 
 def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:
     """Three seconds is the shortest lease that the schema allows."""
-    assert Heartbeat.longest_pause <= 1
-    assert Settler.longest_pause <= 1
+    assert Heartbeat.max_backoff_seconds <= 1
+    assert Settler.max_backoff_seconds <= 1
     assert 0 < backoff_pause(1) <= 0.2
-    assert backoff_pause(10**6) <= LONGEST_PAUSE
+    assert backoff_pause(10**6) <= MAX_BACKOFF_SECONDS

@@ -312,11 +312,11 @@ async def _watch(config: "Config") -> None:
     from rich.text import Text
 
     from rota.errors import DatabaseUnusable
-    from rota.supervision.loop import cancelling
+    from rota.supervision.loop import is_cancel_pending
 
     found = await asked(config, read_status, name="status")
     with Live(render(found), console=console(), screen=True) as live:
-        while not cancelling():
+        while not is_cancel_pending():
             await asyncio.sleep(EVERY_S)
             try:
                 found = await asked(config, read_status, name="status")

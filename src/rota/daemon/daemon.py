@@ -63,7 +63,8 @@ from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
 from rota.services.schedule_stats import TrackRecord
 from rota.supervision import stacks
-from rota.supervision.loop import Pulse, uncancel
+from rota.supervision.loop import uncancel
+from rota.supervision.service_monitor import ServiceMonitor
 from rota.supervision.supervisor import CRASHES_IN_A_ROW, Supervisor
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Daemon:
         self._slots = _slots(config, app)
         log = self._make_logger(config.log.level)
         self.telemetry = Telemetry(log, handlers=app.handlers, queues=self._slots, show_errors=show_errors, watch=watch)
-        self._pulse = Pulse()
+        self._monitor = ServiceMonitor()
         self._route: Route | None = None
         self._installation: str | None = None
         self._presence: Presence | None = None
@@ -233,19 +234,21 @@ class Daemon:
             environment,
             presence,
             telemetry=self.telemetry,
-            pulse=self._pulse,
+            monitor=self._monitor,
             handlers=self._app.handlers,
             slots=self._slots,
             route=self._require_route(),
             accept=self._accept,
             stopping=self.stops.claiming,
             until_idle=self._until_idle,
-            refused=self.cancel_refused,
+            on_cancel_refused=self.report_refused_cancel,
         )
-        supervisor = Supervisor(self.telemetry, self._pulse, give_up=self._give_up, refused=self.cancel_refused)
+        supervisor = Supervisor(
+            self.telemetry, self._monitor, give_up=self._give_up, on_cancel_refused=self.report_refused_cancel
+        )
         try:
-            supervisor.start(Settler.name, loops.settle, longest_pause=Settler.longest_pause)
-            supervisor.start(Heartbeat.name, loops.heartbeat, longest_pause=Heartbeat.longest_pause)
+            supervisor.start(Settler.name, loops.settle, max_backoff_seconds=Settler.max_backoff_seconds)
+            supervisor.start(Heartbeat.name, loops.heartbeat, max_backoff_seconds=Heartbeat.max_backoff_seconds)
             supervisor.start(Trust.name, loops.trust)
             supervisor.start(Scheduler.name, loops.schedule)
             supervisor.start(TrackRecord.name, loops.record, critical=False)
@@ -318,7 +321,7 @@ class Daemon:
         if not self.stops.claiming.is_set():
             self.stops.order()
 
-    def cancel_refused(self, job_id: int) -> None:
+    def report_refused_cancel(self, job_id: int) -> None:
         """Log once for each job that its code tried to cancel what isn't its own."""
         if job_id != self._refused:
             self._refused = job_id
@@ -394,7 +397,7 @@ class Daemon:
 
     def _dump_stacks(self, loop: asyncio.AbstractEventLoop) -> None:
         """Log where all threads and tasks are. Not on the main thread, which may be blocked."""
-        self.telemetry.stacks_dumped(threads=stacks.of_threads(), tasks=stacks.of_tasks(loop))
+        self.telemetry.stacks_dumped(threads=stacks.thread_stacks(), tasks=stacks.task_stacks(loop))
 
     async def _find_database(self, url: DatabaseUrl, name: str) -> tuple[Route, Installation]:
         """Look at the server and the schema. Waits a while for a server that takes writes and has room for one more connection.
@@ -516,10 +519,10 @@ class Daemon:
                 name=name,
                 age=timedelta(seconds=now - succeeded),
                 allowed=timedelta.max if name in WAITING | ONLOOKERS else STALLED + self._config.poll_interval,
-                failures=self._pulse.failures[name],
-                database_away=name in self._pulse.away,
+                failures=self._monitor.failures[name],
+                database_away=name in self._monitor.unreachable,
             )
-            for name, succeeded in list(self._pulse.succeeded.items())
+            for name, succeeded in list(self._monitor.last_success_at.items())
         ]
 
     def readiness(self) -> health.Readiness:
@@ -532,7 +535,7 @@ class Daemon:
             draining=self.stops.claiming.is_set(),
             stalled=[
                 f"{WORK[service]} {why}"
-                for service, why in self._pulse.stalled(for_seconds=NOT_READY_AFTER_SECONDS).items()
+                for service, why in self._monitor.stalled_services(for_seconds=NOT_READY_AFTER_SECONDS).items()
                 if service in WORK
             ],
             blockers=[f"{blocker}. {blocker.cure}" for blocker in self._loops.lock_watch.blockers]

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from rota.supervision.tasks import OwnedTask
+from rota.supervision.tasks import ProtectedTask
 
 if TYPE_CHECKING:
     from rota.daemon.daemon import Daemon
@@ -22,7 +22,7 @@ def run_to_the_end(daemon: Daemon) -> None:
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         loop = runner.get_loop()
-        work = OwnedTask(daemon.run(), loop=loop, refused=daemon.cancel_refused, name="daemon")
+        work = ProtectedTask(daemon.run(), loop=loop, on_cancel_refused=daemon.report_refused_cancel, name="daemon")
         breaks = 0
         while not work.done():
             try:

@@ -30,7 +30,7 @@ from rota.services.lock_watch import LockWatch
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
 from rota.services.schedule_stats import TrackRecord
-from rota.supervision.loop import Pulse, on_own_thread, run_forever
+from rota.supervision.loop import run_forever, run_on_own_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rota.observability.telemetry import Telemetry
     from rota.services.presence import Presence
     from rota.supervision.loop import Service
+    from rota.supervision.service_monitor import ServiceMonitor
 
 FINAL_RECORD_SECONDS = 2.0
 """How long a daemon whose jobs have ended may take to note their ends on schedules."""
@@ -61,21 +62,21 @@ class Loops:
         presence: Presence,
         *,
         telemetry: Telemetry,
-        pulse: Pulse,
+        monitor: ServiceMonitor,
         handlers: Mapping[str, Handler],
         slots: Mapping[str, int],
         route: Route,
         accept: Accept,
         stopping: asyncio.Event,
         until_idle: bool,
-        refused: Callable[[int], None],
+        on_cancel_refused: Callable[[int], None],
     ) -> None:
         self._config = config
         self._node = node
         self._pool = pool
         self._presence = presence
         self._telemetry = telemetry
-        self._pulse = pulse
+        self._monitor = monitor
         self._handlers = handlers
         self._slots = slots
         self._route = route
@@ -95,14 +96,14 @@ class Loops:
             pool,
             self.running,
             telemetry,
-            pulse=pulse,
+            monitor=monitor,
             node=node,
             random=random.random,
             alert=config.dead_letters.handler,
             on_end=self._job_ended,
         )
         self.lock_watch = LockWatch(
-            lambda: self._connect("lock watch"), telemetry, pulse, poll_interval=config.poll_interval
+            lambda: self._connect("lock watch"), telemetry, monitor, poll_interval=config.poll_interval
         )
         self._heartbeat = self._make_heartbeat()
         self._listener = self._make_listener()
@@ -111,7 +112,7 @@ class Loops:
             environment,
             settle=self._settler.add,
             abandon=self._settler.abandon,
-            refused=refused,
+            on_cancel_refused=on_cancel_refused,
             grace=self._grace,
             max_bytes_in_flight=config.payload.max_bytes_in_flight,
         )
@@ -148,7 +149,7 @@ class Loops:
 
     async def heartbeat(self) -> None:
         """Extend leases, on a thread of its own."""
-        await on_own_thread(self._heartbeat, self._telemetry, self._pulse, close=self._heartbeat.close)
+        await run_on_own_thread(self._heartbeat, self._telemetry, self._monitor, close=self._heartbeat.close)
 
     async def trust(self) -> None:
         """Interrupt attempts whose lease can't be trusted any more."""
@@ -206,7 +207,7 @@ class Loops:
 
     async def sample_locally(self) -> None:
         """Sample this node's part of the gauges."""
-        await self._run(LocalGauges(self._telemetry, self.running, self._pulse, lambda: self._gauges))
+        await self._run(LocalGauges(self._telemetry, self.running, self._monitor, lambda: self._gauges))
 
     async def listen(self) -> None:
         """Wait for notifications."""
@@ -235,7 +236,7 @@ class Loops:
             self.wake,
             self._listener,
             self._telemetry,
-            pulse=self._pulse,
+            monitor=self._monitor,
             node=self._node,
             handlers=self._handlers,
             queues=self._slots,
@@ -251,7 +252,7 @@ class Loops:
         self.dispatched.set()
 
     async def _run(self, service: Service) -> None:
-        await run_forever(service, self._telemetry, self._pulse)
+        await run_forever(service, self._telemetry, self._monitor)
 
     def _job_ended(self, schedule_id: int, succeeded: bool | None) -> None:
         if succeeded is not None:

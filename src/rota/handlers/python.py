@@ -20,7 +20,7 @@ from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.job import Job, inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
-from rota.supervision.loop import both
+from rota.supervision.loop import run_both
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -167,7 +167,7 @@ async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Jo
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
     try:
-        result, _ = await both(_take_answers(child, reader, order, job), _end_forks(child, reader))
+        result, _ = await run_both(_take_answers(child, reader, order, job), _end_forks(child, reader))
     finally:
         transport.close()
     return result

@@ -21,7 +21,7 @@ from rota.domain.job import Suspects
 from rota.handlers.attempt import Attempt
 from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_ROOM, Lanes
 from rota.runtime.clock import boottime
-from rota.supervision.loop import backoff_pause, cancelling
+from rota.supervision.loop import backoff_pause, is_cancel_pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rota.lifecycle.running import Running
     from rota.lifecycle.wake import Wake
     from rota.observability.telemetry import Telemetry
-    from rota.supervision.loop import Pulse
+    from rota.supervision.service_monitor import ServiceMonitor
 
 MAX_CLAIM_SIZE = 500
 """Most jobs of one room in one claim: with more free slots, one batch starts while the next is claimed."""
@@ -102,7 +102,7 @@ class Dispatcher:
         listener: Listener,
         telemetry: Telemetry,
         *,
-        pulse: Pulse,
+        monitor: ServiceMonitor,
         node: NodeId,
         handlers: Collection[str],
         queues: Mapping[str, int],
@@ -119,7 +119,7 @@ class Dispatcher:
         self._wake = wake
         self._listener = listener
         self._telemetry = telemetry
-        self._pulse = pulse
+        self._monitor = monitor
         self._node = node
         self._lease = lease
         self._poll = poll_interval.total_seconds()
@@ -148,36 +148,36 @@ class Dispatcher:
             await stopping.wait()
             return
         self._stopping = stopping
-        self._pulse.began(self.name)
+        self._monitor.record_start(self.name)
         while not stopping.is_set():
             self._wake.clear()  # before looking, never after
             pause = await self._look()
-            if cancelling():
+            if is_cancel_pending():
                 raise asyncio.CancelledError
             if not stopping.is_set():
                 await self._wake.wait(pause)
-        self._pulse.ended(self.name)  # a long drain is no standstill
+        self._monitor.record_stop(self.name)  # a long drain is no standstill
 
     async def _look(self) -> float:
         """Claim what is due. Return for how many seconds there is no reason to look again, apart from notifications."""
         self._running.limited = True  # until this look has found room for all that it might find
         if not self._running.rooms():
             self._listener.want(False)
-            self._pulse.ran(self.name)
+            self._monitor.record_success(self.name)
             return self._poll
         try:
-            with self._pulse.asking(self.name):
+            with self._monitor.waiting_for_database(self.name):
                 async with connection(self._pool) as db:
                     if self._may_have_orphans:
                         await self._return_orphans(db)
                     look = await self._claim(db)
         except TRANSIENT as error:
-            failures = self._pulse.failed(self.name, error)
+            failures = self._monitor.record_failure(self.name, error)
             self._may_have_orphans = True
             pause = backoff_pause(failures)
             self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)
             return pause
-        self._pulse.ran(self.name)
+        self._monitor.record_success(self.name)
         self._telemetry.service_ran(self.name)
         self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
         if self._on_idle is not None and look.no_suspects and not self._set_aside and self._lanes.is_idle():

@@ -32,7 +32,7 @@ from rota.handlers.python import ChildFailed
 from rota.observability.logs import carry, carry_alike
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, uncancel
-from rota.supervision.tasks import Tasks
+from rota.supervision.tasks import TaskSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class Executor:
         *,
         settle: Callable[[Attempt, Outcome], None],
         abandon: Callable[[Attempt], None],
-        refused: Callable[[int], None] = lambda _: None,
+        on_cancel_refused: Callable[[int], None] = lambda _: None,
         grace: float,
         max_bytes_in_flight: int = 1 << 24,
     ) -> None:
@@ -73,7 +73,7 @@ class Executor:
         self._abandon = abandon
         self._grace = grace
         self._budget = ByteBudget(max_bytes_in_flight)
-        self._tasks = Tasks(refused)
+        self._tasks = TaskSet(on_cancel_refused)
         self._context = lru_cache(maxsize=256)(_context)
 
     def start(self, attempt: Attempt) -> None:

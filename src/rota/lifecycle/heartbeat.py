@@ -53,7 +53,7 @@ class Heartbeat:
 
     name = "heartbeat"
     interval: timedelta | None = TICK
-    longest_pause = 1.0
+    max_backoff_seconds = 1.0
     """Seconds: leases don't wait for a long backoff to end."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Heartbeat:
             self.frozen_at = now
         self._ticked = now
         if now - self.main_turned > STALL_SECONDS:
-            self.blocked_at = stacks.of_frame(sys._current_frames().get(self._main_thread))  # noqa: SLF001
+            self.blocked_at = stacks.frame_stack(sys._current_frames().get(self._main_thread))  # noqa: SLF001
         if now - self.main_turned > self._wedged_after:
             return
         held = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rota.supervision.loop import DUTY
+from rota.supervision.loop import THROTTLE_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -212,9 +212,9 @@ class Lanes:
             return
         took = ended - began
         # Capped: after a pause of ten seconds in the middle of a sweep, the next one would come after a hundred.
-        self._optional_sweep_at = ended + min(took * DUTY, self._poll)
+        self._optional_sweep_at = ended + min(took * THROTTLE_FACTOR, self._poll)
         # Twice a poll interval while sweeps are cheap: what commits just behind one is then still found within a poll interval.
-        interval = max(min(max(took * DUTY, self._poll / 2), self._poll), took * 2)
+        interval = max(min(max(took * THROTTLE_FACTOR, self._poll / 2), self._poll), took * 2)
         for name in sweeping:
             room = self._rooms[name]
             foreign = self.foreign if name == SHARED_ROOM else None

@@ -26,7 +26,7 @@ from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.lifecycle.ending import cancel_waiting_jobs
 from rota.runtime.clock import boottime
-from rota.supervision.loop import DUTY, both
+from rota.supervision.loop import THROTTLE_FACTOR, run_both
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -137,7 +137,7 @@ class Scheduler:
             await self._promote()
         while (more := self._more(look, frozenset(looked))) and boottime() < self._sweep_at:
             asked = boottime()
-            found, look = await both(self._decide(look), self._look(looked, sweeps=False))
+            found, look = await run_both(self._decide(look), self._look(looked, sweeps=False))
             soonest += found
         soonest += await self._decide(look)
         if self._others_left and self._decided:
@@ -179,7 +179,7 @@ class Scheduler:
         if sweeps:
             # A sweep may have to step over much that is dead: never more than a tenth of the time. Were there no end to it, a
             # machine that slept a night in the middle of one would leave what came due by then for days.
-            self._sweep_at = asked + max(SWEEP, min((boottime() - asked) * DUTY, SWEEP_AT_LAST))
+            self._sweep_at = asked + max(SWEEP, min((boottime() - asked) * THROTTLE_FACTOR, SWEEP_AT_LAST))
         return look
 
     async def _revive(self, db: Connection) -> None:

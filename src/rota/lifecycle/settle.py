@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rota.handlers.attempt import Attempt
     from rota.lifecycle.running import Running
     from rota.observability.telemetry import Telemetry
-    from rota.supervision.loop import Pulse
+    from rota.supervision.service_monitor import ServiceMonitor
 
 LARGEST = 1000
 """Most settlements in one statement: enough to spend little on each, few enough to hold no lock for long."""
@@ -71,7 +71,7 @@ class Settler:
 
     name = "settle"
     interval: timedelta | None = None
-    longest_pause = 1.0
+    max_backoff_seconds = 1.0
     """Seconds: what is done must be written before its lease ends."""
 
     def __init__(
@@ -80,13 +80,13 @@ class Settler:
         running: Running,
         telemetry: Telemetry,
         *,
-        pulse: Pulse,
+        monitor: ServiceMonitor,
         node: NodeId,
         random: Callable[[], float],
         alert: str | None,
         on_end: Callable[[int, bool | None], None],
     ) -> None:
-        self._pulse = pulse
+        self._monitor = monitor
         self._pool = pool
         self._on_end = on_end
         self._running = running
@@ -117,7 +117,7 @@ class Settler:
             self._some.set()
         left = {attempt.claim.fence_token: (attempt, outcome) for attempt, outcome in batch}
         try:
-            with self._pulse.asking(self.name):
+            with self._monitor.waiting_for_database(self.name):
                 await self._write(left)
         except BaseException:
             # After a crash or a lost reply, too: an outcome that was written is found to be settled by this very token.

@@ -11,14 +11,14 @@ from rota.db import queries, reports, schedule_queries
 from rota.db.pool import Pool, connection
 from rota.observability import log_writer
 from rota.runtime.clock import boottime
-from rota.supervision.loop import rest
+from rota.supervision.loop import throttled_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rota.lifecycle.running import Running
     from rota.observability.telemetry import Telemetry
-    from rota.supervision.loop import Pulse
+    from rota.supervision.service_monitor import ServiceMonitor
 
 SAMPLED_EVERY = timedelta(seconds=15)
 
@@ -112,7 +112,7 @@ class Gauges:
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self._telemetry.upkeep_sampled(**upkeep)
         self.sampled = boottime()
-        self.interval = rest(SAMPLED_EVERY, took=self.sampled - began)
+        self.interval = throttled_interval(SAMPLED_EVERY, took=self.sampled - began)
         self.valid_until = self.sampled + max(STALE_AFTER, 2 * self.interval.total_seconds())
 
     def _to_tell(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
@@ -156,10 +156,12 @@ class LocalGauges:
     name = "local gauges"
     interval: timedelta | None = timedelta(seconds=1)
 
-    def __init__(self, telemetry: Telemetry, running: Running, pulse: Pulse, gauges: Callable[[], Gauges]) -> None:
+    def __init__(
+        self, telemetry: Telemetry, running: Running, monitor: ServiceMonitor, gauges: Callable[[], Gauges]
+    ) -> None:
         self._telemetry = telemetry
         self._running = running
-        self._pulse = pulse
+        self._monitor = monitor
         self._gauges = gauges
 
     async def run_once(self) -> None:
@@ -168,7 +170,7 @@ class LocalGauges:
         self._telemetry.slots_sampled(self._running.slots())
         self._telemetry.log_lines_dropped(log_writer.dropped())
         # A copy, for the heartbeat's thread enters itself while we start.
-        for service, succeeded in self._pulse.succeeded.copy().items():
+        for service, succeeded in self._monitor.last_success_at.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
         gauges = self._gauges()
         self._telemetry.sample_aged(timedelta(seconds=now - gauges.sampled), stale=now > gauges.valid_until)

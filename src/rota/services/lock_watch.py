@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rota.db.blockers import Blocker
     from rota.observability.telemetry import Telemetry
-    from rota.supervision.loop import Pulse
+    from rota.supervision.service_monitor import ServiceMonitor
 
 UNANSWERED: tuple[type[Exception], ...] = (*LOST, asyncpg.PostgresError)
 
@@ -39,13 +39,13 @@ class LockWatch:
         self,
         connect: Callable[[], Awaitable[asyncpg.Connection]],
         telemetry: Telemetry,
-        pulse: Pulse,
+        monitor: ServiceMonitor,
         *,
         poll_interval: timedelta,
     ) -> None:
         self._connect = connect
         self._telemetry = telemetry
-        self._pulse = pulse
+        self._monitor = monitor
         self._stalled_after = min(poll_interval, LOOK_EVERY).total_seconds()
         self._at_least = min(2 * poll_interval, SHORTEST_WAIT)
         self._conn: asyncpg.Connection | None = None
@@ -56,7 +56,7 @@ class LockWatch:
 
     async def run_once(self) -> None:
         """Look for blockers if something is stalled."""
-        if not self._pulse.stalled(for_seconds=self._stalled_after):
+        if not self._monitor.stalled_services(for_seconds=self._stalled_after):
             self.close()
             self.blockers = ()
             self._telemetry.lock_wait_sampled(0.0)

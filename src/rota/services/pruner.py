@@ -12,7 +12,7 @@ from rota.db import queries
 from rota.db.pool import Connection, Pool, connection
 from rota.db.salvage import TRANSIENT
 from rota.runtime.clock import boottime
-from rota.supervision.loop import rest
+from rota.supervision.loop import throttled_interval
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ class Pruner:
                 else:
                     errors[piece] = None
             self._telemetry.housekeeping_failed(await queries.record_housekeeping(db, errors))
-        self.interval = rest(MORE_AFTER if self._left else PRUNED_EVERY, took=boottime() - began)
+        self.interval = throttled_interval(MORE_AFTER if self._left else PRUNED_EVERY, took=boottime() - began)
 
     def _pieces(self) -> dict[str, Callable[[Connection], Awaitable[None]]]:
         keep = self._retention

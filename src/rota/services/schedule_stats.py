@@ -11,7 +11,7 @@ from rota.db import schedule_queries
 from rota.db.pool import Pool, connection
 from rota.db.salvage import salvage
 from rota.runtime.clock import boottime
-from rota.supervision.loop import rest
+from rota.supervision.loop import throttled_interval
 
 if TYPE_CHECKING:
     from rota.observability.telemetry import Telemetry
@@ -54,7 +54,9 @@ class TrackRecord:
         self._some.clear()
         began = boottime()
         left = await self._write()
-        await asyncio.sleep(LOCKED_PAUSE if left else rest(AT_ONCE, took=boottime() - began).total_seconds())
+        await asyncio.sleep(
+            LOCKED_PAUSE if left else throttled_interval(AT_ONCE, took=boottime() - began).total_seconds()
+        )
 
     async def finish(self) -> None:
         """Write all that is left, without rests, once no more will come. What somebody holds locked then is lost."""

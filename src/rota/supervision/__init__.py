@@ -1,1 +1,1 @@
-"""Loops that survive errors, and the tasks and stacks of a process."""
+"""Loops that are retried and restarted after errors, and the tasks and stacks of a process."""

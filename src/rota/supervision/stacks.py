@@ -1,4 +1,4 @@
-"""Where threads and tasks are, as file, line and function: no values, which may be a payload's."""
+"""Stacks of threads and tasks, as file, line and function. They hold no values, which could come from a payload."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from rota.supervision.tasks import OwnedTask
+from rota.supervision.tasks import ProtectedTask
 
 if TYPE_CHECKING:
     from types import FrameType
 
 MAX_FRAMES = 12
-"""Most frames of each stack: the innermost."""
+"""Only this many innermost frames of each stack are returned."""
 
 MAX_TASKS = 200
 
 
-def of_threads() -> dict[str, list[str]]:
+def thread_stacks() -> dict[str, list[str]]:
     """Return the stack of every thread, innermost frame last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        f"{names.get(ident, 'unknown')} {ident}": of_frame(frame)
+        f"{names.get(ident, 'unknown')} {ident}": frame_stack(frame)
         for ident, frame in sys._current_frames().items()  # noqa: SLF001
     }
 
 
-def of_frame(frame: FrameType | None) -> list[str]:
-    """Return the stack that leads to a frame, which comes last."""
-    found: list[str] = []
-    while frame is not None and len(found) < MAX_FRAMES:
-        found.append(_place(frame))
+def frame_stack(frame: FrameType | None) -> list[str]:
+    """Return the stack that leads to a frame, innermost frame last."""
+    stack: list[str] = []
+    while frame is not None and len(stack) < MAX_FRAMES:
+        stack.append(_format_frame(frame))
         frame = frame.f_back
-    return found[::-1]
+    return stack[::-1]
 
 
-def of_tasks(loop: asyncio.AbstractEventLoop) -> dict[str, list[str]]:
-    """Return where the tasks of a loop wait, by name; of many tasks, MAX_TASKS. May be called on any thread."""
-    found: dict[str, list[str]] = {}
+def task_stacks(loop: asyncio.AbstractEventLoop) -> dict[str, list[str]]:
+    """Return task name -> the stack at which it waits, for at most MAX_TASKS tasks of the loop. Callable from any thread."""
+    stacks: dict[str, list[str]] = {}
     for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MAX_TASKS]:
-        job = f" job {task.job_id}" if isinstance(task, OwnedTask) and task.job_id is not None else ""
-        found[f"{task.get_name()}{job}"] = _waits_at(task.get_coro())
-    return found
+        job = f" job {task.job_id}" if isinstance(task, ProtectedTask) and task.job_id is not None else ""
+        stacks[f"{task.get_name()}{job}"] = _coroutine_stack(task.get_coro())
+    return stacks
 
 
-def _waits_at(work: Any) -> list[str]:
-    found: list[str] = []
-    while (frame := getattr(work, "cr_frame", None)) is not None and len(found) < MAX_FRAMES:
-        found.append(_place(frame))
-        work = work.cr_await
-    return found
+def _coroutine_stack(coroutine: Any) -> list[str]:
+    stack: list[str] = []
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None and len(stack) < MAX_FRAMES:
+        stack.append(_format_frame(frame))
+        coroutine = coroutine.cr_await
+    return stack
 
 
-def _place(frame: FrameType) -> str:
+def _format_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,4 +1,4 @@
-"""Tasks of the daemon that code of a job can't cancel, and the set that owns them."""
+"""Tasks that the code of a job can't cancel, and the set that owns them."""
 
 from __future__ import annotations
 
@@ -12,65 +12,67 @@ if TYPE_CHECKING:
     from contextvars import Context
 
 
-class OwnedTask(asyncio.Task[Any]):
-    """A task that refuses to be cancelled from the context of a job, unless it runs that very job.
+class ProtectedTask(asyncio.Task[Any]):
+    """A task that code running in the context of a job can't cancel, unless the task runs that very job.
 
-    The context of a handler is inherited by its tasks, its callbacks and by threads that copy it, so a handler that cancels all
-    tasks of the loop reaches only its own.
+    A handler's tasks, its callbacks, and threads that copy its context inherit that context. So a handler that cancels all tasks
+    of the loop cancels only its own.
     """
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, Any],
+        coroutine: Coroutine[Any, Any, Any],
         *,
         loop: asyncio.AbstractEventLoop,
-        refused: Callable[[int], None],
+        on_cancel_refused: Callable[[int], None],
         job_id: int | None = None,
         name: str | None = None,
         context: Context | None = None,
     ) -> None:
         self.job_id = job_id
-        self._refused = refused
-        super().__init__(work, loop=loop, name=name, context=context)
+        self._on_cancel_refused = on_cancel_refused
+        super().__init__(coroutine, loop=loop, name=name, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the task; return False when the caller is the code of another job."""
+        """Cancel the task; return False if the caller is the code of another job."""
         caller = job_of_context()
         if caller is not None and caller != self.job_id:
-            self._refused(caller)
+            self._on_cancel_refused(caller)
             return False
         return super().cancel(msg)
 
     def end(self) -> None:
-        """Cancel the task, whatever the caller's context is."""
+        """Cancel the task from any context."""
         super().cancel()
 
 
-class Tasks:
-    """The tasks of one owner. An exception in one of them leaves the others alone."""
+class TaskSet:
+    """The tasks of one owner. An exception in one of them does not affect the others."""
 
-    def __init__(self, refused: Callable[[int], None]) -> None:
-        self._refused = refused
-        self._tasks: set[OwnedTask] = set()
+    def __init__(self, on_cancel_refused: Callable[[int], None]) -> None:
+        self._on_cancel_refused = on_cancel_refused
+        self._tasks: set[ProtectedTask] = set()
         self.ending = False
-        """Whether the owner has cancelled them."""
+        """Whether the owner has cancelled the tasks."""
 
     def start(
         self,
-        work: Coroutine[Any, Any, Any],
+        coroutine: Coroutine[Any, Any, Any],
         *,
         job_id: int | None = None,
         name: str | None = None,
         context: Context | None = None,
     ) -> None:
-        """Run `work` in a task. Only the owner, and code of job `job_id`, can cancel it."""
+        """Run the coroutine in a task that only the owner and the code of job `job_id` can cancel."""
         loop = asyncio.get_running_loop()
-        task = OwnedTask(work, loop=loop, refused=self._refused, job_id=job_id, name=name, context=context)
+        task = ProtectedTask(
+            coroutine, loop=loop, on_cancel_refused=self._on_cancel_refused, job_id=job_id, name=name, context=context
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def end(self) -> None:
-        """Cancel all tasks, and return once they have ended."""
+        """Cancel all tasks; return once they have ended."""
         self.ending = True
         for task in self._tasks.copy():
             task.end()
