@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import NODE, make_dead_letter, make_job, make_running_jobs
+from factories import NODE, make_dead_letter, make_job, make_running_jobs, no_checks
 from links import Link
 from logins import world
 from poolers import find_pgbouncer, pgbouncer
@@ -224,6 +224,15 @@ async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_priority_that_is_never_claimed(ground: Ground) -> AsyncIterator[None]:
+    """Stored by the owner, past the constraints."""
+    await _alive(ground.conn)
+    async with no_checks(ground.conn, "rota.jobs"):
+        await make_job(ground.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
+    yield
+
+
+@asynccontextmanager
 async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
     """A trigger of the user's; only the daemon's log named the job."""
     await _alive(ground.conn)
@@ -424,6 +433,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_server_that_counts_nothing, 1, "settings", "track_counts is off: autovacuum", "set track_counts = on"),
     (a_server_without_autovacuum, 1, "autovacuum", "off for the whole server", "alter system set autovacuum = on"),
     (a_server_that_cancels_claims, 1, "settings", "statement_timeout is 2000 ms", "set statement_timeout = 0"),
+    (
+        a_priority_that_is_never_claimed,
+        1,
+        "priority",
+        "1 due job of shop.works in queue default have the priority 12, outside",
+        "set priority = 9 on the rows of rota.jobs where priority = 12",
+    ),
     (
         a_row_that_is_refused,
         1,

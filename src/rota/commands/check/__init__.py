@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     connections.check_listen_route,
     jobs.check_paused,
     jobs.check_unclaimed,
+    jobs.check_priorities,
     jobs.check_slots,
     jobs.check_lanes,
     jobs.check_leases,

@@ -64,6 +64,22 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
     return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
 
 
+async def check_priorities(facts: "Facts") -> list[Finding]:
+    """Report jobs with a priority that no claim searches. Constraints refuse it; an owner can store it all the same."""
+    odd = [lane for lane in facts.backlog.lanes if lane.priority not in range(10) and lane.due]
+    findings = [
+        Finding(
+            check="priority",
+            object=f"handler {lane.handler} in queue {lane.queue}",
+            finding=f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue} have the priority {lane.priority}, "
+            "outside of 0 to 9: no daemon claims them",
+            do=f"as the schema's owner, set priority = 9 on the rows of rota.jobs where priority = {lane.priority}",
+        )
+        for lane in odd[:NAMED]
+    ]
+    return capped("priority", findings, len(odd), "rota job list shows priorities")
+
+
 async def check_slots(facts: "Facts") -> list[Finding]:
     """Report queues whose slots are all taken, on every daemon that serves them, while jobs have been due for LATE."""
     from rota.db import reports
