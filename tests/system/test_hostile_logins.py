@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -11,6 +12,7 @@ import pytest
 from logins import world
 from rota.db.migrate import migrate
 from scenes import Scene
+from schedule_rows import make_due, make_schedule
 from shell import Shell, started
 from waiting import eventually
 
@@ -237,3 +239,25 @@ async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(
         assert "locked" not in (await rota("why", other)).out
     finally:
         holder.terminate()
+
+
+async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_locked(
+    server: Server, tmp_path: Path
+) -> None:
+    """A client's edit in an open transaction keeps every daemon from deciding: no daemon is to be started then."""
+    async with world(server, "overdue") as made, made.connect() as root:
+        schedule = await make_schedule(root, name="report", handler="ok", every=timedelta(seconds=1))
+        await make_due(root, schedule, ago=timedelta(minutes=2))
+        (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
+        rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
+        async with made.connect("app") as client:
+            await client.execute("begin; savepoint before; update rota.schedules set every = interval '2 seconds'")
+            who = f"pid {client.get_server_pid()} (user {made.prefix}_app) has its row locked"
+            for command in (("check",), ("why", "report"), ("schedule", "show", "report")):
+                assert who in (await rota(*command)).out, command
+        await eventually(lambda: _named_nobody(rota), what="no session to be named")
+
+
+async def _named_nobody(rota: Shell) -> bool:
+    shown = await rota("schedule", "show", "report", "--json")
+    return shown.json["locked_by"] is None

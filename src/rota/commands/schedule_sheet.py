@@ -24,6 +24,8 @@ class Sheet:
 
     schedule: "ScheduleDescription"
     fires: "Sequence[FireRecord]"
+    locked_by: str | None
+    """The session whose open transaction has the row of an overdue schedule's clock locked."""
 
 
 async def the_schedule(db: "Connection", name: str) -> "ScheduleDescription":
@@ -71,10 +73,12 @@ async def find_schedule_id(db: "Connection", name: str) -> int:
 async def read_schedule(db: "Connection", name: str, *, fires: int) -> Sheet:
     """Read what there is to show of a schedule."""
     from rota.db import schedule_reports
+    from rota.db.blockers import find_row_locker
 
     found = await the_schedule(db, name)
     last = await schedule_reports.list_fires(db, schedule_id=found.schedule_id, limit=fires) if fires else []
-    return Sheet(schedule=found, fires=last)
+    locked_by = await find_row_locker(db, schedule_id=found.schedule_id) if found.state == "overdue" else None
+    return Sheet(schedule=found, fires=last, locked_by=locked_by)
 
 
 async def crowded(db: "Connection", made: "ScheduleDescription") -> str | None:
@@ -108,10 +112,11 @@ def show_schedule(seen: Sheet, *, payload: bool, as_json: bool) -> None:
             shown[name] = json.loads(shown[name]) if shown[name] else None
         if not payload:
             del shown["payload"]
-        print_json({**shown, "fires": seen.fires})
+        print_json({**shown, "locked_by": seen.locked_by, "fires": seen.fires})
         return
     out = console()
-    for name, text in [*facts(schedule), *([("payload", schedule.payload)] if payload else [])]:
+    locked = f"{seen.locked_by} has its row locked in an open transaction" if seen.locked_by else ""
+    for name, text in [*facts(schedule), ("locked", locked), *([("payload", schedule.payload)] if payload else [])]:
         if text:
             out.print(f"{name:<14}{printable(text)}", soft_wrap=True)
     if seen.fires:

@@ -247,6 +247,7 @@ def _why_no_row(schedule: "ScheduleDescription", at: datetime) -> tuple[str, str
 async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
     """Say how the schedule is, and what became of its last instant."""
     from rota.db import schedule_reports
+    from rota.db.blockers import find_row_locker
 
     last = await schedule_reports.list_fires(db, schedule_id=schedule.schedule_id, limit=1)
     known: dict[str, Any] = {"schedule": schedule.name, "at": None, "fire": last[0] if last else None}
@@ -267,7 +268,12 @@ async def _now(db: "Connection", schedule: "ScheduleDescription") -> Answer:
         case "ended":
             said = "it has no more instants" + (f": it ended {moment(schedule.end_at)}" if schedule.end_at else "")
         case "overdue":
-            said = "an instant has come and nobody decides about it: is a daemon alive? See rota status"
+            locked_by = await find_row_locker(db, schedule_id=schedule.schedule_id)
+            said = "an instant has come and nobody decides about it: " + (
+                f"{locked_by} has its row locked in an open transaction"
+                if locked_by
+                else "is a daemon alive? See rota status"
+            )
         case _:
             ahead = moment(schedule.next_fire_at) or "being planned"
             said = f"it is in order, its next instant is {ahead}"

@@ -65,9 +65,15 @@ async def find_blockers(db: Connection, *, pid: int | None, at_least: timedelta)
     return [Blocker(**row) for row in rows]
 
 
-async def find_row_locker(db: Connection, *, job_id: int) -> str | None:
-    """Return the name of the session whose open transaction has the live job's row locked; None if there is none."""
-    row = await db.fetchrow(SQL["find_row_lockers"], job_id)
+async def find_row_locker(db: Connection, *, job_id: int | None = None, schedule_id: int | None = None) -> str | None:
+    """Return the name of the session whose open transaction has the row of the live job, or of the schedule's clock, locked.
+
+    None if there is none, or if this login may not read these rows.
+    """
+    try:
+        row = await db.fetchrow(SQL["find_row_lockers"], job_id, schedule_id)
+    except asyncpg.InsufficientPrivilegeError:
+        return None
     return None if row is None else session_name(*row)
 
 

@@ -16,12 +16,12 @@ async def check_states(facts: "Facts") -> list[Finding]:
     from rota.db import schedule_reports
 
     found = []
-    for state, judge in (("invalid", _invalid), ("overdue", _overdue), ("silent", _silent)):
+    for state in ("invalid", "overdue", "silent"):
         if count := facts.schedules.get(state):
             named = await schedule_reports.list_schedules(
                 facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=NAMED
             )
-            findings = [judge(each) for each in named]
+            findings = [await _judge(facts, state, each) for each in named]
             found += capped(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
     return found
 
@@ -58,6 +58,16 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
     ]
 
 
+async def _judge(facts: "Facts", state: str, each: "ScheduleLine") -> Finding:
+    from rota.db.blockers import find_row_locker
+
+    if state == "invalid":
+        return _invalid(each)
+    if state == "silent":
+        return _silent(each)
+    return _overdue(each, await find_row_locker(facts.db, schedule_id=each.schedule_id))
+
+
 def _invalid(each: "ScheduleLine") -> Finding:
     return Finding(
         check="invalid schedules",
@@ -68,13 +78,16 @@ def _invalid(each: "ScheduleLine") -> Finding:
     )
 
 
-def _overdue(each: "ScheduleLine") -> Finding:
+def _overdue(each: "ScheduleLine", locked_by: str | None) -> Finding:
     since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
+    why = f"{locked_by} has its row locked in an open transaction" if locked_by else "nobody decides about it"
     return Finding(
         check="overdue schedules",
         object=each.name,
-        finding=f"{each.name} is due {since}, and nobody decides about it",
-        do="start a daemon, of any app: rota run --app module:app; or see the log of one that lives",
+        finding=f"{each.name} is due {since}, and {why}",
+        do="commit or roll back there, or end that session with pg_terminate_backend"
+        if locked_by
+        else "start a daemon, of any app: rota run --app module:app; or see the log of one that lives",
         alert="RotaSchedulesOverdue",
     )
 
