@@ -61,13 +61,13 @@ class Supervisor:
     async def _restart_after_crashes(
         self, name: str, run: Callable[[], Coroutine[Any, Any, Any]], *, critical: bool, max_backoff_seconds: float
     ) -> None:
-        crashes, successes = 0, -1
-        while True:
+        crashes, successes, ended = 0, -1, False
+        while not ended:
             try:
                 if crashes:
                     await asyncio.sleep(min(backoff_pause(crashes), max_backoff_seconds))
                 await run()
-                return
+                ended = True
             except (Exception, asyncio.CancelledError) as error:
                 if self._tasks.ending:
                     raise
