@@ -214,7 +214,7 @@ async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Data
         return
 
     async with node(database.dsn, app) as one:
-        await one.told("loop.crashed", loop="track record", kind="RaiseError", times=2)
+        await one.told("row.refused", doing="track record", kind="RaiseError", times=2)
         assert await ended(conn, await insert(conn, "done")) == "succeeded"
         assert one.fell is None
 

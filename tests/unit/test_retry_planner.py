@@ -26,7 +26,7 @@ from rota.domain.outcome import (
 )
 from rota.domain.settlement import Abandon, Bury, Cancel, Release, Retry, Settlement, Succeed
 from rota.lifecycle.retry_planner import MAX_LOSSES, decide
-from rota.lifecycle.settle import as_verdict, say
+from rota.lifecycle.settlement_rows import outcome_columns, settlement_row
 
 NODE = NodeId(UUID(int=1))
 AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -153,22 +153,22 @@ def test_no_job_is_tried_beyond_its_attempts_losses_and_time(terms: Terms, outco
 def test_every_settlement_can_be_written(terms: Terms, outcome: Outcome, random: float) -> None:
     """What `decide` says becomes a row of the statement, or is nothing to write; the words are those of the schema."""
     settlement = decide(terms, outcome, lambda: random)
-    verdict = as_verdict(terms, outcome, settlement)
+    row = settlement_row(terms, outcome, settlement)
     if isinstance(settlement, Succeed | Abandon):
-        assert verdict is None
+        assert row is None
         return
-    assert verdict is not None
-    assert verdict[:3] == (7, 70, NODE)
-    assert verdict[3] in {"retry", "release", "bury", "cancel"}
-    assert verdict[6] == say(outcome)[0]
-    assert verdict[4] is None or verdict[5] is None or isinstance(outcome, Failed)
-    if verdict[3] == "bury":
-        assert verdict[7] in {"permanent", "exhausted", "poison", "lost", "bad_payload", "expired"}
+    assert row is not None
+    assert row[:3] == (7, 70, NODE)
+    assert row[3] in {"retry", "release", "bury", "cancel"}
+    assert row[6] == outcome_columns(outcome)[0]
+    assert row[4] is None or row[5] is None or isinstance(outcome, Failed)
+    if row[3] == "bury":
+        assert row[7] in {"permanent", "exhausted", "poison", "lost", "bad_payload", "expired"}
 
 
 def test_what_attempts_are_called_in_history() -> None:
     """The words that people and dashboards filter by."""
-    said = {row[0]: say(row[2])[0] for row in TABLE}
+    said = {row[0]: outcome_columns(row[2])[0] for row in TABLE}
     assert set(said.values()) == {
         "succeeded",
         "lost",

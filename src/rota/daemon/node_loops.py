@@ -158,7 +158,7 @@ class Loops:
                 self.running,
                 self._telemetry,
                 self._heartbeat,
-                give_up=self.executor.give_up,
+                settle_abandoned=self.executor.settle_abandoned,
                 grace=self._grace,
             )
         )

@@ -10,7 +10,7 @@ from rota.db import queries
 from rota.db.pool import Pool, connection
 from rota.db.salvage import TRANSIENT
 from rota.domain.outcome import Interrupted
-from rota.lifecycle.settle import settle_alike
+from rota.lifecycle.settle import settle_same_outcome
 from rota.runtime.shutdown import QUIT_SECONDS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Drain:
         stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
         with suppress(*TRANSIENT):
             async with connection(self._pool) as db:
-                await settle_alike(
+                await settle_same_outcome(
                     db,
                     await queries.load_terms(db, node=self._node, attempts=stuck),
                     Interrupted(began=True, still_running=True),

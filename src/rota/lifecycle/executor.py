@@ -1,4 +1,7 @@
-"""Step 3 of a job's life: claim -> outcome. Nothing that a handler does leaves this file as an exception."""
+"""Run attempts: call the handler of a claimed job with its timeout, and pass the outcome on.
+
+No exception of a handler leaves this file, except a third Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,16 @@ import asyncio
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rota.db import queries
 from rota.db.pool import connection
 from rota.db.salvage import TRANSIENT
-from rota.domain.outcome import (
-    Cancelled,
-    Committed,
-    Failed,
-    Interrupted,
-    LeaseLost,
-    Outcome,
-    Snoozed,
-    Succeeded,
-    TimedOut,
-    Undecodable,
-)
-from rota.domain.payload import LIMITS, encode_result, plain
-from rota.errors import InvalidPayload
-from rota.handler_exceptions import Cancel, Retry, Snooze
-from rota.handlers.byte_budget import OFF_LOOP_BYTES, ByteBudget, off_the_loop
-from rota.handlers.failure import ERROR_LIMIT, describe, readable, why_again
-from rota.handlers.python import ChildFailed
+from rota.domain.outcome import Interrupted, LeaseLost, Outcome, TimedOut
+from rota.domain.payload import LIMITS
+from rota.handlers.byte_budget import ByteBudget
+from rota.handlers.failure import describe
+from rota.lifecycle.call_outcome import apply_commit_and_backoff, outcome_of_call
 from rota.observability.logs import carry, carry_alike
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, uncancel
@@ -41,19 +31,12 @@ if TYPE_CHECKING:
     from rota.handlers.attempt import Attempt
     from rota.handlers.job import Environment
 
-SUCCEEDED = Succeeded()
-"""The outcome of most attempts."""
-
 MAX_PAYLOAD_BYTES = LIMITS["payload"]
-"""The bytes reserved for a large payload until it has been read and its size is known."""
-
-CANCELLED_ITSELF = Failed(
-    kind="CancelledError", text="the handler cancelled its own task: to end a job, raise rota.Cancel or return"
-)
+"""Bytes reserved for a large payload until it has been read and its size is known."""
 
 
 class Executor:
-    """Runs attempts, and hands each outcome to `settle` the moment it is known."""
+    """Runs attempts, and passes each outcome to `settle` as soon as it is known."""
 
     def __init__(
         self,
@@ -77,13 +60,13 @@ class Executor:
         self._context = lru_cache(maxsize=256)(_context)
 
     def start(self, attempt: Attempt) -> None:
-        """Take one claim to its outcome, in a task and a context of its own. Its slot is freed when the outcome is settled."""
+        """Run the attempt in its own task and context. Its slot is freed when its outcome has been settled."""
         claim = attempt.claim
         context = self._context(claim.handler, claim.queue, claim.attempt).copy()
         self._tasks.start(self._execute(attempt), job_id=claim.job_id, context=context)
 
     async def finish(self) -> None:
-        """Return once all attempts have ended; cut them when the caller is cancelled meanwhile."""
+        """Return once all attempts have ended. If the caller is cancelled, cancel them, too."""
         try:
             await self._tasks.wait()
         except asyncio.CancelledError:
@@ -91,11 +74,11 @@ class Executor:
             raise
 
     async def end(self) -> None:
-        """Cut all attempts because the daemon is falling: nothing is written, and their leases settle them."""
+        """Cancel all attempts because the daemon has failed. Nothing is written: the jobs run again when their leases expire."""
         await self._tasks.end()
 
     async def _execute(self, attempt: Attempt) -> None:
-        # Not before: a task that is cancelled before it began never runs, and would settle nothing.
+        # Set here and not by start(): a task that is cancelled before its first step never runs, so it would settle nothing.
         attempt.task = asyncio.current_task()
         try:
             outcome = await (
@@ -107,35 +90,36 @@ class Executor:
                 raise
             outcome = describe(error, attempt)
         except KeyboardInterrupt:
-            raise  # the third Ctrl-C, which ends the process wherever it is
-        except BaseException as error:  # noqa: BLE001  whatever it is, it costs this attempt and nothing else
+            raise  # the third Ctrl-C, which must end the process
+        except BaseException as error:  # noqa: BLE001  an error of any kind fails this attempt only
             outcome = describe(error, attempt)
         attempt.ended_at = boottime()
         if attempt.abandoned:
-            self._abandon(attempt)  # settled meanwhile: it only gives its slot back
+            self._abandon(attempt)  # already settled by settle_abandoned(); this frees its slot
         else:
             self._settle(attempt, outcome)
 
-    def give_up(self, attempt: Attempt) -> None:
-        """Settle an attempt that timed out and whose handler does not stop: its lease is about to end."""
-        assert isinstance(attempt.interruption, TimedOut)  # noqa: S101  the caller has looked
+    def settle_abandoned(self, attempt: Attempt) -> None:
+        """Settle an attempt that has timed out but whose handler does not stop, before its lease ends."""
+        assert isinstance(attempt.interruption, TimedOut)  # noqa: S101  checked by the caller
         attempt.abandoned = True
         outcome = replace(attempt.interruption, abandoned="task" if attempt.stop_flag is None else "thread")
-        self._settle(attempt, _instead(attempt, self._handlers[attempt.claim.handler], outcome))
+        self._settle(attempt, apply_commit_and_backoff(attempt, self._handlers[attempt.claim.handler], outcome))
 
     async def _perform_large(self, attempt: Attempt) -> Outcome:
-        """Do the same with a payload that was too large to come with the claim: it is held while the handler runs."""
+        """Load a payload that was too large for the claim, then call the handler. The payload is in memory only while it runs."""
         claim = attempt.claim
-        waiter = None
+        release_timer = None
         if claim.timeout is not None:
-            # The lease ends soon after the timeout, which counts from the claim: wait no longer than half of it.
-            give_back = partial(attempt.interrupt, Interrupted(began=False), grace=self._grace)
-            waiter = asyncio.get_running_loop().call_later(claim.timeout.total_seconds() / 2, give_back)
+            # The timeout counts from the claim, and the lease ends soon after it. So wait for memory at most half of the timeout,
+            # then give the job back.
+            release = partial(attempt.interrupt, Interrupted(began=False), grace=self._grace)
+            release_timer = asyncio.get_running_loop().call_later(claim.timeout.total_seconds() / 2, release)
         try:
             async with self._budget.hold(MAX_PAYLOAD_BYTES) as keep:
                 text = await self._load(attempt)
-                if waiter is not None:
-                    waiter.cancel()
+                if release_timer is not None:
+                    release_timer.cancel()
                 if text is None:
                     return attempt.interruption or LeaseLost()
                 keep(len(text))
@@ -150,11 +134,11 @@ class Executor:
             uncancel()
             return attempt.interruption
         finally:
-            if waiter is not None:
-                waiter.cancel()
+            if release_timer is not None:
+                release_timer.cancel()
 
     async def _load(self, attempt: Attempt) -> str | None:
-        """Read the payload; None if the claim is no longer ours. Waits for a database that is away."""
+        """Return the payload; None if the claim has been lost or interrupted. Retries while the database is unreachable."""
         failures = 0
         while attempt.interruption is None:
             try:
@@ -171,109 +155,39 @@ class Executor:
         return None
 
     async def _perform(self, attempt: Attempt) -> Outcome:
-        """Call the handler and say what it did, whatever it did."""
-        told = attempt.interruption
-        if told is not None:  # before it began
-            return told
+        """Call the handler; return the outcome, also if the handler raises."""
+        if attempt.interruption is not None:
+            return attempt.interruption
         claim = attempt.claim
         handler = self._handlers[claim.handler]
         carry(claim.job_id, claim.schedule or claim.schedule_id)
-        timer = None
-        if claim.timeout is not None:
-            interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
-            left = claim.timeout.total_seconds()
-            if claim.payload is None:
-                left -= boottime() - attempt.started  # as long as it took to read the payload
-            timer = asyncio.get_running_loop().call_later(left, interrupt)
+        timer = self._start_timeout(attempt)
         try:
             result = await self._calls[claim.handler](attempt, self._environment)
-        except asyncio.CancelledError as error:
-            if self._tasks.ending:
-                raise
-            cancelled = uncancel()
-            if attempt.interruption is not None:
-                return _instead(attempt, handler, attempt.interruption)
-            return _instead(
-                attempt, handler, CANCELLED_ITSELF if cancelled else await _described(error, attempt, handler)
-            )
-        except InvalidPayload as error:
-            if attempt.began:
-                return _instead(attempt, handler, await _described(error, attempt, handler))
-            return Undecodable(type(error).__name__, plain(str(error), ERROR_LIMIT))
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._tasks.ending:
+                raise
             if isinstance(error, KeyboardInterrupt) and attempt.interruption is not None:
-                raise  # the third Ctrl-C, which ends the process wherever it is
-            return _instead(attempt, handler, await _described(error, attempt, handler))
+                raise  # the third Ctrl-C, which must end the process
+            return await outcome_of_call(attempt, handler, None, error)
         finally:
             if timer is not None:
                 timer.cancel()
-        return _finished(attempt, handler, result)
+        return await outcome_of_call(attempt, handler, result, None)
+
+    def _start_timeout(self, attempt: Attempt) -> asyncio.TimerHandle | None:
+        claim = attempt.claim
+        if claim.timeout is None:
+            return None
+        seconds = claim.timeout.total_seconds()
+        if claim.payload is None:
+            seconds -= boottime() - attempt.started  # the time spent on reading the payload
+        interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
+        return asyncio.get_running_loop().call_later(seconds, interrupt)
 
 
 def _context(handler: str, queue: str, attempt: int) -> Context:
-    """Return what the contexts of such jobs are copies of: a copy costs less than setting three variables."""
+    """Return the context to copy for such attempts. Copying it is cheaper than setting its three variables each time."""
     context = copy_context()
     context.run(carry_alike, handler, queue, attempt)
     return context
-
-
-def _finished(attempt: Attempt, handler: Handler, result: Any) -> Outcome:
-    if attempt.interruption is not None:
-        uncancel()  # it was told to stop, and finished all the same
-    if attempt.committed:
-        return Committed()
-    if attempt.completing:
-        # What job.complete() wrote may have been committed or not: the database knows, and settle asks it.
-        text = "the transaction in which job.complete() was called was not committed"
-        return _instead(attempt, handler, Failed(kind="NotCommitted", text=text))
-    return SUCCEEDED if result is None else Succeeded(encode_result(result))
-
-
-async def _described(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
-    """Return the outcome for an exception of the handler's, off the main loop where its payload is large."""
-    if len(attempt.payload) < OFF_LOOP_BYTES:
-        return _outcome_of_safely(error, attempt, handler)
-    before, attempt.on_interrupt = attempt.on_interrupt, _ignore  # an order to stop comes too late for the handler
-    try:
-        return await off_the_loop(partial(_outcome_of_safely, error, attempt, handler))
-    finally:
-        attempt.on_interrupt = before
-
-
-def _ignore() -> None:
-    return
-
-
-def _outcome_of_safely(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
-    try:
-        return _outcome_of(error, attempt, handler)
-    except Exception as second:  # noqa: BLE001  a class of the handler's own: a Snooze, say, that never called super().__init__
-        return describe(second, attempt)
-
-
-def _outcome_of(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
-    match error:
-        case Snooze():
-            return Snoozed(error.after, error.at)
-        case Retry():
-            told = error.__cause__
-            text = str(told) if isinstance(told, ChildFailed) else why_again(error, attempt)
-            return Failed(kind="Retry", text=text, after=error.after, at=error.at)
-        case Cancel():
-            return Cancelled(readable(error.reason))
-    if attempt.interruption is not None:
-        return attempt.interruption
-    if isinstance(error, ChildFailed):
-        return Failed(kind=error.kind, text=str(error), permanent=error.permanent)
-    return describe(error, attempt, handler.permanent)
-
-
-def _instead(attempt: Attempt, handler: Handler, outcome: Outcome) -> Outcome:
-    """A job that has been committed is done, whatever its handler did afterwards; a failed one waits as its handler says."""
-    if attempt.committed:
-        return Committed()
-    if handler.backoff is not None and (delay := handler.delay_after(attempt.claim.attempt)) is not None:
-        match outcome:
-            case Failed(permanent=False, after=None, at=None) | TimedOut():
-                return replace(outcome, after=delay)
-    return outcome

@@ -220,13 +220,13 @@ class Trust:
         telemetry: Telemetry,
         heartbeat: Heartbeat,
         *,
-        give_up: Callable[[Attempt], None],
+        settle_abandoned: Callable[[Attempt], None],
         grace: float,
     ) -> None:
         self._running = running
         self._telemetry = telemetry
         self._heartbeat = heartbeat
-        self._give_up = give_up
+        self._settle_abandoned = settle_abandoned
         self._grace = grace
         self._turned = self._worst_at = boottime()
         self._worst = 0.0
@@ -260,7 +260,7 @@ class Trust:
                 and not attempt.abandoned
                 and now > attempt.lease_ends_at(self._grace + SETTLE_SECONDS) - SETTLE_SECONDS
             ):
-                self._give_up(attempt)
+                self._settle_abandoned(attempt)
 
     def _ran_since(self, moment: float) -> list[tuple[str, int]]:
         """Return handler and job_id of the attempts that have run since then."""

@@ -8,7 +8,7 @@ from rota.db import queries
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.outcome import HolderLost
 from rota.lifecycle.ending import cancel_waiting_jobs, expire_unstarted_jobs
-from rota.lifecycle.settle import ENDS, settle_alike
+from rota.lifecycle.settle import SUCCESS_BY_SETTLEMENT, settle_same_outcome
 from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Reaper:
     async def _reap(self, db: Connection, beyond: int) -> int | None:
         """Settle one batch as lost; return beyond which job there may be more."""
         found = await queries.find_expired_leases(db, beyond=beyond, limit=BATCH)
-        settled = await settle_alike(
+        settled = await settle_same_outcome(
             db, found, HolderLost(), self._telemetry, random=self._random, expired_only=True, alert=self._alert
         )
         for terms, settlement in settled:
@@ -77,8 +77,8 @@ class Reaper:
         return found[-1].job_id if len(found) == BATCH else None
 
     def _ended(self, schedule_id: int | None, settlement: str) -> None:
-        if schedule_id is not None and settlement in ENDS:
-            self._on_end(schedule_id, ENDS[settlement])
+        if schedule_id is not None and settlement in SUCCESS_BY_SETTLEMENT:
+            self._on_end(schedule_id, SUCCESS_BY_SETTLEMENT[settlement])
 
     def _clock_is_steady(self, now: datetime, asked: float) -> bool:
         """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""
