@@ -286,11 +286,11 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
     """Rule 7: a lease that expired by a jump proves nothing; its holder gets one lease to renew it."""
     ahead = [timedelta(0)]
 
-    async def look_for_ends(db: Any) -> queries.EndsLook:
-        look = await queries.look_for_ends(db)
+    async def find_reaper_work(db: Any) -> queries.ReaperWork:
+        look = await queries.find_reaper_work(db)
         return look._replace(now=look.now + ahead[0])
 
-    patched = SimpleNamespace(**{**vars(queries), "look_for_ends": look_for_ends})
+    patched = SimpleNamespace(**{**vars(queries), "find_reaper_work": find_reaper_work})
     monkeypatch.setattr(reaper_module, "queries", patched)
     async with node(database.dsn, rota.App("reaper")) as one:
         await one.turns("reaper")

@@ -50,7 +50,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 LOOPS = {
     "dispatcher": (queries, "claim_due_jobs"),
     "settle": (queries, "settle_succeeded"),
-    "reaper": (queries, "look_for_ends"),
+    "reaper": (queries, "find_reaper_work"),
     "scheduler": (schedule_queries, "take_due_schedules"),
     "heartbeat": (queries, "extend_leases"),
     "presence": (queries, "register_node"),
@@ -111,7 +111,7 @@ async def test_a_loop_that_crashes_without_end_makes_the_daemon_drain_and_end(
     async with node(database.dsn, gated_app(go, calls), falls=True) as one:
         job_id = await insert(conn, "wait")
         await running_row(conn, job_id)
-        monkeypatch.setattr(queries, "look_for_ends", buggy)
+        monkeypatch.setattr(queries, "find_reaper_work", buggy)
         await one.told("loop.given_up", loop="reaper", kind="NotImplementedError")
         await one.told("node.stopping", how="drain")
         go.set()

@@ -133,7 +133,7 @@ async def test_b103_a_crash_of_the_daemon_prints_no_secret(scene: Scene) -> None
     daemon.ends()
 
     said = daemon.said()
-    assert "look_for_ends" in said or "claim_due_jobs" in said, "the place"
+    assert "find_reaper_work" in said or "claim_due_jobs" in said, "the place"
     assert_silent(said, "the crash")
 
 

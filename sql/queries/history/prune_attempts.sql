@@ -1,9 +1,9 @@
--- Forget attempts older than $1, a batch at a time.
+-- Delete a batch of attempts older than $1.
 --   $1 keep   interval
 --   $2 limit  int8
 --   -> pruned int8?
 -- index: prune_attempts_idx (0003)
-with old as materialized (
+with expired as materialized (
     select attempt.ctid as row_id
     from rota.attempts as attempt
     where attempt.finished_at < now() - $1::interval
@@ -11,10 +11,10 @@ with old as materialized (
     limit $2
     for update skip locked
 ),
-gone as (
+deleted as (
     delete from rota.attempts as attempt
-    where attempt.ctid = any (array(select old.row_id from old))
+    where attempt.ctid = any (array(select expired.row_id from expired))
     returning 1
 )
 select count(*) as pruned
-from gone
+from deleted

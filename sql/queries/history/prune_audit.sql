@@ -1,4 +1,4 @@
--- Delete audit rows older than $1, a batch at a time.
+-- Delete a batch of audit rows older than $1.
 --   $1 keep   interval
 --   $2 limit  int4
 --   -> pruned int8?

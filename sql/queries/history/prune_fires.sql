@@ -1,11 +1,11 @@
--- Forget fires whose instant lies longer ago than $1, and so does the decision, a batch at a time. Those that wait stay.
+-- Delete a batch of fires whose instant and decision are both older than $1. Waiting fires are kept.
 --   $1 keep   interval
 --   $2 limit  int8
 --   -> pruned int8?
 -- index: fires_pkey (0005)
--- Without the look at decided_at, what was backfilled would be forgotten at once, and could be backfilled again.
--- By ctid: a join of the two, planned when there were few fires, compared each with each.
-with old as materialized (
+-- Without the condition on decided_at, the fire of a backfilled instant would be deleted at once, and the instant could be
+-- backfilled again. The delete goes by ctid: a join planned for few fires was a nested loop over all of them.
+with expired as materialized (
     select fire.ctid as row_id
     from rota.fires as fire
     where fire.scheduled_for < now() - $1::interval
@@ -15,10 +15,10 @@ with old as materialized (
     limit $2
     for update skip locked
 ),
-gone as (
+deleted as (
     delete from rota.fires as fire
-    where fire.ctid = any (array(select old.row_id from old))
+    where fire.ctid = any (array(select expired.row_id from expired))
     returning 1
 )
 select count(*) as pruned
-from gone
+from deleted

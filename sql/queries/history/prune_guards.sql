@@ -1,10 +1,10 @@
--- Forget guarded resources that nobody has touched for longer than $1, a batch at a time.
+-- Delete a batch of guards that were not used for longer than $1.
 --   $1 keep   interval
 --   $2 limit  int8
 --   -> pruned int8?
 -- index: prune_guards_idx (0001)
--- The delete goes by the ctid of the row locked above it: one that is touched meanwhile has another, and stays.
-with old as materialized (
+-- The delete goes by the ctid of the locked row: a guard that is used meanwhile has another ctid and stays.
+with expired as materialized (
     select guard.ctid as row_id
     from rota.guards as guard
     where guard.seen_at < now() - $1::interval
@@ -12,10 +12,10 @@ with old as materialized (
     limit $2
     for update skip locked
 ),
-gone as (
+deleted as (
     delete from rota.guards as guard
-    where guard.ctid = any (array(select old.row_id from old))
+    where guard.ctid = any (array(select expired.row_id from expired))
     returning 1
 )
 select count(*) as pruned
-from gone
+from deleted

@@ -1,20 +1,20 @@
--- Record which pieces of housekeeping have succeeded or failed, and return those whose last run failed, by whichever daemon.
+-- Record which housekeeping tasks succeeded or failed. Returns the tasks whose last run failed, on any daemon.
 --   $1 pieces  text[]
 --   $2 errors  text[]  null: succeeded
 --   -> piece text?, error text?
 with recorded as materialized (
-    select count(rota.note_housekeeping(each.piece, each.error)) as pieces
+    select count(rota.note_housekeeping(outcome_row.piece, outcome_row.error)) as pieces
     from (
-        select given.piece, given.error
-        from unnest($1::text[], $2::text[]) as given (piece, error)
-        order by given.piece
-    ) as each
+        select outcome.piece, outcome.error
+        from unnest($1::text[], $2::text[]) as outcome (piece, error)
+        order by outcome.piece
+    ) as outcome_row
 )
 select failed.piece, failed.error
 from recorded
 cross join (
-    select given.piece, given.error
-    from unnest($1::text[], $2::text[]) as given (piece, error)
+    select outcome.piece, outcome.error
+    from unnest($1::text[], $2::text[]) as outcome (piece, error)
     union all
     select known.piece, known.error
     from rota.housekeeping as known

@@ -1,4 +1,4 @@
--- Make the ledger's partitions of the coming days, and drop those whose last row is older than $1 (0: none).
+-- Create the ledger's partitions for the coming days, and drop partitions whose last row is older than $1 (0: drop none).
 --   $1 keep  interval
 --   -> made int4?, dropped int4?
 select rotated.made, rotated.dropped

@@ -1,20 +1,20 @@
--- Make a dead letter of a scheduled job whose own values make its claim fail. Copies the values and computes with none of them.
+-- Move a scheduled job to the dead letters because its values make every claim fail. Copies the values, computes with none.
 --   $1 job_id      int8
 --   $2 error_kind  text
 --   $3 error       text
---   $4 alert       text  the handler that gets a job for each dead letter; null: none
+--   $4 alert       text  handler to enqueue a job for, with the dead letter as its payload; null: none
 --   -> attempt int4
 -- index: jobs_pkey (0002)
-with held as materialized (
+with locked as materialized (
     select job.job_id
     from rota.jobs as job
     where job.job_id = $1
       and job.state = 'scheduled'
     for update skip locked
 ),
-ended as (
+deleted as (
     delete from rota.jobs as job
-    where job.job_id = any (array(select held.job_id from held))
+    where job.job_id = any (array(select locked.job_id from locked))
     returning job.*
 ),
 buried as (
@@ -24,27 +24,28 @@ buried as (
         timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, reason, error_kind, error
     )
     select
-        ended.job_id, ended.run_at, ended.scheduled_for, ended.created_at, ended.fence_token, null, ended.started_at,
-        ended.schedule_id, ended.attempt, ended.losses, ended.releases, ended.max_attempts, ended.priority, ended.exclusive,
-        ended.handler, ended.queue, ended.created_by, ended.payload, ended.delivery, ended.backoff_base, ended.backoff_cap,
-        ended.retry_for, ended.timeout, ended.lease, ended.unique_key, ended.idempotency_key, ended.meta, ended.checkpoint,
-        ended.progress, ended.progress_note, 'permanent', $2, $3
-    from ended
+        deleted.job_id, deleted.run_at, deleted.scheduled_for, deleted.created_at, deleted.fence_token, null,
+        deleted.started_at, deleted.schedule_id, deleted.attempt, deleted.losses, deleted.releases, deleted.max_attempts,
+        deleted.priority, deleted.exclusive, deleted.handler, deleted.queue, deleted.created_by, deleted.payload,
+        deleted.delivery, deleted.backoff_base, deleted.backoff_cap, deleted.retry_for, deleted.timeout, deleted.lease,
+        deleted.unique_key, deleted.idempotency_key, deleted.meta, deleted.checkpoint, deleted.progress, deleted.progress_note,
+        'permanent', $2, $3
+    from deleted
 ),
-alerted as (
+alert_enqueued as (
     insert into rota.jobs (handler, payload)
     select
         $4,
         jsonb_build_object(
-            'job_id', ended.job_id, 'handler', ended.handler, 'queue', ended.queue, 'reason', 'permanent',
-            'error_kind', $2::text, 'error', $3::text
+            'job_id', deleted.job_id, 'handler', deleted.handler, 'queue', deleted.queue, 'reason', 'permanent', 'error_kind',
+            $2::text, 'error', $3::text
         )
-    from ended
-    where ended.handler <> $4
+    from deleted
+    where deleted.handler <> $4
 ),
-answered as (
+cancel_requests_deleted as (
     delete from rota.cancel_requests as request
-    where request.job_id = any (array(select ended.job_id from ended))
+    where request.job_id = any (array(select deleted.job_id from deleted))
 )
-select ended.attempt
-from ended
+select deleted.attempt
+from deleted

@@ -1,34 +1,37 @@
--- Claim due jobs for one node: mark them running, give each a lease and a new fence token, and return what a handler needs.
--- Most urgent first (priority, then run_at); rows that another transaction has locked are skipped, never waited for.
--- Claims at most $3[i] jobs in room $2[i] and at most $9 in all.
+-- Claim due jobs for one node: set them to running, give each a lease and a new fence token, and return what a handler needs.
+-- The order is priority, then run_at. Rows that another transaction has locked are skipped.
+-- At most $3[i] jobs are claimed in room $2[i], and at most $9 in all.
 --   $1 node_id          uuid
---   $2 rooms            text[]         queues of the node that have free slots; * is the room shared by all other queues
+--   $2 rooms            text[]         queues that have slots of their own on this node; * stands for all other queues together
 --   $3 slots            int4[]         free slots of each room
---   $4 lane_rooms       text[]         the lanes to search: each is one queue, handler and priority ...
---   $5 lane_queues      text[]
---   $6 lane_handlers    text[]
---   $7 lane_priorities  int2[]
---   $8 lane_floors      timestamptz[]  ... and the run_at to start from; -infinity searches the whole lane
+--   $4 lane_rooms       text[]         $4 to $8 are the lanes to search: the room of each lane,
+--   $5 lane_queues      text[]         its queue,
+--   $6 lane_handlers    text[]         its handler,
+--   $7 lane_priorities  int2[]         its priority,
+--   $8 lane_floors      timestamptz[]  and the run_at to start from (-infinity: the whole lane)
 --   $9 total            int8
---   $10 suspects        int4           0: no suspects (lost twice in a row); 1: only suspects; 2: only those that must run alone; 3: only those that may run beside other suspects
---   $11 lease           interval       lease of jobs that have no lease of their own
---   $12 known           text[]         queues the caller knows, to ask whether there are others; null: don't ask
---   $13 only            int8[]         claim only these job_ids; null: any
+--   $10 suspects        int4           0: no suspects; 1: only suspects; 2: only suspects that must run alone; 3: only the other suspects
+--   $11 lease           interval       for jobs whose lease column is null
+--   $12 known           text[]         queues that the caller knows, for the column others; null: others is false
+--   $13 only            int8[]         claim only these job_ids; null: all
 --   $14 skipped         int8[]         never claim these job_ids; null: none
 --   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
--- Always returns at least one row; job_id is null if nothing was claimed. next_in is the time until the earliest future run_at in
--- the lanes; others is true if a queue outside $12 has scheduled jobs. Null means in scheduled_for: equal to run_at; in
--- created_at: before the year 1000 or after 8000; in lease: $11; in payload: larger than 32 KiB, read by the executor when the
--- attempt starts (load_payload).
+-- Always returns at least one row. Its job_id is null if nothing was claimed.
+--   next_in        time until the earliest future run_at in the lanes
+--   others         whether a queue outside of $12 has scheduled jobs
+--   scheduled_for  null: equal to run_at
+--   created_at     null: before the year 1000 or after 8000
+--   lease          null: equal to $11
+--   payload        null: larger than 32 KiB. The executor reads it when the attempt starts (load_payload).
 -- index: claim_due_jobs_idx (0002)
--- Lanes are probed one by one: a scan over several handlers would step over all due jobs of the other handlers.
--- The floor skips dead index entries that earlier claims left at the front of a lane and that a held snapshot keeps there.
--- The outer limit stops the scan, so no row beyond it is locked.
--- The update goes by ctid, which leaves the planner no other plan. A row that changed between snapshot and lock has another
--- ctid: it is not updated, and claimed next time.
--- A suspect claimed beside others has one loss taken off: if the worker dies, nobody knows which of them killed it, so this loss
--- must not be the one that buries it. A job runs alone on its last attempt, and if it was lost beside others before: its history
--- then shows more losses than the two that count (none if the history was pruned).
+-- Each lane is probed on its own: one scan over several handlers would read all due jobs of the other handlers.
+-- The floor skips dead index entries. Earlier claims leave them at the front of a lane, and an old snapshot keeps them there.
+-- The outer limit ends the scan, so that no row beyond it is locked.
+-- The update goes by ctid, which leaves the planner one plan. A row that changed between snapshot and lock has another ctid:
+-- it is not updated, and the next claim finds it.
+-- A suspect is a job that lost two leases in a row. Suspects claimed together ($10 = 3) get one loss subtracted: if the worker
+-- dies, any of them may be the cause, so this loss must not bury the job. A suspect runs alone on its last attempt, and after it
+-- was lost together with others: its history then shows more than two losses (or none, if it was pruned).
 with lane as materialized (
     select lane.room, lane.queue, lane.handler, lane.priority, head.run_at
     from unnest($4::text[], $5::text[], $6::text[], $7::int2[], $8::timestamptz[]) as lane (room, queue, handler, priority, floor)
@@ -49,7 +52,7 @@ with lane as materialized (
       and not exists (select from rota.queues where queue = '*' and paused)
 ),
 due as materialized (
-    select claimable.row_id
+    select room_jobs.row_id
     from unnest($2::text[], $3::int4[]) as room (room, slots)
     cross join lateral (
         select locked.row_id
@@ -87,7 +90,7 @@ due as materialized (
             for update skip locked
         ) as locked
         limit room.slots
-    ) as claimable
+    ) as room_jobs
     limit $9
 ),
 claimed as (
@@ -114,9 +117,9 @@ claimed as (
     returning
         job.job_id, job.handler, job.queue, job.priority,
         case when pg_column_size(job.payload) <= 32768 then job.payload::text end as payload, job.attempt, job.fence_token,
-        -- Bounded: one instant that Python can't represent would keep the whole batch from starting.
+        -- Clamped: the driver would reject the whole batch for one instant that Python can't represent.
         greatest(job.run_at, timestamptz '1000-01-01 00:00+00') as run_at, job.started_at, job.timeout,
-        -- Null for most jobs, and a null costs neither side anything.
+        -- Null for most jobs, because a null is cheap to send and to decode.
         job.schedule_id,
         case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
             then nullif(job.scheduled_for, job.run_at) end as scheduled_for,
@@ -124,7 +127,7 @@ claimed as (
             then job.created_at end as created_at,
         nullif(job.lease, $11) as lease,
         job.idempotency_key, job.meta::text as meta, job.checkpoint::text as checkpoint,
-        -- The fire was written with the job and is likely to be in memory, but it is kept for a limited time only.
+        -- The name comes from the fire, whose page is likely to be cached. Old fires are pruned: then it comes from the definition.
         case when job.schedule_id is not null then coalesce(
             (
                 select fire.name
@@ -141,25 +144,25 @@ claimed as (
 )
 select
     claimed.job_id, claimed.handler, claimed.queue, claimed.priority,
-    -- Again, as text: what is stored may be compressed.
+    -- Checked again as text, because the stored value may be compressed.
     case when octet_length(claimed.payload) <= 32768 then claimed.payload end as payload, claimed.attempt,
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule,
     (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity') - clock_timestamp() as next_in,
-    -- One probe per known queue: if the next queue after it is not known either, there are others.
+    -- One probe per known queue finds the next queue in the index. An unknown one means that there are others.
     $12::text[] is not null and exists (
         select
-        from unnest(array_prepend('', $12::text[])) as known (queue)
+        from unnest(array_prepend('', $12::text[])) as known_queue (queue)
         cross join lateral (
             select job.queue
             from rota.jobs as job
             where job.state = 'scheduled'
-              and job.queue > known.queue
+              and job.queue > known_queue.queue
             order by job.queue
             limit 1
-        ) as following
-        where following.queue <> all ($12::text[])
+        ) as next_queue
+        where next_queue.queue <> all ($12::text[])
     ) as others
-from (select) as always
+from (select) as one_row
 left join claimed on true

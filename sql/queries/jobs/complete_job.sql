@@ -1,4 +1,4 @@
--- Settle an attempt as succeeded in the caller's transaction; raises RT001 where the claim is stale.
+-- Settle an attempt as succeeded in the caller's transaction. Raises RT001 if the claim is stale.
 --   $1 job_id       int8
 --   $2 fence_token  int8
 --   $3 result       text   JSON, or null

@@ -1,23 +1,22 @@
--- Insert many jobs of one handler in the caller's transaction, alike but for the payload.
+-- Insert many jobs of one handler in the caller's transaction. They differ only in their payload.
 --   $1 handler   text
---   $2 options   text    JSON object of the public columns that all of them share
+--   $2 options   text    JSON object of the public columns, the same for all jobs
 --   $3 payloads  text    JSON array
 --   -> done bool?
--- Apart from enqueue_keyed_jobs, because ON CONFLICT and a record for each job make it half as slow again as COPY. Nothing
--- is returned for each row, for the same reason: all are made, or none.
-with made as (
+-- Separate from enqueue_keyed_jobs, because ON CONFLICT and one record per job take half as much time again. Returns nothing per
+-- row for the same reason: the statement inserts all jobs or none.
+with inserted as (
     insert into rota.jobs (
-        handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease,
-        delivery, start_by, meta
+        handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,
+        start_by, meta
     )
     select
-        $1::pg_catalog.text, case when payload.value operator(pg_catalog.<>) 'null' then payload.value end,
-        given.queue, given.run_at, given.priority, given.max_attempts,
-        given.backoff_base, given.backoff_cap, given.retry_for, given.timeout, given.lease, given.delivery, given.start_by,
-        given.meta
-    from pg_catalog.jsonb_to_record($2::pg_catalog.text::pg_catalog.jsonb) as given (
-        queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, max_attempts integer,
-        backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
+        $1::pg_catalog.text, case when payload.value operator(pg_catalog.<>) 'null' then payload.value end, options.queue,
+        options.run_at, options.priority, options.max_attempts, options.backoff_base, options.backoff_cap, options.retry_for,
+        options.timeout, options.lease, options.delivery, options.start_by, options.meta
+    from pg_catalog.jsonb_to_record($2::pg_catalog.text::pg_catalog.jsonb) as options (
+        queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, max_attempts integer, backoff_base interval,
+        backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
         start_by pg_catalog.timestamptz, meta pg_catalog.jsonb
     )
     cross join pg_catalog.jsonb_array_elements($3::pg_catalog.text::pg_catalog.jsonb) as payload (value)

@@ -1,12 +1,14 @@
--- Tell how attempts of node $1 stand: 'settled' (as succeeded, by this very token: the answer to the write was lost), 'written'
--- (as anything else, likewise), 'free' (nothing was written, the row is there), 'held' (the row is there, but locked by somebody: ask again), 'lost'.
+-- Find out whether attempts of node $1 were settled, after the answer to the settling statement was lost.
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
 --   -> fence_token int8?, finding text?
+--   finding  settled: it was settled as succeeded, with this token; written: it was settled with another outcome;
+--            free: the claim still exists, and nothing was written; held: the claim exists, but its row is locked, so ask again;
+--            lost: none of these
 -- index: jobs_pkey (0002), job_runs_job_id_idx, attempts_pkey (0003)
--- No EXISTS: the planner would rather read the whole ledger into a hash table than probe its index for many attempts.
--- The lock tells a transaction that is still committing (its row can't be locked) from one that was rolled back.
+-- No EXISTS: for many attempts the planner would read the whole ledger into a hash table instead of probing its index.
+-- The row lock tells two cases apart: while a transaction is still committing, its row can't be locked; after a rollback it can.
 select
     attempt.fence_token,
     case

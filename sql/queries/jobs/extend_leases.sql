@@ -1,19 +1,19 @@
--- Extend the leases of what runs on node $1, and say which are still its own.
+-- Extend the leases of the jobs that run on node $1. Returns which claims the node still has.
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
---   $4 grace         interval   beyond a job's timeout, for writing down how it ended
+--   $4 grace         interval   how far a lease may reach beyond the job's timeout, to leave time for settling it
 --   -> fence_token int8?, extended bool?, cancel_requested bool?
--- A token that does not come back is lost. One that comes back unextended is locked by somebody and is tried again.
+-- A token that is not returned is lost. If extended is false, another session has the row locked: try again.
 -- index: jobs_pkey (0002)
--- Locking inside a lateral subquery keeps the planner on the primary key, whatever its statistics say. Without the offset,
--- each row is looked up three times.
+-- The lock is taken in a lateral subquery, so that the planner uses the primary key whatever its statistics say. `offset 0` keeps
+-- the planner from looking up each row three times.
 with attempt as materialized (
     select attempt.job_id, attempt.fence_token
     from unnest($2::int8[], $3::int8[]) as attempt (job_id, fence_token)
     order by attempt.job_id
 ),
-held as materialized (
+locked as materialized (
     select job.job_id
     from attempt
     cross join lateral (
@@ -31,13 +31,13 @@ extended as (
         job.lease_expires_at,
         least(clock_timestamp() + job.lease, job.started_at + job.timeout + $4)
     )
-    where job.job_id = any (array(select held.job_id from held))
+    where job.job_id = any (array(select locked.job_id from locked))
     returning job.fence_token
 )
 select
-    mine.fence_token,
-    mine.fence_token in (select extended.fence_token from extended) as extended,
-    (select true from rota.cancel_requests as request where request.job_id = mine.job_id) is not null as cancel_requested
+    owned.fence_token,
+    owned.fence_token in (select extended.fence_token from extended) as extended,
+    (select true from rota.cancel_requests as request where request.job_id = owned.job_id) is not null as cancel_requested
 from (
     select
         attempt.job_id,
@@ -50,5 +50,5 @@ from (
         ) as fence_token
     from attempt
     offset 0
-) as mine
-where mine.fence_token is not null
+) as owned
+where owned.fence_token is not null

@@ -1,11 +1,11 @@
--- Find the jobs that a claim of these lanes would try first, without locking or changing them.
---   $1 queues      text[]         the lanes: each is one queue, handler and priority ...
---   $2 handlers    text[]
---   $3 priorities  int2[]
---   $4 floors      timestamptz[]  ... and the run_at to start from
+-- Find the jobs that a claim of these lanes would try first. Locks nothing.
+--   $1 queues      text[]         $1 to $4 are the lanes: the queue of each lane,
+--   $2 handlers    text[]         its handler,
+--   $3 priorities  int2[]         its priority,
+--   $4 floors      timestamptz[]  and the run_at to start from
 --   $5 suspects    int4           as in claim_due_jobs
---   $6 skipped     int8[]         leave out these job_ids
---   $7 limit       int8           per lane and in all
+--   $6 skipped     int8[]         job_ids to leave out
+--   $7 limit       int8           the same limit applies per lane and in all
 --   -> job_id int8, queue text, handler text, priority int2, schedule_id int8?
 -- index: claim_due_jobs_idx (0002)
 select due.job_id, lane.queue, lane.handler, lane.priority, due.schedule_id

@@ -1,4 +1,4 @@
--- Show the live jobs of a handler, for the tests of those who enqueue. Intervals are in seconds.
+-- Return the live jobs of a handler as JSON, for rota.testing. Intervals are in seconds.
 --   $1 handler  text
 --   -> jobs text?      JSON array of objects, oldest first, at most 1,000
 select coalesce(pg_catalog.json_agg(live order by live.job_id), '[]')::pg_catalog.text as jobs

@@ -1,5 +1,5 @@
--- Find the rows that a statement of $1 would take, after it failed for one of them. Nothing is locked or changed.
---   $1 doing  text  expire | cancel | promote | replace
+-- Find the rows that a statement selects, after the statement failed on one of them. Locks nothing.
+--   $1 doing  text  which statement: expire | cancel | promote | replace
 --   $2 limit  int8
 --   -> id int8?, name text?   job_id (expire, cancel) or schedule_id and its name (promote, replace)
 -- index: expire_unstarted_jobs_idx, jobs_pkey (0002), promote_waiting_fires_idx (0005)
@@ -16,11 +16,11 @@
 )
 union all
 (
-    select asked.job_id, null
-    from rota.cancel_requests as asked
+    select request.job_id, null
+    from rota.cancel_requests as request
     where $1 = 'cancel'
-      and (select jobs.leased_by from rota.jobs where jobs.job_id = asked.job_id) is null
-    order by asked.requested_at
+      and (select jobs.leased_by from rota.jobs where jobs.job_id = request.job_id) is null
+    order by request.requested_at
     limit $2
 )
 union all

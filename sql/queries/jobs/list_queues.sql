@@ -1,9 +1,9 @@
--- List the queues that have scheduled jobs, one index probe each.
---   $1 after  text  those whose names come after this one
+-- List the queues that have scheduled jobs. Costs one index probe per queue.
+--   $1 after  text  only names after this one
 --   $2 limit  int8
 --   -> queue text?
 -- index: claim_due_jobs_idx (0002)
-with recursive found as (
+with recursive queue_name as (
     (
         select job.queue
         from rota.jobs as job
@@ -17,14 +17,14 @@ with recursive found as (
         select job.queue
         from rota.jobs as job
         where job.state = 'scheduled'
-          and job.queue > found.queue
+          and job.queue > queue_name.queue
         order by job.queue
         limit 1
     )
-    from found
-    where found.queue is not null
+    from queue_name
+    where queue_name.queue is not null
 )
-select found.queue
-from found
-where found.queue is not null
+select queue_name.queue
+from queue_name
+where queue_name.queue is not null
 limit $2

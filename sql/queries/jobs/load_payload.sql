@@ -1,9 +1,9 @@
--- Read the payload of a running attempt of node $1, for which it was too large to come with the claim.
+-- Read the payload of a running attempt of node $1. The claim leaves out payloads that are too large.
 --   $1 node_id      uuid
 --   $2 job_id       int8
 --   $3 fence_token  int8
 --   -> payload text
--- No row comes back when the claim is no longer the node's.
+-- Returns no row if the node has lost the claim.
 -- index: jobs_pkey (0002)
 select job.payload::text as payload
 from rota.jobs as job

@@ -1,4 +1,4 @@
--- Read the terms on which attempts of node $1 are retried, for those that did not succeed.
+-- Read the retry settings of node $1's attempts that did not succeed.
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
@@ -19,7 +19,7 @@ cross join lateral (
     offset 0
 ) as job
 cross join lateral (
-    -- Clamped, because a row that was written without the constraints must not make the statement fail for all others.
+    -- Clamped: one row that was written without the constraints must not make the statement fail for all rows.
     select least(greatest(job.scheduled_for, timestamptz 'epoch'), timestamptz '2200-01-01 00:00:00+00')
         + rota.bounded_duration(job.retry_for) as retry_until
 ) as deadline

@@ -1,4 +1,4 @@
--- Make the waiting jobs of some handlers due at once, whatever they wait for: for tests, never for a daemon.
+-- Set the run_at of some handlers' scheduled jobs to now. Only rota.testing uses this.
 --   $1 handlers  text[]
 -- index: claim_due_jobs_idx (0002)
 update rota.jobs as job

@@ -1,3 +1,3 @@
--- Raise the sequence of fence tokens above the database's clock in microseconds, where it lags behind.
+-- Raise the sequence of fence tokens to the database's clock in microseconds, if it is behind.
 --   -> raised bool?
 select rota.raise_fence_tokens() as raised

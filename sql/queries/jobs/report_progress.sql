@@ -1,4 +1,4 @@
--- Show how far an attempt has come.
+-- Store the progress of an attempt.
 --   $1 node_id      uuid
 --   $2 job_id       int8
 --   $3 fence_token  int8

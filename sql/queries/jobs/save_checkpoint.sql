@@ -1,4 +1,4 @@
--- Keep what an attempt wants its successor to know.
+-- Store the checkpoint of an attempt, which the job's next attempt reads.
 --   $1 node_id      uuid
 --   $2 job_id       int8
 --   $3 fence_token  int8

@@ -1,19 +1,21 @@
--- Move the jobs whose attempts succeeded on node $1 into the ledger.
+-- Move jobs whose attempts succeeded on node $1 into the ledger (rota.job_runs).
+-- A job is moved only if node $1 still has the claim with this fence token.
+-- Jobs that another transaction has locked are skipped: examine_unsettled then finds out why.
 --   $1 node_id       uuid
 --   $2 job_ids       int8[]
 --   $3 fence_tokens  int8[]
---   $4 results_of    int8[]   fence tokens of those that returned something, and
---   $5 results       text[]   what, as JSON
---   -> fence_tokens int8[]?   what was written; of the others `examine_unsettled` tells why not
+--   $4 results_of    int8[]   fence tokens of the attempts that have a result, and
+--   $5 results       text[]   those results, as JSON
+--   -> fence_tokens int8[]?   tokens of the jobs that were moved
 -- index: jobs_pkey (0002)
--- The ledger is written from what the fenced delete returned, so a job can't get there twice. The delete goes by the ctid
--- of the row locked above it: a row that changed between snapshot and lock is not deleted, and is settled next turn.
+-- The ledger rows come from what the delete returned, so a job can't be written twice. The delete goes by the ctid of the locked
+-- row: a row that changed between snapshot and lock is not deleted, and the next call settles it.
 with attempt as materialized (
     select attempt.job_id, attempt.fence_token
     from unnest($2::int8[], $3::int8[]) as attempt (job_id, fence_token)
     order by attempt.job_id
 ),
-held as materialized (
+locked as materialized (
     select job.row_id
     from attempt
     cross join lateral (
@@ -25,22 +27,22 @@ held as materialized (
         for update skip locked
     ) as job
 ),
-ended as (
+deleted as (
     delete from rota.jobs as job
-    where job.ctid = any (array(select held.row_id from held))
+    where job.ctid = any (array(select locked.row_id from locked))
     returning job.*
 ),
 recorded as (
     insert into rota.job_runs (
-        job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts, outcome,
-        handler, queue, unique_key, idempotency_key, meta, result
+        job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts, outcome, handler, queue,
+        unique_key, idempotency_key, meta, result
     )
     select
-        ended.job_id, ended.schedule_id, ended.scheduled_for, ended.fence_token, ended.started_at, clock_timestamp(),
-        ended.leased_by, ended.attempt, 'succeeded', ended.handler, ended.queue, ended.unique_key,
-        ended.idempotency_key, ended.meta, returned.result::jsonb
-    from ended
-    left join unnest($4::int8[], $5::text[]) as returned (fence_token, result) on returned.fence_token = ended.fence_token
+        deleted.job_id, deleted.schedule_id, deleted.scheduled_for, deleted.fence_token, deleted.started_at, clock_timestamp(),
+        deleted.leased_by, deleted.attempt, 'succeeded', deleted.handler, deleted.queue, deleted.unique_key,
+        deleted.idempotency_key, deleted.meta, returned.result::jsonb
+    from deleted
+    left join unnest($4::int8[], $5::text[]) as returned (fence_token, result) on returned.fence_token = deleted.fence_token
     returning job_runs.fence_token
 )
 select array_agg(recorded.fence_token) as fence_tokens

@@ -1,70 +1,70 @@
--- Write down attempts that did not succeed: the job waits for its next attempt, is buried, or is cancelled.
+-- Settle attempts that did not succeed: the job is retried, released, buried (becomes a dead letter) or cancelled.
+-- An attempt is settled only if the claim still has this fence token and owner. Locked rows are skipped.
+-- If there is a request to cancel the job, it is cancelled, whatever $4 says.
 --   $1 job_ids       int8[]
 --   $2 fence_tokens  int8[]
---   $3 leased_by     uuid[]         whose claims they are: this node's, or a dead one's
---   $4 settlements   text[]         retry | release (gives the attempt back) | bury | cancel
---   $5 delays        interval[]     until the next attempt …
---   $6 run_at        timestamptz[]  … or its instant; with neither, when the lease ends
---   $7 outcomes      text[]         what the attempt did
---   $8 reasons       text[]         why it is a dead letter, or was cancelled
+--   $3 leased_by     uuid[]         node that made the claim: this one, or one whose lease has expired
+--   $4 settlements   text[]         retry | release (does not count as an attempt) | bury | cancel
+--   $5 delays        interval[]     how long to wait before the next attempt
+--   $6 run_at        timestamptz[]  when to run it; wins over the delay. If both are null, it runs when the lease expires
+--   $7 outcomes      text[]         outcome of the attempt
+--   $8 reasons       text[]         reason of the dead letter, or of the cancellation
 --   $9 error_kinds   text[]
 --   $10 errors       text[]
---   $11 expired      bool           write only where the lease has expired (reapers)
---   $12 alert        text           the handler that gets a job for each dead letter; null: none
+--   $11 expired      bool           settle only if the lease has expired (for reapers)
+--   $12 alert        text           handler to enqueue a job for each dead letter; null: none
 --   -> job_id int8, fence_token int8, settlement text?
--- A request to cancel wins over retry, release and bury. History is written from what the fenced writes returned.
+--   settlement  what was done: the requested settlement, or cancel
 -- index: jobs_pkey (0002)
--- The writes go by job_id, not by ctid: between snapshot and lock a heartbeat may have moved the row.
-with verdict as materialized (
+-- History is written from what the update and the delete returned. Both go by job_id, not by ctid: a heartbeat may have moved the
+-- row between snapshot and lock. The last 20 attempts of a job are kept.
+with requested as materialized (
     select *
     from unnest(
         $1::int8[], $2::int8[], $3::uuid[], $4::text[], $5::interval[], $6::timestamptz[], $7::text[], $8::text[], $9::text[],
         $10::text[]
-    ) as verdict (job_id, fence_token, leased_by, settlement, delay, run_at, outcome, reason, error_kind, error)
-    order by verdict.job_id
+    ) as requested (job_id, fence_token, leased_by, settlement, delay, run_at, outcome, reason, error_kind, error)
+    order by requested.job_id
 ),
-held as materialized (
-    select verdict.*, request.requested_by, request.reason as request_reason,
-        case when request.job_id is null then verdict.settlement else 'cancel' end as ruling
-    from verdict
+locked as materialized (
+    select requested.*, request.requested_by, request.reason as request_reason,
+        case when request.job_id is null then requested.settlement else 'cancel' end as final_settlement
+    from requested
     cross join lateral (
         select jobs.job_id
         from rota.jobs
-        where jobs.job_id = verdict.job_id
-          and jobs.fence_token = verdict.fence_token
-          and jobs.leased_by = verdict.leased_by
+        where jobs.job_id = requested.job_id
+          and jobs.fence_token = requested.fence_token
+          and jobs.leased_by = requested.leased_by
           and (not $11 or jobs.lease_expires_at < now())
         for update skip locked
     ) as job
-    left join rota.cancel_requests as request on request.job_id = verdict.job_id
+    left join rota.cancel_requests as request on request.job_id = requested.job_id
 ),
-waiting as (
+rescheduled as (
     update rota.jobs as job
     set state = 'scheduled',
-        leased_by = null,
-        lease_expires_at = null,
-        progress = null,
-        progress_note = null,
-        run_at = coalesce(held.run_at, now() + held.delay, job.lease_expires_at),
-        attempt = job.attempt - case held.ruling when 'release' then 1 else 0 end,
-        releases = job.releases + case held.ruling when 'release' then 1 else 0 end,
-        losses = case held.outcome when 'lost' then job.losses + 1 when 'snoozed' then 0 else job.losses end
-    from held
-    where job.job_id = any (array(select held.job_id from held where held.ruling in ('retry', 'release')))
-      and held.job_id = job.job_id
+        leased_by = null, lease_expires_at = null, progress = null, progress_note = null,
+        run_at = coalesce(locked.run_at, now() + locked.delay, job.lease_expires_at),
+        attempt = job.attempt - case locked.final_settlement when 'release' then 1 else 0 end,
+        releases = job.releases + case locked.final_settlement when 'release' then 1 else 0 end,
+        losses = case locked.outcome when 'lost' then job.losses + 1 when 'snoozed' then 0 else job.losses end
+    from locked
+    where job.job_id = any (array(select locked.job_id from locked where locked.final_settlement in ('retry', 'release')))
+      and locked.job_id = job.job_id
     returning
-        job.job_id, held.fence_token, held.ruling, held.leased_by as node, job.started_at,
-        job.attempt + case held.ruling when 'release' then 1 else 0 end as attempt,
-        job.attempt + job.releases > 20 as long_story,
-        held.outcome, held.error_kind, held.error
+        job.job_id, locked.fence_token, locked.final_settlement, locked.leased_by as node, job.started_at,
+        job.attempt + case locked.final_settlement when 'release' then 1 else 0 end as attempt,
+        job.attempt + job.releases > 20 as over_attempt_limit, locked.outcome, locked.error_kind, locked.error
 ),
-ended as (
+deleted as (
     delete from rota.jobs as job
-    using held
-    where job.job_id = any (array(select held.job_id from held where held.ruling in ('bury', 'cancel')))
-      and held.job_id = job.job_id
+    using locked
+    where job.job_id = any (array(select locked.job_id from locked where locked.final_settlement in ('bury', 'cancel')))
+      and locked.job_id = job.job_id
     returning
-        job.*, held.ruling, held.outcome, held.reason, held.error_kind, held.error, held.requested_by, held.request_reason
+        job.*, locked.final_settlement, locked.outcome, locked.reason, locked.error_kind, locked.error, locked.requested_by,
+        locked.request_reason
 ),
 buried as (
     insert into rota.dead_letters (
@@ -73,70 +73,73 @@ buried as (
         timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, reason, error_kind, error
     )
     select
-        ended.job_id, ended.run_at, ended.scheduled_for, ended.created_at, ended.fence_token, ended.leased_by, ended.started_at,
-        ended.schedule_id, ended.attempt, ended.losses + case ended.outcome when 'lost' then 1 else 0 end, ended.releases,
-        ended.max_attempts, ended.priority, ended.exclusive, ended.handler, ended.queue, ended.created_by, ended.payload,
-        ended.delivery, ended.backoff_base, ended.backoff_cap, ended.retry_for, ended.timeout, ended.lease, ended.unique_key,
-        ended.idempotency_key, ended.meta, ended.checkpoint, ended.progress, ended.progress_note, ended.reason,
-        ended.error_kind, ended.error
-    from ended
-    where ended.ruling = 'bury'
+        deleted.job_id, deleted.run_at, deleted.scheduled_for, deleted.created_at, deleted.fence_token, deleted.leased_by,
+        deleted.started_at, deleted.schedule_id, deleted.attempt,
+        deleted.losses + case deleted.outcome when 'lost' then 1 else 0 end, deleted.releases, deleted.max_attempts,
+        deleted.priority, deleted.exclusive, deleted.handler, deleted.queue, deleted.created_by, deleted.payload,
+        deleted.delivery, deleted.backoff_base, deleted.backoff_cap, deleted.retry_for, deleted.timeout, deleted.lease,
+        deleted.unique_key, deleted.idempotency_key, deleted.meta, deleted.checkpoint, deleted.progress, deleted.progress_note,
+        deleted.reason, deleted.error_kind, deleted.error
+    from deleted
+    where deleted.final_settlement = 'bury'
 ),
-alerted as (
+alert_enqueued as (
     insert into rota.jobs (handler, payload)
     select
         $12,
         jsonb_build_object(
-            'job_id', ended.job_id, 'handler', ended.handler, 'queue', ended.queue, 'reason', ended.reason,
-            'error_kind', ended.error_kind, 'error', ended.error
+            'job_id', deleted.job_id, 'handler', deleted.handler, 'queue', deleted.queue, 'reason', deleted.reason,
+            'error_kind', deleted.error_kind, 'error', deleted.error
         )
-    from ended
-    where ended.ruling = 'bury'
-      and ended.handler <> $12
+    from deleted
+    where deleted.final_settlement = 'bury'
+      and deleted.handler <> $12
 ),
 recorded as (
     insert into rota.job_runs (
-        job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts, outcome,
-        handler, queue, unique_key, idempotency_key, meta, note
+        job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts, outcome, handler, queue,
+        unique_key, idempotency_key, meta, note
     )
     select
-        ended.job_id, ended.schedule_id, ended.scheduled_for, ended.fence_token, ended.started_at, clock_timestamp(),
-        ended.leased_by, ended.attempt, 'cancelled', ended.handler, ended.queue, ended.unique_key, ended.idempotency_key,
-        ended.meta, coalesce('cancelled by ' || ended.requested_by || coalesce(': ' || ended.request_reason, ''), ended.reason)
-    from ended
-    where ended.ruling = 'cancel'
+        deleted.job_id, deleted.schedule_id, deleted.scheduled_for, deleted.fence_token, deleted.started_at, clock_timestamp(),
+        deleted.leased_by, deleted.attempt, 'cancelled', deleted.handler, deleted.queue, deleted.unique_key,
+        deleted.idempotency_key, deleted.meta,
+        coalesce('cancelled by ' || deleted.requested_by || coalesce(': ' || deleted.request_reason, ''), deleted.reason)
+    from deleted
+    where deleted.final_settlement = 'cancel'
 ),
-answered as (
+cancel_requests_deleted as (
     delete from rota.cancel_requests as request
-    where request.job_id = any (array(select ended.job_id from ended))
+    where request.job_id = any (array(select deleted.job_id from deleted))
 ),
-remembered as (
+attempts_recorded as (
     insert into rota.attempts (job_id, fence_token, attempt, node, started_at, outcome, error_kind, error)
-    select waiting.job_id, waiting.fence_token, waiting.attempt, waiting.node, waiting.started_at, waiting.outcome,
-        waiting.error_kind, waiting.error
-    from waiting
+    select rescheduled.job_id, rescheduled.fence_token, rescheduled.attempt, rescheduled.node, rescheduled.started_at,
+        rescheduled.outcome,
+        rescheduled.error_kind, rescheduled.error
+    from rescheduled
     union all
-    select ended.job_id, ended.fence_token, ended.attempt, ended.leased_by, ended.started_at, ended.outcome,
-        ended.error_kind, ended.error
-    from ended
+    select deleted.job_id, deleted.fence_token, deleted.attempt, deleted.leased_by, deleted.started_at, deleted.outcome,
+        deleted.error_kind, deleted.error
+    from deleted
     on conflict do nothing
 ),
-forgotten as (
-    delete from rota.attempts as old
-    using waiting
-    where waiting.long_story
-      and old.job_id = waiting.job_id
-      and old.fence_token <= (
+attempts_pruned as (
+    delete from rota.attempts as excess
+    using rescheduled
+    where rescheduled.over_attempt_limit
+      and excess.job_id = rescheduled.job_id
+      and excess.fence_token <= (
           select kept.fence_token
           from rota.attempts as kept
-          where kept.job_id = waiting.job_id
+          where kept.job_id = rescheduled.job_id
           order by kept.fence_token desc
           offset 19
           limit 1
       )
 )
-select waiting.job_id, waiting.fence_token, waiting.ruling as settlement
-from waiting
+select rescheduled.job_id, rescheduled.fence_token, rescheduled.final_settlement as settlement
+from rescheduled
 union all
-select ended.job_id, ended.fence_token, ended.ruling
-from ended
+select deleted.job_id, deleted.fence_token, deleted.final_settlement
+from deleted

@@ -1,28 +1,28 @@
--- Move daemons that have not been seen for a minute to the lost ones, and forget lost ones after a day.
+-- Move nodes that were not seen for a minute to rota.lost_nodes, and delete lost nodes after a day.
 --   -> node_id uuid
 -- index: prune_lost_nodes_idx (0015)
-with gone as (
+with removed as (
     delete from rota.nodes as node
     where node.seen_at < now() - interval '1 minute'
     returning
         node.node_id, node.host, node.pid, node.rota_version, node.release, node.app, node.handlers, node.queues, node.slots,
         node.tzdata, node.state, node.started_at, node.seen_at
 ),
-lost as (
-    insert into rota.lost_nodes as lost (
+lost_nodes_recorded as (
+    insert into rota.lost_nodes (
         node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, started_at, seen_at
     )
     select
-        gone.node_id, gone.host, gone.pid, gone.rota_version, gone.release, gone.app, gone.handlers, gone.queues, gone.slots,
-        gone.tzdata, gone.state, gone.started_at, gone.seen_at
-    from gone
-    where gone.seen_at > now() - interval '1 day'
+        removed.node_id, removed.host, removed.pid, removed.rota_version, removed.release, removed.app, removed.handlers,
+        removed.queues, removed.slots, removed.tzdata, removed.state, removed.started_at, removed.seen_at
+    from removed
+    where removed.seen_at > now() - interval '1 day'
     on conflict (node_id) do update
     set seen_at = excluded.seen_at
 ),
-forgotten as (
+old_lost_nodes_deleted as (
     delete from rota.lost_nodes
     where seen_at < now() - interval '1 day'
 )
-select gone.node_id
-from gone
+select removed.node_id
+from removed

@@ -1,4 +1,4 @@
--- Write down the handlers of a daemon with their defaults. A row that somebody has locked stays as it is: try again.
+-- Insert or update a daemon's handlers with their defaults. Locked rows are skipped and not counted: try again.
 --   $1 app           text
 --   $2 release       text
 --   $3 handlers      text[]
@@ -10,20 +10,20 @@
 --   $9 deliveries    text[]
 --   -> written int8?
 -- index: handlers_pkey (0001)
--- Without the lock first, a daemon would wait for whoever pauses one of them in an open transaction, and be taken for dead.
--- New ones in the order of their names: two daemons that start at once would deadlock otherwise.
-with given as materialized (
+-- Lock first, and skip locked rows: otherwise a daemon waits behind an open transaction that pauses a handler, and is taken for
+-- dead. Inserts are ordered by name: two daemons that start at the same time would deadlock otherwise.
+with input as materialized (
     select *
     from unnest($3::text[], $4::text[], $5::int4[], $6::interval[], $7::interval[], $8::interval[], $9::text[])
-        as given (handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery)
+        as input (handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery)
 ),
-held as materialized (
+locked as materialized (
     select handler.handler
-    from given
+    from input
     cross join lateral (
         select handlers.handler
         from rota.handlers
-        where handlers.handler = given.handler
+        where handlers.handler = input.handler
         for update skip locked
     ) as handler
 ),
@@ -31,16 +31,16 @@ updated as (
     update rota.handlers as handler
     set app = $1,
         release = $2,
-        queue = given.queue,
-        max_attempts = given.max_attempts,
-        backoff_base = given.backoff_base,
-        backoff_cap = given.backoff_cap,
-        timeout = given.timeout,
-        delivery = given.delivery,
+        queue = input.queue,
+        max_attempts = input.max_attempts,
+        backoff_base = input.backoff_base,
+        backoff_cap = input.backoff_cap,
+        timeout = input.timeout,
+        delivery = input.delivery,
         seen_at = now()
-    from given
-    where handler.handler = any (array(select held.handler from held))
-      and given.handler = handler.handler
+    from input
+    where handler.handler = any (array(select locked.handler from locked))
+      and input.handler = handler.handler
     returning 1
 ),
 inserted as (
@@ -48,11 +48,11 @@ inserted as (
         app, release, handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, seen_at
     )
     select
-        $1, $2, given.handler, given.queue, given.max_attempts, given.backoff_base, given.backoff_cap, given.timeout,
-        given.delivery, now()
-    from given
-    where (select true from rota.handlers where handlers.handler = given.handler) is null
-    order by given.handler
+        $1, $2, input.handler, input.queue, input.max_attempts, input.backoff_base, input.backoff_cap, input.timeout,
+        input.delivery, now()
+    from input
+    where (select true from rota.handlers where handlers.handler = input.handler) is null
+    order by input.handler
     on conflict (handler) do nothing
     returning 1
 )

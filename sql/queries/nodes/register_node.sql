@@ -1,4 +1,4 @@
--- Enter this daemon among the living, or say that it still is; when it is on its way out, tell the others at once.
+-- Insert this node, or update when it was last seen. A draining node also notifies the others, which take over its shards.
 --   $1 node_id       uuid
 --   $2 host          text
 --   $3 pid           int4
@@ -10,12 +10,12 @@
 --   $9 slots         text    JSON object: queue -> slots
 --   $10 tzdata       text
 --   $11 state        text
---   $12 shards       int4[]  whose schedules it looks at
---   $13 refused      text    JSON array: rows with which the database refuses its operations; null: none
---   -> living uuid[]?, known int8?, told int8?
---   living  the daemons that are alive and not draining; this one included, unless it is
---   known   how many of its handlers have rows: without one, no job of it can be claimed
-with entered as (
+--   $12 shards       int4[]  shards of schedules that the node handles
+--   $13 refused      text    JSON array of rows that the database rejects; null: none
+--   -> living uuid[]?, known int8?, notified int8?
+--   living  nodes that are alive and running; this one only if it is not draining
+--   known   how many of its handlers have a row in rota.handlers, without which their jobs can't be claimed
+with this_node as (
     insert into rota.nodes as node (
         node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards, refused
     )
@@ -27,10 +27,10 @@ with entered as (
         refused = excluded.refused
     returning node.node_id, node.state
 ),
-told as (
+notified as (
     select rota.tell('rota_wake', 'nodes')
-    from entered
-    where entered.state = 'draining'
+    from this_node
+    where this_node.state = 'draining'
 )
 select
     array(
@@ -38,11 +38,11 @@ select
         from rota.nodes as node
         where node.seen_at > now() - interval '15 seconds'
           and node.state = 'running'
-          and node.node_id not in (select entered.node_id from entered)
+          and node.node_id not in (select this_node.node_id from this_node)
         union all
-        select entered.node_id
-        from entered
-        where entered.state = 'running'
+        select this_node.node_id
+        from this_node
+        where this_node.state = 'running'
     ) as living,
     (select count(*) from rota.handlers as handler where handler.handler = any ($7)) as known,
-    (select count(*) from told) as told
+    (select count(*) from notified) as notified

@@ -1,9 +1,9 @@
--- Take this daemon from the list of the living, and tell the others, who look after its schedules from now on.
+-- Delete this node and notify the others, which take over its shards of schedules.
 --   $1 node_id  uuid
-with gone as (
+with removed as (
     delete from rota.nodes
     where node_id = $1
     returning node_id
 )
 select rota.tell('rota_wake', 'nodes')
-from gone
+from removed

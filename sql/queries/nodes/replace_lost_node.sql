@@ -1,15 +1,16 @@
--- Take node $1 itself from the lost ones, because it is back, or else one lost daemon of the same host and app, whose place it takes.
+-- Delete the entry of node $1 from the lost nodes, because it is alive. If it has just started, also delete one lost node of the
+-- same host and app, which it replaces.
 --   $1 node_id  uuid
 --   $2 host     text
 --   $3 app      text
---   $4 started  bool  it has started a moment ago; else only itself
+--   $4 started  bool  whether the node has just started; false: delete only its own entry
 --   -> replaced int8?
-with back as (
+with own_entry as (
     delete from rota.lost_nodes
     where node_id = $1
     returning 1
 ),
-gone as (
+silent_node as (
     delete from rota.nodes as node
     where node.ctid = any (array(
         select silent.ctid
@@ -25,20 +26,20 @@ gone as (
     ))
     returning 1
 ),
-lost as (
+lost_node as (
     delete from rota.lost_nodes as node
     where node.ctid = any (array(
-        select lost.ctid
-        from rota.lost_nodes as lost
+        select lost_node.ctid
+        from rota.lost_nodes as lost_node
         where $4
-          and lost.host = $2
-          and lost.app = $3
-          and lost.node_id <> $1
-          and not exists (select from gone)
-        order by lost.seen_at desc
+          and lost_node.host = $2
+          and lost_node.app = $3
+          and lost_node.node_id <> $1
+          and not exists (select from silent_node)
+        order by lost_node.seen_at desc
         limit 1
         for update skip locked
     ))
     returning 1
 )
-select (select count(*) from back) + (select count(*) from gone) + (select count(*) from lost) as replaced
+select (select count(*) from own_entry) + (select count(*) from silent_node) + (select count(*) from lost_node) as replaced

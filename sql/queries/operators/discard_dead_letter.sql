@@ -1,4 +1,4 @@
--- End one dead letter: into the ledger as discarded.
+-- Move one dead letter to the ledger, with the outcome discarded.
 --   $1 job_id  int8
 --   $2 note    text
 --   -> discarded text?

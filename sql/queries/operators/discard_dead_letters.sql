@@ -1,4 +1,4 @@
--- End dead letters: into the ledger as discarded.
+-- Move up to $6 dead letters to the ledger, with the outcome discarded.
 --   $1 handler     text
 --   $2 queue       text
 --   $3 reason      text

@@ -1,7 +1,7 @@
--- Change what is named of a schedule, and leave the rest as it is.
+-- Change some columns of a schedule. Returns no row if there is no schedule of that name.
 --   $1 name     text
---   $2 columns  text  JSON object: column -> value, null: its default
---   $3 payload  text  JSON, null: as it is
+--   $2 columns  text  JSON object: column -> value; null: its default
+--   $3 payload  text  JSON; null: unchanged
 --   -> schedule_id int8?
 update rota.schedules as schedule
 set (

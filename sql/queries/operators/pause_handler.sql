@@ -1,4 +1,4 @@
--- Keep the jobs of a handler from being claimed.
+-- Pause a handler: its jobs are not claimed.
 --   $1 name    text
 --   $2 reason  text
 --   -> changed bool

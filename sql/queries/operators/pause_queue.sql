@@ -1,4 +1,4 @@
--- Keep the jobs of a queue (*: of all) from being claimed.
+-- Pause a queue (*: all queues): its jobs are not claimed.
 --   $1 name    text
 --   $2 reason  text
 --   -> changed bool

@@ -1,7 +1,7 @@
--- Keep a schedule from firing; return whether that is new.
+-- Pause a schedule. Returns whether it was running.
 --   $1 name         text
 --   $2 resume_at    timestamptz
---   $3 delay        interval  resume that long from now, if resume_at is null
+--   $3 delay        interval  resume after this time, if resume_at is null
 --   $4 cancel_live  bool
 --   $5 reason       text
 --   -> changed bool?

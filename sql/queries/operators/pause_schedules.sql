@@ -1,4 +1,4 @@
--- Pause schedules, in one bounded batch; return how many were paused by it.
+-- Pause up to $5 schedules. Returns how many were paused.
 --   $1 handler    text
 --   $2 owner      text
 --   $3 name_like  text  a pattern of LIKE

@@ -1,6 +1,6 @@
--- Send one dead letter back to the live jobs, with another payload if one is given.
+-- Redrive one dead letter: make it a live job again.
 --   $1 job_id   int8
---   $2 payload  text  JSON
+--   $2 payload  text  JSON; null: unchanged
 --   $3 note     text
 --   -> redriven text?
 select rota.redrive($1, $2::text::jsonb, $3)::text as redriven

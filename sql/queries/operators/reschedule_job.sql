@@ -1,4 +1,4 @@
--- Make a waiting job due at another instant: $2, or in $3 from now, or now.
+-- Change the run_at of a scheduled job to $2, or if that is null to $3 from now, or if both are null to now.
 --   $1 job_id  int8
 --   $2 run_at  timestamptz
 --   $3 delay   interval

@@ -1,4 +1,4 @@
--- Let the jobs of a paused handler be claimed again.
+-- Resume a paused handler.
 --   $1 name    text
 --   $2 reason  text
 --   -> changed bool

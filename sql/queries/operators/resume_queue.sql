@@ -1,4 +1,4 @@
--- Let the jobs of a paused queue be claimed again.
+-- Resume a paused queue.
 --   $1 name    text
 --   $2 reason  text
 --   -> changed bool

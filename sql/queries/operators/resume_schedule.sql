@@ -1,4 +1,4 @@
--- Let a paused schedule fire again; return whether it was paused.
+-- Resume a schedule. Returns whether it was paused.
 --   $1 name    text
 --   $2 reason  text
 --   -> changed bool?

@@ -1,4 +1,4 @@
--- Make jobs that wait for their retry due at once.
+-- Set the run_at of jobs that wait for a retry to now.
 --   $1 handler  text
 --   $2 queue    text
 --   $3 limit    int4

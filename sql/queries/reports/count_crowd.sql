@@ -1,7 +1,7 @@
--- Count the schedules without jitter that fire at one instant.
+-- Count the schedules without jitter that fire at the same instant.
 --   $1 at        timestamptz
---   $2 cron      text  those of this expression and …
---   $3 timezone  text  … this zone count that no daemon has planned yet
+--   $2 cron      text  schedules that are not planned yet count if they have this expression
+--   $3 timezone  text  and this zone
 --   -> schedules int8?
 -- index: take_due_schedules_idx, schedule_definitions_pkey (0005)
 select count(*) as schedules

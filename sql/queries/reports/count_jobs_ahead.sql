@@ -1,6 +1,6 @@
--- Count the due jobs of a queue that are claimed before a job, up to $6 of them.
+-- Count the due jobs that are claimed before a given job, at most $6.
 --   $1 queue     text
---   $2 handlers  text[]  those of the daemons that serve the queue; jobs of others are in nobody's way
+--   $2 handlers  text[]  handlers of the daemons that serve the queue; jobs of other handlers take no slot there
 --   $3 priority  int2
 --   $4 run_at    timestamptz
 --   $5 job_id    int8

@@ -1,4 +1,4 @@
--- Count the live jobs of a handler, a queue or both that are due before an instant: what cancelling them would come to.
+-- Count the live jobs that cancel_jobs would cancel with the same filter.
 --   $1 handler  text
 --   $2 queue    text
 --   $3 before   timestamptz

@@ -1,8 +1,8 @@
--- Count the schedules that a pause or a resumption would change, and those that it would not.
+-- Count the running and the paused schedules that a filter selects, to show what pausing or resuming them would change.
 --   $1 handler       text
 --   $2 owner         text
 --   $3 name_like     text  a pattern of LIKE
---   $4 paused_since  timestamptz
+--   $4 paused_since  timestamptz  count as paused only those paused since then; null: all
 --   -> running int8, paused int8
 select
     count(*) filter (where not definition.paused) as running,

@@ -1,10 +1,11 @@
--- Say where a job stands and on which terms, wherever it is; no row for a job that nobody knows.
+-- Return the state and settings of a job, whether live, finished or a dead letter; no row if the id is unknown.
 --   $1 job_id  int8
 --   -> job_id int8?, handler text?, queue text?, state text?, priority int2?, run_at timestamptz?, scheduled_for timestamptz?, attempt int4?, max_attempts int4?, losses int4?, releases int4?, delivery text?, backoff_base interval?, backoff_cap interval?, retry_for interval?, timeout interval?, start_by timestamptz?, unique_key text?, schedule_id int8?, created_at timestamptz?, created_by text?, started_at timestamptz?, finished_at timestamptz?, node uuid?, fence_token int8?, lease_expires_at timestamptz?, cancel_requested bool?, last_error_kind text?, progress float4?, progress_note text?, note text?, paused bool?, now timestamptz?
 -- index: jobs_pkey (0002), dead_letters_pkey, job_runs_job_id_idx (0003)
--- What is the handler's and not yet written into the row is taken from rota.handlers, as the next claim will.
+-- Settings that are null in the job's row are taken from rota.handlers, as the next claim will do.
 select
-    status.job_id, status.handler, status.queue, status.state, status.priority, status.run_at, status.scheduled_for, status.attempt,
+    status.job_id, status.handler, status.queue, status.state, status.priority, status.run_at, status.scheduled_for,
+    status.attempt,
     case coalesce(live.delivery, letter.delivery, handler.delivery)
         when 'at_most_once' then 1
         else coalesce(status.max_attempts, handler.max_attempts, 20)

@@ -1,4 +1,4 @@
--- Say everything about one schedule.
+-- Return all columns of one schedule.
 --   $1 name  text
 --   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, payload text?, queue text?, priority int2?, max_attempts int4?, backoff_base interval?, backoff_cap interval?, retry_for interval?, timeout interval?, lease interval?, delivery text?, start_within interval?, meta text?, start_at timestamptz?, end_at timestamptz?, paused bool?, resume_at timestamptz?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, dst_gap text?, dst_fold text?, jitter interval?, description text?, owner text?, declared_by text?, declared text?, expect_success_within interval?, created_at timestamptz?, created_by text?, edited_at timestamptz?, paused_at timestamptz?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, invalid_reason text?, state text?, silent bool?, jitter_offset interval?, now timestamptz?
 select

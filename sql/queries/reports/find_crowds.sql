@@ -1,9 +1,10 @@
--- Find instants that come next and that many schedules share, none of which has any jitter.
+-- Find the next instants at which more than $1 schedules without jitter fire.
 --   $1 more_than  int8
 --   -> next_fire_at timestamptz?, cron text?, schedules int8?, sample text?
--- Those that no daemon has planned yet have no next_fire_at: they are alike by expression and zone.
+--   next_fire_at  null: the schedules are not planned yet; they are grouped by expression and zone
+--   sample        the first of their names
 select
-    alike.next_fire_at, min(alike.cron) as cron, count(*) as schedules, min(alike.name) as sample
+    schedule.next_fire_at, min(schedule.cron) as cron, count(*) as schedules, min(schedule.name) as sample
 from (
     select
         nullif(clock.next_fire_at, timestamptz '-infinity') as next_fire_at,
@@ -14,8 +15,8 @@ from (
     where clock.next_fire_at is not null
       and definition.jitter = interval '0'
       and (clock.next_fire_at > timestamptz '-infinity' or definition.cron is not null)
-) as alike
-group by alike.next_fire_at, alike.unplanned, case when alike.unplanned is not null then alike.cron end
+) as schedule
+group by schedule.next_fire_at, schedule.unplanned, case when schedule.unplanned is not null then schedule.cron end
 having count(*) > $1
-order by alike.next_fire_at nulls last, sample
+order by schedule.next_fire_at nulls last, sample
 limit 10

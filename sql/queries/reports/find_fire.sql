@@ -1,11 +1,11 @@
--- Find the row that tells of one instant of a schedule: its own, else that of the stretch it is in.
+-- Find the fire for one instant of a schedule: its own row, else the row of the stretch of missed instants that covers it.
 --   $1 schedule_id  int8
 --   $2 at           timestamptz
---   $3 most         int8  among how many of the schedule's rows from that instant on the stretch is looked for
+--   $3 most         int8  how many of the schedule's rows after that instant to search for the stretch
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
 -- index: list_fires_idx (0007), fires_pkey (0005)
--- Between an instant and the end of its stretch lies only what was asked for by hand: runs and backfills.
-with found as materialized (
+-- A stretch has the scheduled_for of its last instant. Between an instant and that row lie only manual runs and backfills.
+with covering as materialized (
     select later.scheduled_for
     from (
         select each_fire.scheduled_for, each_fire.missed_from
@@ -35,11 +35,11 @@ with found as materialized (
 select
     fire.schedule_id, fire.name, fire.scheduled_for, fire.disposition, fire.decided_at, fire.job_id, fire.job_state,
     fire.missed_from, fire.missed_count, fire.note
-from found
+from covering
 cross join lateral (
     select *
     from rota.fire_history
-    where fire_history.scheduled_for = found.scheduled_for
+    where fire_history.scheduled_for = covering.scheduled_for
       and fire_history.schedule_id = $1
     offset 0
 ) as fire

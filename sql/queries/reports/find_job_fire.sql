@@ -1,4 +1,4 @@
--- Find the fire that a job was made for.
+-- Find the fire that created a job.
 --   $1 job_id         int8
 --   $2 schedule_id    int8
 --   $3 scheduled_for  timestamptz

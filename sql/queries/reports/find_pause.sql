@@ -1,9 +1,9 @@
--- Find who has paused a schedule, and why, by rota.pause_schedule or rota.pause_schedules: a plain UPDATE leaves neither.
+-- Find in the audit which user paused a schedule and why. A plain UPDATE writes no audit row.
 --   $1 name   text
 --   $2 since  timestamptz  when it was paused
 --   -> paused_by text?, reason text?
--- A pause of many is recorded when its batch ends, so its row is the next one after the pause.
-select found.done_by as paused_by, found.reason
+-- rota.pause_schedules writes its audit row at the end of its batch, so that row is the next one after the pause.
+select pause.done_by as paused_by, pause.reason
 from (
     (
         select audit.done_by, audit.reason, 1 as rank
@@ -24,6 +24,6 @@ from (
         order by audit.audit_id
         limit 1
     )
-) as found
-order by found.rank
+) as pause
+order by pause.rank
 limit 1

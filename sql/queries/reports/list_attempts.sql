@@ -1,15 +1,16 @@
--- List the attempts of a job that did not succeed, newest first; their error texts only if $2.
+-- List the attempts of a job that did not succeed, newest first.
 --   $1 job_id       int8
---   $2 with_errors  bool
+--   $2 with_errors  bool  false: error is null
 --   -> attempt int4, fence_token int8, node uuid?, started_at timestamptz?, finished_at timestamptz, outcome text, error_kind text?, error text?, redriven_at timestamptz?, redriven_by text?, dead_reason text?
 -- index: attempts_pkey (0003)
 select
-    tried.attempt, tried.fence_token, tried.node, tried.started_at, tried.finished_at, tried.outcome, tried.error_kind,
-    case when $2 then tried.error end as error, tried.redriven_at, tried.redriven_by, tried.dead_reason
-from rota.attempts as tried
-where tried.job_id = $1
+    attempt.attempt, attempt.fence_token, attempt.node, attempt.started_at, attempt.finished_at, attempt.outcome,
+    attempt.error_kind, case when $2 then attempt.error end as error, attempt.redriven_at, attempt.redriven_by,
+    attempt.dead_reason
+from rota.attempts as attempt
+where attempt.job_id = $1
 union all
--- Attempts are kept for a shorter time than dead letters, which know their last one.
+-- The last attempt of a dead letter, if its row in rota.attempts was pruned before.
 select
     letter.attempt, letter.fence_token, letter.node, letter.started_at, letter.finished_at, letter.reason, letter.error_kind,
     case when $2 then letter.error end, null, null, null

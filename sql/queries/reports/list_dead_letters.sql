@@ -1,9 +1,9 @@
--- List dead letters, oldest job first, as they are redriven. A filter that is null lets everything through.
+-- List dead letters, oldest job first, which is the order of redriving. A null filter matches everything.
 --   $1 handler     text
 --   $2 queue       text
 --   $3 reason      text
 --   $4 error_kind  text
---   $5 before      timestamptz  died before
+--   $5 before      timestamptz  only those that died before
 --   $6 limit       int8
 --   -> job_id int8, handler text, queue text, reason text, error_kind text?, attempt int4, max_attempts int4?, delivery text?, created_by text, started_at timestamptz?, finished_at timestamptz, now timestamptz?
 -- index: dead_letters_pkey (0003)

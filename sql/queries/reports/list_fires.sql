@@ -1,9 +1,9 @@
--- List what became of a schedule's instants, the last ones first.
+-- List the fires of a schedule, the latest first.
 --   $1 schedule_id  int8
 --   $2 limit        int8
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
 -- index: list_fires_idx (0007), fires_pkey (0005)
--- UTC day by UTC day back from the last fire of all, until there are enough.
+-- Reads one UTC day after the other, backwards from the latest fire of all schedules, until $2 rows are found.
 select
     fire.schedule_id, fire.name, fire.scheduled_for, fire.disposition, fire.decided_at, fire.job_id, fire.job_state,
     fire.missed_from, fire.missed_count, fire.note

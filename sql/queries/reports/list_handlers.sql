@@ -1,12 +1,12 @@
--- List the handlers that daemons have registered or people have paused, with the number of living daemons that have them.
+-- List the handlers that were registered or paused, with the number of living nodes that have each.
 -- Where there are more than $1, those that are paused or that living daemons have come first.
 --   $1 limit  int8  null: all
 --   -> handler text, app text?, release text?, queue text?, max_attempts int4?, timeout interval?, delivery text?, seen_at timestamptz?, nodes int8?, paused bool, pause_reason text?, paused_by text?, paused_at timestamptz?, now timestamptz?, total int8?
---   total  how many there are without the limit
+--   total  number of handlers without the limit
 with living as materialized (
     select name.handler, count(*) as nodes
     from rota.nodes as node
-    cross join lateral (select distinct handler from unnest(node.handlers) as given (handler)) as name
+    cross join lateral (select distinct handler from unnest(node.handlers) as node_handler (handler)) as name
     where node.seen_at > now() - interval '15 seconds'
     group by name.handler
 ),

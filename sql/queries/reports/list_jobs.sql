@@ -1,14 +1,14 @@
--- List jobs, newest first, live or ended. A filter that is null lets everything through.
---   $1 state        text         one of job_status
+-- List jobs, live or finished, newest first. A null filter matches everything.
+--   $1 state        text         a state of rota.job_status
 --   $2 handler      text
 --   $3 queue        text
 --   $4 schedule_id  int8
---   $5 since        timestamptz  ended, began (if it is running) or is due at or after
---   $6 until        timestamptz  and before
+--   $5 since        timestamptz  compared with finished_at, or if it is running with started_at, else with run_at
+--   $6 until        timestamptz  the same, exclusive
 --   $7 limit        int8
 --   -> job_id int8?, handler text?, queue text?, state text?, priority int2?, run_at timestamptz?, attempt int4?, max_attempts int4?, started_at timestamptz?, finished_at timestamptz?, last_error_kind text?, schedule_id int8?, schedule text?, now timestamptz?
 -- index: jobs_pkey (0002), dead_letters_pkey, job_runs_job_id_idx (0003)
--- The conditions on finished_at alone let the planner leave out the ledger's partitions of other days.
+-- The separate conditions on finished_at let the planner skip partitions of the ledger.
 select
     status.job_id, status.handler, status.queue, status.state, status.priority, status.run_at, status.attempt,
     status.max_attempts, status.started_at, status.finished_at, status.last_error_kind, status.schedule_id,

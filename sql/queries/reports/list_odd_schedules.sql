@@ -1,11 +1,11 @@
--- List schedules that are not in order, by name, without reading those that are.
+-- List schedules in a state other than ok, by name, without reading those that are ok.
 --   $1 handler    text  null: of all handlers
 --   $2 state      text  invalid, paused, overdue, ended or silent
 --   $3 owner      text  null: of all owners
 --   $4 name_like  text  a pattern of LIKE; null: of all names
 --   $5 limit      int8
 --   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, owner text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
--- Candidates come from the partial index of each state; the view then decides, as list_schedules does.
+-- Candidates come from the partial index for each state. The view then filters them, as in list_schedules.
 select
     schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler, schedule.owner,
     schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,

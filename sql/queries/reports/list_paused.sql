@@ -1,4 +1,4 @@
--- List what is paused: queues (* is all of them) and handlers.
+-- List the paused queues (*: all queues) and handlers.
 --   -> kind text?, name text?, reason text?, paused_by text?, paused_at timestamptz?
 select 'queue' as kind, queue.queue as name, queue.pause_reason as reason, queue.paused_by, queue.paused_at
 from rota.queues as queue

@@ -1,11 +1,11 @@
 -- List schedules by name.
 --   $1 handler    text  null: of all handlers
---   $2 state      text  ok; null: in all states. list_odd_schedules has the others
+--   $2 state      text  ok, or null for all states; list_odd_schedules lists the other states
 --   $3 owner      text  null: of all owners
 --   $4 name_like  text  a pattern of LIKE; null: of all names
 --   $5 limit      int8
 --   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, owner text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
--- silent: no success within expect_success_within, counted from its creation where there was none.
+--   silent  no success within expect_success_within, counted from the creation if there was no success yet
 select
     schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler, schedule.owner,
     schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,

@@ -1,8 +1,9 @@
--- Sample the dead letters for the gauges: kind 'dead' (queue; the newest $1 are counted) and 'oldest_dead' (seconds, exact).
---   $1 most  int8
+-- Read the metrics about dead letters.
+--   $1 most  int8  count only the newest ones
 --   -> kind text?, queue text?, value float8?
+--   kind  dead: number of dead letters of the queue; oldest_dead: age of the oldest one in seconds
 -- index: prune_dead_letters_idx (0003)
--- Live jobs are sampled by summarise_live_jobs. The newest come first, so that a queue with a new dead letter is never left out.
+-- The newest dead letters are counted, so that a queue with a new one is always included.
 with letter as materialized (
     select dead.queue
     from rota.dead_letters as dead

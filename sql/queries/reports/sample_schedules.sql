@@ -1,8 +1,9 @@
--- Sample for the gauges when those schedules last succeeded that are watched.
---   $1 most  int8  most that are named
+-- Read the metrics about watched schedules (those with expect_success_within): when each last succeeded.
+--   $1 most  int8  how many schedules to return by name
 --   -> watched text?, succeeded_at float8?
 -- index: sample_watched_schedules_idx (0007), schedule_clocks_pkey (0005)
--- Named are watched schedules that code has declared; of all others the one that has been without success for longest, as null.
+--   watched       name of a schedule that was declared in code; null: the oldest success among all other watched schedules
+--   succeeded_at  seconds since 1970
 select watched.name as watched, min(watched.succeeded_at) as succeeded_at
 from (
     select

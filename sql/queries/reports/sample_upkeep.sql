@@ -1,9 +1,9 @@
--- Sample what slows a queue down or stops it: kind 'paused' ('queue' or 'handler', its name; $1 of each at most), 'oldest_snapshot'
--- (seconds), 'dead_tuples' (one of our tables, partitions apart), 'housekeeping' (seconds since the last success of a piece), 'nodes'
--- (how many are running, draining or lost). It reads no table of jobs.
---   $1 most  int8
+-- Read the metrics about pauses, snapshots, dead tuples, housekeeping and nodes. Reads no table of jobs.
+--   $1 most  int8  how many paused queues, and how many paused handlers, to return
 --   -> kind text?, label text?, name text?, value float8?
--- A session of somebody else shows its snapshot only to members of pg_read_all_stats (or pg_monitor); to others, none is seen.
+--   kind  paused: label is queue or handler; oldest_snapshot: age in seconds; dead_tuples: per table, without partitions;
+--         housekeeping: seconds since the last success of a task; nodes: number per state (running, draining, lost)
+-- Snapshots of other logins' sessions are visible only to members of pg_read_all_stats or pg_monitor.
 (
     select 'paused' as kind, 'queue' as label, queue.queue as name, 1::float8 as value
     from rota.queues as queue
@@ -18,7 +18,7 @@ union all
     limit $1
 )
 union all
-select 'oldest_snapshot', null, null, coalesce(extract(epoch from clock_timestamp() - min(held.since)), 0)::float8
+select 'oldest_snapshot', null, null, coalesce(extract(epoch from clock_timestamp() - min(snapshot.since)), 0)::float8
 from (
     select activity.xact_start as since
     from pg_catalog.pg_stat_activity as activity
@@ -30,7 +30,7 @@ from (
     select prepared.prepared
     from pg_catalog.pg_prepared_xacts as prepared
     where prepared.database = current_database()
-) as held
+) as snapshot
 union all
 select 'dead_tuples', null, relation.relname::text, pg_stat_get_dead_tuples(relation.oid)::float8
 from pg_catalog.pg_class as relation
@@ -38,10 +38,11 @@ where relation.relnamespace = 'rota'::regnamespace
   and relation.relkind = 'r'
   and not relation.relispartition
 union all
-select 'housekeeping', null, known.piece, (extract(epoch from now()) - extract(epoch from known.succeeded_at))::float8
-from rota.housekeeping as known
+select 'housekeeping', null, housekeeping.piece,
+    (extract(epoch from now()) - extract(epoch from housekeeping.succeeded_at))::float8
+from rota.housekeeping as housekeeping
 union all
-select 'nodes', null, each.state, count(*)::float8
+select 'nodes', null, node.state, count(*)::float8
 from (
     select case when node.seen_at > now() - interval '15 seconds' then node.state else 'lost' end as state
     from rota.nodes as node
@@ -50,5 +51,5 @@ from (
     select 'lost'
     from rota.lost_nodes as lost
     where lost.seen_at > now() - interval '1 day'
-) as each
-group by each.state
+) as node
+group by node.state

@@ -1,12 +1,12 @@
--- Count dead letters by handler, queue, reason and kind of error, the most frequent first. A null filter lets everything through.
+-- Count dead letters by handler, queue, reason and kind of error, the largest group first. A null filter matches everything.
 --   $1 handler     text
 --   $2 queue       text
 --   $3 reason      text
 --   $4 error_kind  text
---   $5 before      timestamptz  died before
---   $6 limit       int8  most groups to return; null: all
+--   $5 before      timestamptz  only those that died before
+--   $6 limit       int8  how many groups to return; null: all
 --   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?, now timestamptz?, total int8?
---   total  how many groups there are without the limit
+--   total  number of groups without the limit
 select
     letter.handler, letter.queue, letter.reason, letter.error_kind,
     count(*) as letters,

@@ -1,15 +1,17 @@
--- Summarise the live jobs by lane (queue, handler) and priority. Named first are registered handlers in
--- queues that daemons serve, then registered handlers, then the lanes that have waited longest.
---   $1 counted   int8  up to this many live jobs are counted one by one; beyond, counts are lower bounds (at_least)
---   $2 explored  int8  beyond, at most this many (lane, priority) pairs are looked for, and those of registered handlers in any case
---   $3 shown     int8  most rows with a handler; the others are added up, by queue where daemons serve it, into rows without
+-- Count the live jobs by queue, handler and priority (a lane), at a bounded cost at any number of jobs.
+-- Up to $1 jobs are counted exactly. With more, the lanes are found in the index, and each is counted up to a share of $1.
+-- At most $3 rows name a handler: first registered handlers in known queues, then those that have waited longest.
+--   $1 counted   int8  most live jobs to count exactly; with more, counts are lower bounds (at_least)
+--   $2 explored  int8  with more jobs, most lanes to find; lanes of registered handlers are found in any case
+--   $3 shown     int8  most rows with a handler; other lanes are added up in rows without one, by queue if daemons serve it
 --   -> queue text?, handler text?, priority int2?, registered bool?, due int8?, running int8?, retrying int8?, future int8?, expired int8?, oldest_due interval?, oldest_running interval?, at_least bool?, unexplored bool?, more_lanes int8?, more_queues int8?
---   unexplored               there are more lanes than were looked for
---   more_lanes, more_queues  how many lanes the rows without a handler stand for, and how many queues those without a queue
+--   unexplored               there are more lanes than were found
+--   more_lanes, more_queues  number of lanes in the rows without a handler, and of queues in the rows without a queue
 -- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002)
--- The oldest due job, the oldest attempt and expired leases are exact at any size: they come from the first entries of
--- claim_due_jobs_idx and from all of find_expired_leases_idx, which holds only what runs. A limit without an order would start
--- anywhere in the table. No subtraction can overflow: instants are clamped to the years from 1970 to now.
+-- Ages, running and expired jobs are exact at any size: they come from the first entries of claim_due_jobs_idx, and from all of
+-- find_expired_leases_idx, which holds only running jobs.
+-- The limits have an order, because a scan without one may start anywhere in the table.
+-- Instants are clamped to the years from 1970 to now, so that no subtraction can overflow.
 with recursive counted as materialized (
     select job.queue, job.handler, job.priority, job.run_at, job.created_at, job.attempt, job.state
     from rota.jobs as job
@@ -44,7 +46,7 @@ found (queue, handler, suspects, priority, run_at, created_at, step) as (
     ) as following
     where found.step < $2::int8
 ),
--- Where the scan stopped before the end, lanes of registered handlers behind that point are probed one by one.
+-- If the scan stopped early, the lanes of registered handlers after that point are probed one by one.
 registered as materialized (
     select handler.handler, coalesce(handler.queue, 'default') as queue
     from rota.handlers as handler
@@ -102,8 +104,7 @@ share as materialized (
 ),
 waiting as (
     select
-        counted.queue, counted.handler, counted.priority,
-        count(*) filter (where counted.run_at <= now()) as due,
+        counted.queue, counted.handler, counted.priority, count(*) filter (where counted.run_at <= now()) as due,
         count(*) filter (where counted.run_at > now() and counted.attempt > 0) as retrying,
         count(*) filter (where counted.run_at > now() and counted.attempt = 0) as future,
         min(greatest(counted.run_at, counted.created_at)) filter (where counted.run_at <= now()) as due_since
@@ -115,7 +116,7 @@ waiting as (
     select head.queue, head.handler, head.priority, due.jobs, later.retrying, later.jobs - later.retrying, due.since
     from head
     cross join lateral (
-        -- A row that was inserted with a run_at in the past has waited since its creation only: look at some more.
+        -- A job inserted with a run_at in the past has waited only since its creation, so the oldest run_at alone is not enough.
         select count(*) as jobs, min(greatest(job.run_at, job.created_at)) as since
         from (
             select job.run_at, job.created_at
@@ -166,15 +167,16 @@ lane as materialized (
         part.handler in (select handler.handler from rota.handlers as handler where handler.seen_at is not null) as registered,
         part.queue in (select served.queue from served union select registered.queue from registered) as known,
         sum(part.due)::int8 as due, sum(part.running)::int8 as running, sum(part.retrying)::int8 as retrying,
-        sum(part.future)::int8 as future, sum(part.expired)::int8 as expired,
-        min(part.due_since) as due_since, min(part.running_since) as running_since
+        sum(part.future)::int8 as future, sum(part.expired)::int8 as expired, min(part.due_since) as due_since,
+        min(part.running_since) as running_since
     from (
         select
             waiting.queue, waiting.handler, waiting.priority, waiting.due, 0 as running, waiting.retrying, waiting.future,
             0 as expired, waiting.due_since, null::timestamptz as running_since
         from waiting
         union all
-        select running.queue, running.handler, running.priority, 0, running.running, 0, 0, running.expired, null, running.running_since
+        select running.queue, running.handler, running.priority, 0, running.running, 0, 0, running.expired, null,
+            running.running_since
         from running
     ) as part
     group by part.queue, part.handler, part.priority
@@ -211,8 +213,7 @@ hidden as materialized (
 )
 select
     line.queue, line.handler, line.priority, line.registered, line.due, line.running, line.retrying, line.future, line.expired,
-    case when line.due_since is not null then now() - greatest(line.due_since, timestamptz 'epoch') end as oldest_due,
-    case
+    case when line.due_since is not null then now() - greatest(line.due_since, timestamptz 'epoch') end as oldest_due, case
         when line.running_since is not null then now() - least(now(), greatest(line.running_since, timestamptz 'epoch'))
     end as oldest_running,
     not small.size as at_least,

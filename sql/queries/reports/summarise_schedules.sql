@@ -1,9 +1,9 @@
--- Count schedules by state; silent ones, which have not succeeded in time, once more under that name.
+-- Count schedules by state. A schedule without a success within expect_success_within is counted a second time, as `silent`.
 --   -> state text?, schedules int8?
 -- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0007), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
--- The states are those of rota.schedules, taken from the indexes of what is not in order: through the view a million schedules take
--- four seconds.
-with odd as (
+-- The states must agree with the view rota.schedules. They are counted here from partial indexes on the exceptions, because the
+-- view takes four seconds for a million schedules.
+with not_ok as (
     select case when clock.invalid_reason is not null then 'invalid' else 'paused' end as state
     from rota.schedule_definitions as definition
     cross join lateral (
@@ -38,9 +38,9 @@ with odd as (
       and (clock.next_fire_at > timestamptz '-infinity' or definition.edited_at < now() - interval '30 seconds')
 ),
 counted as (
-    select odd.state, count(*) as schedules
-    from odd
-    group by odd.state
+    select not_ok.state, count(*) as schedules
+    from not_ok
+    group by not_ok.state
 )
 select counted.state, counted.schedules
 from counted

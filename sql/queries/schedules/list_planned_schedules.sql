@@ -1,11 +1,13 @@
--- Read on what the next fires of cron schedules rest, those alike as one row, by pages of $2 schedules.
---   $1 after  int8  beyond this schedule_id
---   $2 limit  int8
+-- Read a page of cron schedules that are planned and not paused, to plan them again after an upgrade.
+-- Schedules with the same settings and instants share one row.
+--   $1 after  int8  only schedule_ids after this one
+--   $2 limit  int8  schedules per page
 --   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, last int8?
--- At least one row comes back, for last, the end of a full page: null when there are no more. Columns as in take_due_schedules.
---   base  now, or what has been decided or edited later than that by a clock which has been set back since
+-- Always returns at least one row. The columns are those of take_due_schedules, except:
+--   base  now, or the last edit or decided instant if that is later (the server's clock was set back since)
+--   last  the last schedule_id of a full page; null: this was the last page
 -- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
--- What is due is left alone, and so is what is paused: its next_fire_at is the end of the pause.
+-- Due schedules are excluded, and paused ones: their next_fire_at is the end of the pause.
 with page as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
@@ -13,16 +15,13 @@ with page as materialized (
     order by clock.schedule_id
     limit $2
 ),
-alike as materialized (
+groups as materialized (
     select
-        array_agg(page.schedule_id) as schedule_ids,
-        array_agg(page.version) as versions,
-        definition.paused, page.next_fire_at,
-        greatest(now(), definition.edited_at, page.last_fire_at) as base,
-        page.paused_from, definition.cron, definition.every, null::timestamptz as anchor,
-        definition.timezone, definition.start_at, definition.end_at, definition.dst_gap, definition.dst_fold,
-        definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit,
-        definition.overlap
+        array_agg(page.schedule_id) as schedule_ids, array_agg(page.version) as versions, definition.paused, page.next_fire_at,
+        greatest(now(), definition.edited_at, page.last_fire_at) as base, page.paused_from, definition.cron, definition.every,
+        null::timestamptz as anchor, definition.timezone, definition.start_at, definition.end_at, definition.dst_gap,
+        definition.dst_fold, definition.misfire, definition.on_time_within, definition.too_late_after,
+        definition.catch_up_limit, definition.overlap
     from page
     cross join lateral (
         select *
@@ -37,9 +36,9 @@ alike as materialized (
         7, 4, 5, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
 )
 select
-    alike.schedule_ids, alike.versions, alike.paused, alike.next_fire_at, alike.base, alike.paused_from, alike.cron,
-    alike.every, alike.anchor, alike.timezone, alike.start_at, alike.end_at, alike.dst_gap, alike.dst_fold,
-    alike.misfire, alike.on_time_within, alike.too_late_after, alike.catch_up_limit, alike.overlap,
+    groups.schedule_ids, groups.versions, groups.paused, groups.next_fire_at, groups.base, groups.paused_from, groups.cron,
+    groups.every, groups.anchor, groups.timezone, groups.start_at, groups.end_at, groups.dst_gap, groups.dst_fold,
+    groups.misfire, groups.on_time_within, groups.too_late_after, groups.catch_up_limit, groups.overlap,
     (select page.schedule_id from page order by page.schedule_id offset $2 - 1) as last
-from (select) as always
-left join alike on true
+from (select) as one_row
+left join groups on true

@@ -1,10 +1,15 @@
--- Enqueue the fires whose turn has come: of each schedule the oldest that waits, where no job of the schedule is live.
+-- Enqueue waiting fires: the oldest one of each schedule that has no live job.
+-- The number of waiting fires is never cached. Each call reads fires and live jobs again.
+-- Schedules whose row another transaction has locked are skipped.
 --   $1 limit  int8
---   $2 only   int8[]  only these schedule_ids; null: any
---   -> promoted int8?, waiting int8?       how many were enqueued, and of how many schedules fires wait on
+--   $2 only   int8[]  only these schedule_ids; null: all
+--   -> promoted int8?, waiting int8?
+--   promoted  fires enqueued
+--   waiting   schedules looked at that still have a waiting fire
 -- index: promote_waiting_fires_idx, fires_pkey, schedule_clocks_pkey, schedule_definitions_pkey (0005), jobs_exclusive_idx (0002)
--- What holds a fire back is read from live rows, never from a counter, and the unique index has the last word.
--- The clock is locked because a redrive locks it: the insert would wait for the end of that transaction, and all others with it.
+-- The unique index jobs_exclusive_idx decides whether the schedule already has a live job. `live` is only a shortcut.
+-- Lock the schedule_clocks row, as a redrive does. Without this, the insert could wait for a redrive's transaction, and the whole
+-- batch with it.
 with waiting as materialized (
     select distinct on (fire.schedule_id) fire.schedule_id, fire.scheduled_for
     from rota.fires as fire
@@ -19,7 +24,7 @@ live as materialized (
     where job.exclusive
       and job.schedule_id = any (array(select waiting.schedule_id from waiting))
 ),
-held as materialized (
+locked as materialized (
     select waiting.schedule_id, waiting.scheduled_for, fire.row_id, nextval('rota.jobs_job_id_seq') as job_id
     from waiting
     cross join lateral (
@@ -45,15 +50,15 @@ enqueued as (
     )
     overriding system value
     select
-        held.job_id, held.schedule_id, held.scheduled_for, now(), now() + definition.start_within,
+        locked.job_id, locked.schedule_id, locked.scheduled_for, now(), now() + definition.start_within,
         true, definition.created_by, definition.handler, definition.payload, definition.queue, definition.priority,
         definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for, definition.timeout,
         definition.lease, definition.delivery, definition.meta
-    from held
+    from locked
     cross join lateral (
         select *
         from rota.schedule_definitions
-        where schedule_definitions.schedule_id = held.schedule_id
+        where schedule_definitions.schedule_id = locked.schedule_id
         offset 0
     ) as definition
     on conflict (schedule_id) where exclusive do nothing
@@ -64,7 +69,7 @@ promoted as (
     set disposition = 'enqueued',
         job_id = (select enqueued.job_id from enqueued where enqueued.schedule_id = fire.schedule_id),
         decided_at = clock_timestamp()
-    where fire.ctid = any (array(select held.row_id from held))
+    where fire.ctid = any (array(select locked.row_id from locked))
       and (fire.schedule_id in (select enqueued.schedule_id from enqueued)) is true
     returning fire.schedule_id
 )

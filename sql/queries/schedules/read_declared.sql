@@ -1,4 +1,4 @@
--- Read what has been declared: the schedules of an app, and those of these names, whoever made them.
+-- Read the declarations of an app's schedules, and of the schedules with these names, whoever created them.
 --   $1 app    text
 --   $2 names  text[]
 --   -> name text?, declared_by text?, declared text?

@@ -1,16 +1,18 @@
--- Write what was decided about schedules, where it still holds: the clock, the jobs of the fires, and the fires themselves.
+-- Store decisions about schedules: update the schedule's clock, enqueue jobs, and record the fires.
+-- A decision is stored only if the schedule is still as it was when it was read ($2, $4). Otherwise another node was faster.
+-- Schedules whose row another transaction has locked are skipped.
 --   $1 schedule_ids    int8[]         in ascending order
---   $2 versions        int8[]         what was read of each, and …
---   $3 decisions       int4[]         … which of the decisions below, counted from 1, is about it
---   $4 expected        timestamptz[]  its next_fire_at when it was read (-infinity: it was to be planned)
---   $5 next_fire_at    timestamptz[]  the next instant (infinity: there is none)
---   $6 decided_up_to   timestamptz[]  the last instant decided (-infinity: none)
---   $7 first_fires     int4[]         where in the lists below the fires of this decision begin, counted from 1 …
---   $8 last_fires      int4[]         … and end (before they begin: there are none)
---   $9 scheduled_for   timestamptz[]
+--   $2 versions        int8[]         version of each schedule when it was read
+--   $3 decisions       int4[]         index (from 1) into $4 to $8 of the decision for this schedule
+--   $4 expected        timestamptz[]  next_fire_at when it was read (-infinity: not planned yet)
+--   $5 next_fire_at    timestamptz[]  next instant (infinity: none)
+--   $6 decided_up_to   timestamptz[]  last instant decided (-infinity: none)
+--   $7 first_fires     int4[]         index (from 1) into $9 to $13 of the decision's first fire
+--   $8 last_fires      int4[]         index of its last fire (smaller than the first: no fires)
+--   $9 scheduled_for   timestamptz[]  instant of each fire; for a stretch of missed instants, the last one
 --   $10 plans          text[]         a disposition, or one of the four words explained below
---   $11 missed_from    timestamptz[]  -infinity: it stands for one instant
---   $12 missed_count   int4[]         0: null
+--   $11 missed_from    timestamptz[]  first instant of a stretch of missed instants (-infinity: the fire is one instant)
+--   $12 missed_count   int4[]         number of instants in the stretch (0: null)
 --   $13 notes          text[]
 --   -> decided int8, disposition text?, scheduled_for timestamptz?, fires int8?, lateness interval?
 --   enqueue            enqueued if the schedule has no live job and no waiting fire, or allows overlap; else waiting or
@@ -19,24 +21,25 @@
 --                      skipped_overlap
 --   enqueue_or_wait    enqueued if the schedule has no live job and no waiting fire, else waiting, whatever its overlap
 --   wait               waiting
--- At least one row comes back, for decided, the number of schedules about which nobody else has decided meanwhile.
+-- Always returns at least one row. `decided` counts the schedules whose decision was stored; the others were locked, or had changed
+-- since they were read.
 -- index: schedule_clocks_pkey, schedule_definitions_pkey, promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002)
--- A decision is sent once for all schedules that are alike: written out for each, the lists cost the sender as much as all
--- else that it does for a fire.
--- No joins of one list with another, which the planner takes for short ones: at 100,000 fires they took 4.7 s. A clock's
--- new values are found by bisection of $1, definitions by their index, the rest by hashed subplans ("is true" keeps the
--- planner from making joins of them).
--- Whether a job of the schedule is live, the unique index decides. `live` only spares a wait for whoever holds such a job
--- locked in a transaction of their own: what can be seen here was live at this statement's beginning.
-with held as materialized (
+-- Schedules with the same decision share one entry in $4 to $8. With one entry per schedule, building the arrays cost the client
+-- as much as all its other work for a fire.
+-- Do not join the arrays with each other: the planner underestimates their length and picks slow joins (4.7 s at 100,000 fires).
+-- Instead, look up a clock's values with width_bucket() in the sorted $1, and test membership with hashed subplans. `is true`
+-- keeps the planner from turning these into joins.
+-- The unique index decides whether the schedule already has a live job. `live` is only a shortcut: without it, the insert would
+-- wait for any transaction that has such a job locked. It shows the state at the start of the statement.
+with locked as materialized (
     select clock.row_id
-    from unnest($1::int8[], $2::int8[], $3::int4[]) as given (schedule_id, version, decision)
+    from unnest($1::int8[], $2::int8[], $3::int4[]) as input (schedule_id, version, decision)
     cross join lateral (
         select clocks.ctid as row_id
         from rota.schedule_clocks as clocks
-        where clocks.schedule_id = given.schedule_id
-          and clocks.version is not distinct from given.version
-          and clocks.next_fire_at is not distinct from ($4::timestamptz[])[given.decision]
+        where clocks.schedule_id = input.schedule_id
+          and clocks.version is not distinct from input.version
+          and clocks.next_fire_at is not distinct from ($4::timestamptz[])[input.decision]
         for update skip locked
     ) as clock
 ),
@@ -50,7 +53,7 @@ decided as (
             nullif(($6::timestamptz[])[($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]], timestamptz '-infinity')
         ),
         paused_from = null
-    where clock.ctid = any (array(select held.row_id from held))
+    where clock.ctid = any (array(select locked.row_id from locked))
     returning clock.schedule_id
 ),
 live as materialized (
@@ -59,7 +62,7 @@ live as materialized (
     where job.exclusive
       and job.schedule_id = any ($1::int8[])
 ),
-queued as materialized (
+schedules_with_waiting_fire as materialized (
     select fire.schedule_id
     from rota.fires as fire
     where fire.disposition = 'waiting'
@@ -67,35 +70,35 @@ queued as materialized (
 ),
 fire as materialized (
     select
-        given.schedule_id, tried.scheduled_for, tried.plan, tried.missed_from, tried.missed_count, tried.note,
+        input.schedule_id, planned.scheduled_for, planned.plan, planned.missed_from, planned.missed_count, planned.note,
         definition.name, definition.overlap, definition.start_within, definition.created_by, definition.handler,
         definition.payload, definition.priority, definition.max_attempts, definition.backoff_base,
         definition.backoff_cap, definition.retry_for, definition.timeout, definition.lease, definition.delivery,
         definition.meta,
-        -- The trigger of rota.jobs would do the same, by a query of its own for each row.
+        -- The trigger of rota.jobs would set the same default, but with one query per row.
         coalesce(
             definition.queue,
             (select handlers.queue from rota.handlers where handlers.handler = definition.handler),
             'default'
         ) as queue,
-        tried.scheduled_for + case
+        planned.scheduled_for + case
             when definition.jitter = interval '0' then interval '0'
-            else rota.jitter_offset(given.schedule_id, definition.jitter)
+            else rota.jitter_offset(input.schedule_id, definition.jitter)
         end as run_at,
         case
-            when tried.plan in ('enqueue', 'enqueue_or_wait')
+            when planned.plan in ('enqueue', 'enqueue_or_wait')
                 and (
                     definition.overlap = 'allow'
-                    or given.schedule_id not in (select live.schedule_id from live)
-                    and given.schedule_id not in (select queued.schedule_id from queued)
+                    or input.schedule_id not in (select live.schedule_id from live)
+                    and input.schedule_id not in (select schedules_with_waiting_fire.schedule_id from schedules_with_waiting_fire)
                 )
             then nextval('rota.jobs_job_id_seq')
         end as job_id
-    from unnest($1::int8[], $3::int4[]) as given (schedule_id, decision)
+    from unnest($1::int8[], $3::int4[]) as input (schedule_id, decision)
     cross join lateral (
         select *
         from rota.schedule_definitions
-        where schedule_definitions.schedule_id = given.schedule_id
+        where schedule_definitions.schedule_id = input.schedule_id
         offset 0
     ) as definition
     cross join lateral (
@@ -105,10 +108,10 @@ fire as materialized (
             nullif(($11::timestamptz[])[fire], timestamptz '-infinity') as missed_from,
             nullif(($12::int4[])[fire], 0) as missed_count,
             ($13::text[])[fire] as note
-        from generate_series(($7::int4[])[given.decision], ($8::int4[])[given.decision]) as fire
+        from generate_series(($7::int4[])[input.decision], ($8::int4[])[input.decision]) as fire
         offset 0
-    ) as tried
-    where (given.schedule_id in (select decided.schedule_id from decided)) is true
+    ) as planned
+    where (input.schedule_id in (select decided.schedule_id from decided)) is true
 ),
 enqueued as (
     insert into rota.jobs (
@@ -127,7 +130,7 @@ enqueued as (
     on conflict (schedule_id) where exclusive do nothing
     returning job_id, schedule_id
 ),
-ruled as materialized (
+outcome as materialized (
     select
         fire.schedule_id, fire.scheduled_for, fire.name, fire.missed_from, fire.missed_count, fire.note,
         fire.plan = 'enqueue' and fire.overlap = 'replace' as replaces,
@@ -141,7 +144,7 @@ ruled as materialized (
             then 'waiting'
             when fire.plan = 'enqueue' and fire.overlap = 'replace' then 'waiting'
             when fire.plan = 'enqueue' and fire.overlap = 'queue_one'
-                and fire.schedule_id not in (select queued.schedule_id from queued)
+                and fire.schedule_id not in (select schedules_with_waiting_fire.schedule_id from schedules_with_waiting_fire)
             then 'waiting'
             else 'skipped_overlap'
         end as disposition
@@ -153,7 +156,7 @@ replaced as (
         decided_at = clock_timestamp()
     where older.disposition = 'waiting'
       and older.schedule_id = any (array(
-          select ruled.schedule_id from ruled where ruled.disposition = 'waiting' and ruled.replaces
+          select outcome.schedule_id from outcome where outcome.disposition = 'waiting' and outcome.replaces
       ))
     returning older.scheduled_for, older.schedule_id
 ),
@@ -161,20 +164,20 @@ recorded as (
     insert into rota.fires (
         scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, note, replaces
     )
-    select ruled.scheduled_for, ruled.schedule_id, ruled.name, ruled.disposition, ruled.job_id, ruled.missed_from,
-        ruled.missed_count, ruled.note, case when ruled.disposition = 'waiting' and ruled.replaces then true end
-    from ruled
+    select outcome.scheduled_for, outcome.schedule_id, outcome.name, outcome.disposition, outcome.job_id, outcome.missed_from,
+        outcome.missed_count, outcome.note, case when outcome.disposition = 'waiting' and outcome.replaces then true end
+    from outcome
     on conflict do nothing
 )
 select
-    (select count(*) from decided) as decided, told.disposition, told.scheduled_for, told.fires, told.lateness
-from (select) as always
+    (select count(*) from decided) as decided, summary.disposition, summary.scheduled_for, summary.fires, summary.lateness
+from (select) as one_row
 left join (
-    select ruled.disposition, ruled.scheduled_for, count(*) as fires, clock_timestamp() - ruled.scheduled_for as lateness
-    from ruled
-    group by ruled.disposition, ruled.scheduled_for
+    select outcome.disposition, outcome.scheduled_for, count(*) as fires, clock_timestamp() - outcome.scheduled_for as lateness
+    from outcome
+    group by outcome.disposition, outcome.scheduled_for
     union all
     select 'replaced', replaced.scheduled_for, count(*), clock_timestamp() - replaced.scheduled_for
     from replaced
     group by replaced.scheduled_for
-) as told on true
+) as summary on true

@@ -1,9 +1,10 @@
--- Ask the live jobs to cancel whose schedules have a fire waiting that is to replace them.
+-- Request cancellation of the live jobs whose schedule has a waiting fire that replaces them.
 --   $1 limit  int8
---   $2 only   int8[]  only these schedule_ids; null: any
---   -> asked int8?, told int8?
+--   $2 only   int8[]  only these schedule_ids; null: all
+--   -> requested int8?, notified int8?
 -- index: promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
--- Ordered only once they are found: for the order's sake a plan made early walks all live jobs by their primary key.
+-- Sort only after `live` is materialized: otherwise a plan made while the tables were small scans all live jobs by primary key
+-- to get the order.
 with waiting as materialized (
     select distinct fire.schedule_id
     from rota.fires as fire
@@ -20,7 +21,7 @@ live as materialized (
       and job.schedule_id = any (array(select waiting.schedule_id from waiting))
       and (job.job_id in (select request.job_id from rota.cancel_requests as request)) is not true
 ),
-asked as (
+requested as (
     insert into rota.cancel_requests (job_id, requested_by, reason)
     select live.job_id, rota.caller(), 'replaced by a later fire of its schedule'
     from live
@@ -28,9 +29,9 @@ asked as (
     on conflict do nothing
     returning job_id
 ),
-told as (
+notified as (
     select rota.tell('rota_cancel', '')
-    from asked
+    from requested
     limit 1
 )
-select (select count(*) from asked) as asked, (select count(*) from told) as told
+select (select count(*) from requested) as requested, (select count(*) from notified) as notified

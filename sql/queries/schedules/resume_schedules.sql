@@ -1,9 +1,9 @@
--- Resume paused schedules whose resume_at has come; the edit's trigger does the rest.
+-- Resume paused schedules whose resume_at has passed. The trigger `replan` on rota.schedule_definitions then plans the next fire.
 --   $1 schedule_ids  int8[]
 --   -> resumed int8?
 -- index: schedule_definitions_pkey, schedule_clocks_pkey (0005)
--- The clock is locked, too, because the trigger would wait for whoever has it locked, and all others with it.
-with held as materialized (
+-- Lock the schedule_clocks row here too: the trigger updates it, and one locked row would otherwise make the whole batch wait.
+with locked as materialized (
     select definition.schedule_id
     from unnest($1::int8[]) as due (schedule_id)
     cross join lateral (
@@ -24,7 +24,7 @@ with held as materialized (
 resumed as (
     update rota.schedule_definitions as definition
     set paused = false
-    where definition.schedule_id = any (array(select held.schedule_id from held))
+    where definition.schedule_id = any (array(select locked.schedule_id from locked))
     returning 1
 )
 select count(*) as resumed

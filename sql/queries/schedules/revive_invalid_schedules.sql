@@ -1,7 +1,7 @@
--- Have invalid schedules planned again: a newer rota, or newer zone data, may know better.
+-- Mark invalid schedules as not planned, so that they are planned again: a newer rota or newer zone data may accept them.
 --   -> revived int8?
 -- index: revive_invalid_schedules_idx (0005)
-with held as materialized (
+with locked as materialized (
     select clock.schedule_id
     from rota.schedule_clocks as clock
     where clock.invalid_reason is not null
@@ -13,7 +13,7 @@ revived as (
     update rota.schedule_clocks as clock
     set next_fire_at = timestamptz '-infinity',
         invalid_reason = null
-    where clock.schedule_id = any (array(select held.schedule_id from held))
+    where clock.schedule_id = any (array(select locked.schedule_id from locked))
     returning 1
 )
 select count(*) as revived

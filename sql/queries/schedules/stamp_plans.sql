@@ -1,4 +1,4 @@
--- Write down that all next fires were found by this rota with this zone data, unless a living daemon finds some with others.
+-- Record that all next fires were computed by this version of rota and zone data, unless a living daemon has other versions.
 --   $1 rota_version  text
 --   $2 tzdata        text
 --   -> stamped int8?

@@ -1,9 +1,9 @@
 -- Stop the schedules whose instants lie outside the years 1970 to 2200, or whose intervals lie outside 0 to 366 days.
 --   -> schedule_id int8, name text?, reason text?
 -- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
--- Walks all schedules: it is only needed after a read of due schedules failed for a value that an owner wrote without the constraints.
+-- Scans all schedules. Needed only after reading due schedules failed on a value that was written without the constraints.
 with unusable as materialized (
-    select definition.schedule_id, odd.reason
+    select definition.schedule_id, bad_value.reason
     from rota.schedule_definitions as definition
     cross join lateral (
         select clocks.next_fire_at, clocks.last_fire_at, clocks.paused_from
@@ -36,9 +36,9 @@ with unusable as materialized (
         ) as value (name, length)
         where value.length not between interval '0' and interval '366 days'
         limit 1
-    ) as odd
+    ) as bad_value
 ),
-held as materialized (
+locked as materialized (
     select unusable.schedule_id, unusable.reason
     from unusable
     cross join lateral (
@@ -51,11 +51,11 @@ held as materialized (
 stopped as (
     update rota.schedule_clocks as clock
     set next_fire_at = null,
-        invalid_reason = held.reason
-    from held
-    where clock.schedule_id = any (array(select held.schedule_id from held))
-      and held.schedule_id = clock.schedule_id
-    returning clock.schedule_id, held.reason
+        invalid_reason = locked.reason
+    from locked
+    where clock.schedule_id = any (array(select locked.schedule_id from locked))
+      and locked.schedule_id = clock.schedule_id
+    returning clock.schedule_id, locked.reason
 )
 select
     stopped.schedule_id,

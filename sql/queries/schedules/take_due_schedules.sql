@@ -1,24 +1,30 @@
--- Read the schedules that are due, those alike in all that decides about them as one row. Locks nothing: see record_fires.
---   $1 shards    int2[]       whose schedules are looked at
---   $2 overdue   interval     … and anybody's that have been due for longer than this
---   $3 turn      int4         in which order of shards those are taken: another one on each node
---   $4 floor     timestamptz  look at what is due after this instant (-infinity: at all of it, and at the overdue) …
---   $5 floor_id  int8         … and, of what is due at this instant, after this schedule_id (at -infinity: the largest there is)
---   $6 new_id    int8         of what is to be planned, look after this schedule_id
---   $7 limit     int8         most schedules that are due; of those to be planned half as many
---   $8 horizon   interval     how far to look for what is due next
+-- Read the due schedules of some shards, the unplanned ones, and long-overdue ones of all other shards.
+-- Schedules with the same settings and instants share one row, because the same decision applies to them.
+-- Locks nothing: record_fires stores a decision only if the schedule has not changed since.
+--   $1 shards    int2[]       shards to read
+--   $2 overdue   interval     read schedules of other shards if they have been due for longer than this
+--   $3 turn      int4         shard to start from with the overdue ones; each node uses another one
+--   $4 floor     timestamptz  read schedules due after this instant (-infinity: all, and the overdue ones)
+--   $5 floor_id  int8         of schedules due at $4, read those after this schedule_id (with -infinity: the largest int8)
+--   $6 new_id    int8         of unplanned schedules, read those after this schedule_id
+--   $7 limit     int8         most due schedules; half as many unplanned ones
+--   $8 horizon   interval     how far ahead to look for the next due schedule
 --   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, now timestamptz?, next_in interval?, waiting bool?
--- At least one row comes back, for now, next_in (how long until the next of these shards is due) and waiting (fires that wait
--- for their turn). Its schedule_ids are null when nothing is due.
---   next_fire_at  null: to be planned, from base on (the later of the last edit and the last decision)
---   anchor        what every counts from
+-- Always returns at least one row. Its schedule_ids are null if nothing is due.
+--   next_fire_at  null: not planned yet
+--   base          plan from here on: the later of the last edit and the last decided instant
+--   anchor        instant from which `every` counts
+--   next_in       time until the next schedule of these shards is due
+--   waiting       whether there are waiting fires
 -- index: take_due_schedules_idx, schedule_definitions_pkey (0005)
--- Without the floor, every look walks the dead index entries that earlier decisions left behind, which a snapshot held by
--- somebody keeps there. Base is cut to seconds, which no cron expression can tell apart, so that schedules inserted together
--- are alike. The overdue are taken by the index before they are sorted, else the planner sets parallel workers on them. One lower bound each, for an index scan starts from one only.
--- The bounds as subqueries: of those the planner assumes that they let a third of the table through. Where its statistics say that next to
--- nothing is due, it would read and sort everything that is. No equality with next_fire_at: the planner would then take the order from the primary key, and walk all of it.
-with ours as materialized (
+-- The floor skips dead index entries. Earlier decisions leave them behind, and an old snapshot keeps them there.
+-- `base` is truncated to seconds, which makes no difference to a cron expression, so that schedules inserted together share a row.
+-- Overdue schedules are limited by index order before they are sorted: otherwise the planner starts parallel workers.
+-- Each scan has one lower bound, because an index scan can start from one bound only.
+-- The upper bounds are subqueries, for which the planner assumes a third of the table. With plain values and statistics that say
+-- that almost nothing is due, it would read and sort all due rows.
+-- No equality on next_fire_at: the planner would then walk the whole primary key to get the order.
+with own_shards as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= (select now())
@@ -37,7 +43,7 @@ unplanned as materialized (
     limit $7 / 2
 ),
 overdue as materialized (
-    select longest.schedule_id, longest.version, longest.next_fire_at, longest.last_fire_at, longest.paused_from
+    select candidate.schedule_id, candidate.version, candidate.next_fire_at, candidate.last_fire_at, candidate.paused_from
     from (
         select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from, clock.shard
         from rota.schedule_clocks as clock
@@ -47,18 +53,18 @@ overdue as materialized (
           and cardinality($1::int2[]) < 256
         order by clock.next_fire_at, clock.schedule_id
         limit $7 * 10
-    ) as longest
-    order by (longest.shard + $3::int4) % 256, longest.schedule_id
+    ) as candidate
+    order by (candidate.shard + $3::int4) % 256, candidate.schedule_id
     limit $7
 ),
 due as materialized (
-    select * from ours
+    select * from own_shards
     union all
     select * from unplanned
     union all
     select * from overdue
 ),
-alike as materialized (
+groups as materialized (
     select
         array_agg(due.schedule_id) as schedule_ids,
         array_agg(due.version) as versions,
@@ -69,12 +75,10 @@ alike as materialized (
             when definition.every is null
             then date_trunc('second', greatest(definition.edited_at, due.last_fire_at))
             else greatest(definition.edited_at, due.last_fire_at)
-        end as base,
-        due.paused_from, definition.cron, definition.every,
+        end as base, due.paused_from, definition.cron, definition.every,
         case when definition.every is not null then coalesce(definition.start_at, definition.created_at) end as anchor,
         definition.timezone, definition.start_at, definition.end_at, definition.dst_gap, definition.dst_fold,
-        definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit,
-        definition.overlap
+        definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit, definition.overlap
     from due
     cross join lateral (
         select *
@@ -82,14 +86,14 @@ alike as materialized (
         where schedule_definitions.schedule_id = due.schedule_id
         offset 0
     ) as definition
-    -- By what differs most first, for the sort's sake: it decides most comparisons by one column.
+    -- The columns that differ most come first, so that the sort compares one column in most cases.
     group by
         7, 9, 4, 5, 3, 6, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
 )
 select
-    alike.schedule_ids, alike.versions, alike.paused, alike.next_fire_at, alike.base, alike.paused_from, alike.cron,
-    alike.every, alike.anchor, alike.timezone, alike.start_at, alike.end_at, alike.dst_gap, alike.dst_fold,
-    alike.misfire, alike.on_time_within, alike.too_late_after, alike.catch_up_limit, alike.overlap,
+    groups.schedule_ids, groups.versions, groups.paused, groups.next_fire_at, groups.base, groups.paused_from, groups.cron,
+    groups.every, groups.anchor, groups.timezone, groups.start_at, groups.end_at, groups.dst_gap, groups.dst_fold,
+    groups.misfire, groups.on_time_within, groups.too_late_after, groups.catch_up_limit, groups.overlap,
     now() as now,
     (
         select clock.next_fire_at
@@ -101,6 +105,6 @@ select
         limit 1
     ) - clock_timestamp() as next_in,
     exists (select from rota.fires where fires.disposition = 'waiting') as waiting
-from (select) as always
-left join alike on true
-order by alike.next_fire_at nulls last
+from (select) as one_row
+left join groups on true
+order by groups.next_fire_at nulls last

@@ -1,4 +1,4 @@
--- Name the session that holds the row lock of a running migration.
+-- Return the session that holds the row lock of a running migration.
 --   -> pid int4?, user_name text?, application text?
 select lock.pid, activity.usename::text as user_name, activity.application_name as application
 from rota.migrations as migration

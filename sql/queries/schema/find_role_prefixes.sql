@@ -1,4 +1,4 @@
--- Return the prefixes of the roles that sql/roles.sql has given rights in this schema.
+-- Return the prefixes of the role sets to which sql/roles.sql has granted rights on this schema.
 --   -> prefix text
 select left(daemon.rolname, -7) as prefix
 from pg_catalog.pg_namespace as namespace

@@ -1,4 +1,4 @@
--- List the migrations that this database has seen.
+-- List the migrations that were applied to this database.
 --   -> version int4, name text, checksum text
 select version, name, checksum
 from rota.migrations

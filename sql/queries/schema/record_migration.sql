@@ -1,4 +1,4 @@
--- Remember that a migration was applied, in the transaction that applied it.
+-- Record a migration as applied, in the transaction that applied it.
 --   $1 version   int4
 --   $2 name      text
 --   $3 checksum  text   sha256 of the file, in hex

@@ -1,4 +1,4 @@
--- Say which version the schema has, and how old a daemon may be that works on it.
+-- Store the schema's version, and the oldest version of a daemon that may work on it.
 --   $1 schema_version     int4
 --   $2 oldest_compatible  int4
 insert into rota.meta (schema_version, oldest_compatible)

@@ -172,20 +172,20 @@ async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[i
     return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
 
 
-class EndsLook(NamedTuple):
-    """What a sweep has to do, and the database's time."""
+class ReaperWork(NamedTuple):
+    """Which kinds of work the reaper has, and the database's time."""
 
     now: datetime
-    lost: bool
-    late: bool
-    asked: bool
+    expired_leases: bool
+    missed_start_by: bool
+    cancel_requests: bool
 
 
-async def look_for_ends(db: Connection) -> EndsLook:
-    """Return whether leases have expired, jobs weren't begun in time, and requests to cancel are there."""
-    row = await db.fetchrow(SQL["look_for_ends"])
+async def find_reaper_work(db: Connection) -> ReaperWork:
+    """Return which kinds of work the reaper has."""
+    row = await db.fetchrow(SQL["find_reaper_work"])
     assert row is not None  # noqa: S101  it always returns one row
-    return EndsLook(*row)
+    return ReaperWork(*row)
 
 
 async def find_expired_leases(db: Connection, *, beyond: int, limit: int) -> list[Terms]:

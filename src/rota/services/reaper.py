@@ -54,15 +54,15 @@ class Reaper:
         """Sweep once."""
         async with connection(self._pool) as db:
             asked = boottime()
-            look = await queries.look_for_ends(db)
-            if self._clock_is_steady(look.now, asked):
-                beyond = 0 if look.lost else None
+            work = await queries.find_reaper_work(db)
+            if self._clock_is_steady(work.now, asked):
+                beyond = 0 if work.expired_leases else None
                 while beyond is not None:
                     beyond = await self._reap(db, beyond)
-            if look.late:
+            if work.missed_start_by:
                 for job in await expire_unstarted_jobs(db, self._telemetry):
                     self._ended(job["schedule_id"], "bury")
-            if look.asked:
+            if work.cancel_requests:
                 await cancel_waiting_jobs(db, self._telemetry)
 
     async def _reap(self, db: Connection, beyond: int) -> int | None:

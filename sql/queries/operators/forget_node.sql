@@ -1,4 +1,4 @@
--- Take a daemon that vanished from the list of the lost.
+-- Delete a lost node from rota.lost_nodes.
 --   $1 node_id  uuid
 --   $2 reason   text
 --   -> forgotten bool?

@@ -1,4 +1,4 @@
--- Say what stands at the other end of the connection.
+-- Return the properties of the server that decide how a daemon connects to it.
 --   -> version int4?, read_only bool?, pid int4?, synchronous_commit text?, encoding text?
 select
     current_setting('server_version_num')::int4 as version,

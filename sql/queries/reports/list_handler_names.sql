@@ -1,4 +1,4 @@
--- List the handlers that daemons have ever registered, for the spelling of one that none has.
+-- List all handlers that a daemon has ever registered, to suggest a name for an unknown one.
 --   -> handler text
 select handler.handler
 from rota.handlers as handler

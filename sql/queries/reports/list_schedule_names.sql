@@ -1,4 +1,4 @@
--- List names of schedules.
+-- List the names of schedules in alphabetical order.
 --   $1 limit  int8
 --   -> name text?
 -- index: schedule_definitions_name_key (0005)

@@ -1,4 +1,4 @@
--- Say to which installation, server and history the connection leads.
+-- Return the installation, server and timeline to which the connection leads.
 --   -> installation_id text?, read_only bool?, system_identifier int8?, database_oid int8?, timeline int8?, started_at timestamptz?
 select
     meta.installation_id::text as installation_id,

@@ -1,4 +1,4 @@
--- Read what a job carries: shown to people only when they ask for it by name.
+-- Read the payload, checkpoint, meta and result of a job. Commands show them only on request.
 --   $1 job_id  int8
 --   -> payload text?, checkpoint text?, meta text?, result text?
 -- index: jobs_pkey (0002), dead_letters_pkey, job_runs_job_id_idx (0003)

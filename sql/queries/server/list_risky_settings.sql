@@ -1,8 +1,8 @@
--- List the settings that endanger jobs: those of this session, and those of other logins that may run a daemon.
+-- List settings that endanger jobs: of this session, and of other logins that may run a daemon.
 --   -> login text?, name text?, value text?
 --   login  null for this session
--- Reads the function beneath pg_settings: every login may lock that view, because PUBLIC may update it.
--- A server that was started as disposable (rota.disposable = on) is not durable on purpose.
+-- Reads the function behind the view pg_settings: any login can lock that view, because PUBLIC may update it.
+-- A server started with rota.disposable = on is meant not to be durable, so its durability settings are not listed.
 with session_settings as (
     select setting.name, setting.setting as value
     from pg_catalog.pg_show_all_settings() as setting

@@ -1,4 +1,4 @@
--- List which schedules fire next.
+-- List the schedules that fire next, the soonest first.
 --   $1 limit  int8
 --   -> name text?, handler text?, next_fire_at timestamptz?, timezone text?, jitter interval?, now timestamptz?
 -- index: take_due_schedules_idx (0005)

@@ -1,4 +1,4 @@
--- List rota's tables for which autovacuum is turned off. Their partitions are tables of their own.
+-- List rota's tables, partitions included, for which autovacuum is turned off.
 --   -> name text?
 select relation.oid::regclass::text as name
 from pg_catalog.pg_class as relation

@@ -1,4 +1,4 @@
--- List the living daemons.
+-- List the living nodes: those seen within 15 seconds.
 --   -> node_id uuid, host text, pid int4, rota_version text, release text?, app text?, handlers text[], queues text[], slots text?, state text, tzdata text?, started_at timestamptz, up interval?, silent interval?
 select
     node.node_id, node.host, node.pid, node.rota_version, node.release, node.app, node.handlers, node.queues,

@@ -1,6 +1,6 @@
--- Find the number of a schedule that is gone, by the name under which it last fired.
+-- Find the schedule_id of a removed schedule by the name it had at its last fire.
 --   $1 name  text
---   $2 most  int8  among how many of the last fires of all schedules
+--   $2 most  int8  how many of the latest fires of all schedules to search
 --   -> schedule_id int8?
 -- index: fires_pkey (0005)
 select recent.schedule_id

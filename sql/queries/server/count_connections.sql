@@ -1,4 +1,4 @@
--- Count the connections that are open, and those that logins without privileges may open, by limit.
+-- Return each connection limit that applies to this login, and how many connections are open under it.
 --   -> scope text?, allowed int8?, used int8?
 select
     'the server' as scope,

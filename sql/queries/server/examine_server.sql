@@ -1,8 +1,10 @@
--- Look at the server for what makes a queue on it slow or unsafe.
+-- Return the properties of the server that can make queues slow or unsafe.
 --   -> version text?, read_only bool?, pid int4?, clock timestamptz?, autovacuum bool?, snapshot_age interval?, snapshot_owner text?, prepared_age interval?, notifications float8?, user_name text?, may_run bool?, daemon_role text?
---   notifications  how full the server's one queue of them is, from 0 to 1
---   may_run      whether this login could run a daemon, and daemon_role: which role would let it, if there is just one
--- A session of somebody else shows its snapshot only to members of pg_read_all_stats (or pg_monitor); to others, none is seen.
+--   snapshot_age   age of the oldest transaction that holds a snapshot
+--   notifications  fraction of the server's notification queue in use, 0 to 1
+--   may_run        whether this login has the rights to run a daemon
+--   daemon_role    the role that grants these rights; null if there is not exactly one
+-- Snapshots of other logins' sessions are visible only to members of pg_read_all_stats or pg_monitor.
 select
     current_setting('server_version') as version,
     pg_is_in_recovery() or current_setting('transaction_read_only')::bool as read_only,
@@ -23,7 +25,7 @@ select
           and granted.privilege_type = 'UPDATE'
           and granted.grantee not in (0, tokens.relowner)
     ) as daemon_role
-from (select) as always
+from (select) as one_row
 left join lateral (
     select
         clock_timestamp() - activity.xact_start as age,

@@ -1,12 +1,12 @@
--- Find the sessions for whose locks one session, or all sessions of rota in this database, wait.
+-- Find the sessions that block one session, or any session of rota in this database, with a lock.
 --   $1 pid        int4       the waiting session; null: every session whose application_name begins with "rota "
---   $2 at_least   interval   shortest wait that counts
+--   $2 at_least   interval   report only waits of at least this length
 --   -> waited float8?, object text?, pid int4?, user_name text?, application text?
---   waited  seconds, the longest wait behind this session
---   object  a table, or the words "a row"
---   pid     0: a prepared transaction
--- Where the blocking session itself waits for another one, the last session of the chain is returned. Everybody may read pg_locks,
--- and of other logins' sessions pid, user and application_name.
+--   waited  longest wait for this session, in seconds
+--   object  name of the locked table, or "a row"
+--   pid     0 if the lock belongs to a prepared transaction
+-- If the blocking session itself waits for another one, the last session of that chain is returned.
+-- Every login may read pg_locks, and pid, user and application_name of other logins' sessions.
 with recursive waiting as materialized (
     select lock.pid, max(clock_timestamp() - lock.waitstart) as waited, max(lock.relation::regclass::text) as object
     from pg_catalog.pg_locks as lock

@@ -1,4 +1,4 @@
--- Find schedules with decided instants that are yet to come, the furthest first: the server's clock was ahead, and has been set back.
+-- Find schedules that have already decided future instants, because the server's clock was ahead and was set back.
 --   $1 limit  int8
 --   -> name text, decided_up_to timestamptz?
 select definition.name, clock.last_fire_at as decided_up_to

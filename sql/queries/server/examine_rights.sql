@@ -1,6 +1,6 @@
--- Find what keeps a daemon from seeing or writing rota's tables although it can connect.
+-- Find missing rights and settings that keep a connected daemon from reading or writing rota's tables.
 --   -> kind text?, object text?, detail text?
---   kind    row_security (detail: a daemon's login that it applies to), trigger (detail: the trigger that is disabled),
+--   kind    row_security (detail: the daemon's login to which it applies), trigger (detail: the trigger that is disabled),
 --           replica_role (detail: the setting of this session), replica_identity (detail: the publication),
 --           privilege (detail: what this login lacks)
 with tables as materialized (
