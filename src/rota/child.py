@@ -32,7 +32,7 @@ from rota.handlers.failure import describe, why_again
 from rota.handlers.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
 from rota.handlers.python import is_async
 from rota.observability import logs
-from rota.runtime.shutdown import forks_are_not_us
+from rota.runtime.shutdown import reset_signals_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -286,7 +286,7 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)  # what the handler reads, or forks and closes, are not our orders
     line = Line(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
     signal.signal(signal.SIGTERM, lambda *_: line.stop.set())
-    forks_are_not_us()
+    reset_signals_in_forks()
     order = json.loads(line.read())
     threading.Thread(target=line.listen, daemon=True, name="rota orders").start()
     handler = find_app(order["app"]).handlers[order["handler"]]

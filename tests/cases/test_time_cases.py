@@ -47,7 +47,7 @@ async def daemon(database: Database, app: App) -> AsyncIterator[Daemon]:
         group.create_task(node.run())
         await eventually(lambda: node.address)
         yield node
-        node.stops.order()
+        node.shutdown.request_next()
 
 
 def serving(handler: str) -> App:

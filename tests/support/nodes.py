@@ -75,7 +75,7 @@ class Node:
 
     def stop(self) -> None:
         """Order it to stop: the first time it drains, the second time it interrupts."""
-        self.daemon.stops.order()
+        self.daemon.shutdown.request_next()
 
     async def ended(self, within: float = 10.0) -> None:
         """Wait until it is down."""

@@ -79,9 +79,9 @@ def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
     from rota.observability import log_writer
     from rota.observability.logs import show_prints_at_once
-    from rota.runtime.init_process import leave_init_behind
+    from rota.runtime.init_process import fork_if_init
 
-    leave_init_behind()
+    fork_if_init()
 
     def leave(*_: object) -> None:
         raise Stopped

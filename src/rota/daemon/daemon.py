@@ -54,7 +54,7 @@ from rota.observability.logs import handler_of_context
 from rota.observability.telemetry import Telemetry, make_logger
 from rota.runtime import systemd
 from rota.runtime.clock import boottime
-from rota.runtime.shutdown import Stops
+from rota.runtime.shutdown import ShutdownRequests
 from rota.services import declarations
 from rota.services.gauges import Gauges, LocalGauges
 from rota.services.lock_watch import LockWatch
@@ -121,7 +121,7 @@ class Daemon:
         watch: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.node = NodeId(uuid.uuid4())
-        self.stops = Stops()
+        self.shutdown = ShutdownRequests()
         self.address: tuple[str, int] | None = None
         self._config = config
         self._app = app = app.joined_by(configured(config.handlers))
@@ -160,7 +160,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             # Outermost: a signal while we start or take our leave must not cut off the app's lifespan or leave our row behind.
             stack.enter_context(
-                self.stops.on_signals(
+                self.shutdown.on_signals(
                     drain=config.drain.timeout.total_seconds(),
                     grace=config.drain.grace.total_seconds(),
                     hung=self._hung,
@@ -169,11 +169,11 @@ class Daemon:
                     ignored=self.telemetry.signal_ignored,
                 )
             )
-            async with self.stops.cutting():
+            async with self.shutdown.cancelling_startup():
                 route, found = await self._find_database(url, name)
                 self._route = route
                 self._installation = found.installation_id
-            if self.stops.claiming.is_set():
+            if self.shutdown.drain_requested.is_set():
                 return  # nothing was started
             # The loop's own handler would log the error's text, and an error's text likes to be a payload.
             self._main = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class Daemon:
             slots=self._slots,
             route=self._require_route(),
             accept=self._accept,
-            stopping=self.stops.claiming,
+            stopping=self.shutdown.drain_requested,
             until_idle=self._until_idle,
             on_cancel_refused=self.report_refused_cancel,
         )
@@ -292,18 +292,18 @@ class Daemon:
         An exception or a cancellation that comes meanwhile is taken for the next order: the first drains, the second interrupts,
         and the third propagates.
         """
-        while not self.stops.running.is_set():
+        while not self.shutdown.interrupt_requested.is_set():
             try:
                 await loops.dispatched.wait()
-                return await loops.drain.run(self.stops.running, self.stops.quitting)
+                return await loops.drain.run(self.shutdown.interrupt_requested, self.shutdown.quit_requested)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  jobs of others are under way
                 uncancel()
                 self.telemetry.loop_crashed("drain", error, crashes=1)
                 name = type(error).__name__
                 self._failure = DaemonFailed(f"{name} in the daemon's main task: see loop.crashed in the log")
-                self.stops.order()
+                self.shutdown.request_next()
         await loops.dispatched.wait()
-        return await loops.drain.run(self.stops.running, self.stops.quitting)
+        return await loops.drain.run(self.shutdown.interrupt_requested, self.shutdown.quit_requested)
 
     def _give_up(self, loop: str, error: BaseException) -> None:
         """Drain and end, because a loop can't do its work."""
@@ -318,8 +318,8 @@ class Daemon:
 
     def _fail(self, failure: RotaError) -> None:
         self._failure = self._failure or failure
-        if not self.stops.claiming.is_set():
-            self.stops.order()
+        if not self.shutdown.drain_requested.is_set():
+            self.shutdown.request_next()
 
     def report_refused_cancel(self, job_id: int) -> None:
         """Log once for each job that its code tried to cancel what isn't its own."""
@@ -332,7 +332,7 @@ class Daemon:
 
         It need not before there are jobs, and must not at the third Ctrl-C.
         """
-        if self._loops is None or (isinstance(error, KeyboardInterrupt) and self.stops.running.is_set()):
+        if self._loops is None or (isinstance(error, KeyboardInterrupt) and self.shutdown.interrupt_requested.is_set()):
             return False
         self.telemetry.main_loop_broken(error, running=self._claims_running())
         self._fail(DaemonFailed(f"a handler broke the main loop ({type(error).__name__}): see loop.broken in the log"))
@@ -352,7 +352,7 @@ class Daemon:
         """At the first order to stop, wake the dispatcher and show other nodes that this one drains."""
         assert self._loops is not None  # noqa: S101  they have started this
         assert self._presence is not None  # noqa: S101  set by run()
-        await self.stops.claiming.wait()
+        await self.shutdown.drain_requested.wait()
         self._loops.wake.set()
         self._presence.state = "draining"
         systemd.notify("STOPPING=1\nSTATUS=draining")
@@ -532,7 +532,7 @@ class Daemon:
         )
         return health.Readiness(
             database_age=timedelta(seconds=boottime() - reached) if reached else None,
-            draining=self.stops.claiming.is_set(),
+            draining=self.shutdown.drain_requested.is_set(),
             stalled=[
                 f"{WORK[service]} {why}"
                 for service, why in self._monitor.stalled_services(for_seconds=NOT_READY_AFTER_SECONDS).items()

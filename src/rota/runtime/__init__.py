@@ -1,1 +1,1 @@
-"""The process: its clock, its signals, its service manager."""
+"""The process itself: clock, signals, forked children, init process and systemd."""

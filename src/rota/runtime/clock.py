@@ -1,4 +1,4 @@
-"""The clock for a node's own intervals: it goes on while the machine sleeps, and nobody sets it."""
+"""A monotonic clock for a node's own intervals. It keeps counting while the machine is suspended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def boottime() -> float:
-        """Return seconds since some fixed moment; only differences mean anything."""
+        """Return seconds since an arbitrary moment. Only differences are meaningful."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:

@@ -1,4 +1,4 @@
-"""Sockets of the daemon that a process forked by a handler must not keep open: it would hold the port and database sessions."""
+"""Close the daemon's sockets in forked children: a child that inherits them would hold the port and database sessions open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _register() -> None:
 def _close_all() -> None:
     for sockets in list(_owners.values()):
         for each in sockets:
-            # By number: closing the object would take it out of the parent's epoll set, which the fork shares.
+            # Close the descriptor, not the object: the object would also leave the epoll set, which is shared with the parent.
             with suppress(Exception):  # psycopg's fileno() raises its own error once the connection is closed
                 if (number := each.fileno()) >= 0:
                     os.close(number)

@@ -1,4 +1,4 @@
-"""What a container's first process has to do besides: reap orphans, and pass signals on."""
+"""The duties of PID 1 in a container: reap orphans and forward signals."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import signal
 import sys
 
 
-def leave_init_behind() -> None:
-    """Return in a child if this process is PID 1, which then only reaps orphans, passes signals on, and ends as the child does.
+def fork_if_init() -> None:
+    """If this process is PID 1, return in a child. The parent reaps orphans, forwards signals, and exits as the child does.
 
     A daemon that reaped orphans itself could take the exit status of a process for which one of its handlers waits.
     """
     if os.getpid() != 1 or sys.platform != "linux":
         return
-    passed_on = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # before the fork, so that none is lost
+    forwarded = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # before the fork, so that no signal is lost
     daemon = os.fork()
     if daemon == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    # At a terminal, Ctrl-C reaches the daemon by itself: it is in the same process group.
-    terminal = os.isatty(0)
+    # At a terminal, Ctrl-C already reaches the daemon: it is in the same process group.
+    is_terminal = os.isatty(0)
     status: int | None = None
     while status is None:
-        number = signal.sigwait(passed_on)
+        number = signal.sigwait(forwarded)
         if number == signal.SIGCHLD:
             status = _reap(daemon)
-        elif not (terminal and number == signal.SIGINT):
+        elif not (is_terminal and number == signal.SIGINT):
             os.kill(daemon, number)
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 

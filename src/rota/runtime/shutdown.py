@@ -1,4 +1,4 @@
-"""Signals: the orders to stop, who carries them out if the main loop doesn't turn, and what the other signals do."""
+"""Turn POSIX signals into shutdown requests, also while a handler blocks the main loop."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 QUIT_SECONDS = 0.5
-"""How long handlers that SIGQUIT interrupts may take to end."""
+"""How long handlers may take to end after SIGQUIT has interrupted them."""
 
-OTHERS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
-"""Signals that would end the process, where the platform has them."""
+OTHER_SIGNALS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+"""Signals that end a process by default. Not every platform has all of them."""
 
-TURNS_WITHIN = 5.0
-"""Seconds within which the main loop must turn when there is an order to carry out whose time is over."""
+LOOP_RESPONSE_SECONDS = 5.0
+"""A main loop that runs no callback for so long after a request's deadline counts as blocked."""
 
 
-class Stops:
-    """The two orders to stop. The first signal drains, the second interrupts, the third has its default effect."""
+class ShutdownRequests:
+    """The shutdown requests so far. The first signal drains, the second interrupts, the third has its default effect."""
 
     def __init__(self) -> None:
-        self.claiming = asyncio.Event()
-        self.running = asyncio.Event()
-        self.quitting = asyncio.Event()
-        """Set where handlers that are interrupted get QUIT_SECONDS instead of the grace."""
-        self._cut: asyncio.Timeout | None = None
+        self.drain_requested = asyncio.Event()
+        """Claim nothing more, and let running jobs finish."""
+        self.interrupt_requested = asyncio.Event()
+        """Interrupt the running jobs."""
+        self.quit_requested = asyncio.Event()
+        """Interrupted handlers get QUIT_SECONDS instead of the grace period."""
+        self._startup: asyncio.Timeout | None = None
 
-    def order(self) -> None:
-        """Take the next order."""
-        cut, self._cut = self._cut, None  # once: what unwinds already can't be cut again
-        if cut is not None:
-            cut.reschedule(asyncio.get_running_loop().time())
-        (self.running if self.claiming.is_set() else self.claiming).set()
+    def request_next(self) -> None:
+        """Request a drain, or an interruption if a drain was requested before."""
+        startup, self._startup = self._startup, None  # once: a startup that is being cancelled can't be cancelled again
+        if startup is not None:
+            startup.reschedule(asyncio.get_running_loop().time())
+        (self.interrupt_requested if self.drain_requested.is_set() else self.drain_requested).set()
 
-    def quit(self) -> None:
-        """Take both orders at once, without the grace."""
-        self.quitting.set()
-        while not self.running.is_set():
-            self.order()
+    def request_quit(self) -> None:
+        """Request drain and interruption at once, without the grace period."""
+        self.quit_requested.set()
+        while not self.interrupt_requested.is_set():
+            self.request_next()
 
     @asynccontextmanager
-    async def cutting(self) -> AsyncIterator[None]:
-        """Leave the block at the first order that comes, because there is nothing to drain yet."""
+    async def cancelling_startup(self) -> AsyncIterator[None]:
+        """Leave the block at the first request, because there is nothing to drain yet."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._cut = scope
+                self._startup = scope
                 yield
         except TimeoutError:
             if not scope.expired():
                 raise
         finally:
-            self._cut = None
+            self._startup = None
 
     @contextmanager
     def on_signals(
@@ -78,145 +80,147 @@ class Stops:
         dump: Callable[[], None],
         ignored: Callable[[str], None],
     ) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as orders, and SIGQUIT as both orders at once.
+        """Inside the block, SIGTERM and SIGINT make the next request. SIGQUIT makes both at once.
 
-        SIGHUP calls `reload` and SIGUSR1 `dump`, the latter on a thread of its own; SIGUSR2 and SIGALRM are reported as `ignored`.
-
-        Where the main loop doesn't turn any more when the `drain` of the first order or the `grace` of the second is over, in
-        seconds, `hung` is called, on a thread of its own.
+        SIGHUP calls `reload`. SIGUSR1 calls `dump` on a thread of its own. SIGUSR2 and SIGALRM call `ignored` with their name.
+        `drain` and `grace` are the seconds that each of the two requests may take. If the main loop is blocked when that time is
+        over, `hung` is called on a thread of its own.
         """
         loop = asyncio.get_running_loop()
-        forks_are_not_us()
+        reset_signals_in_forks()
 
-        def ordered() -> None:
-            self.order()
-            if self.running.is_set():
-                for name in SIGNALS:
+        def request() -> None:
+            self.request_next()
+            if self.interrupt_requested.is_set():
+                for name in SHUTDOWN_SIGNALS:
                     loop.remove_signal_handler(name)
 
-        for name in SIGNALS:
-            loop.add_signal_handler(name, ordered)
+        for name in SHUTDOWN_SIGNALS:
+            loop.add_signal_handler(name, request)
         calls: dict[str, Callable[[], None]] = {
             "SIGHUP": reload,
-            "SIGQUIT": self.quit,
-            "SIGUSR1": lambda: None,  # the last resort dumps, while the main loop is blocked, too
+            "SIGQUIT": self.request_quit,
+            "SIGUSR1": lambda: None,  # _BlockedLoopGuard dumps the stacks, even while the main loop is blocked
             "SIGUSR2": lambda: ignored("SIGUSR2"),
             "SIGALRM": lambda: ignored("SIGALRM"),
         }
-        others = [getattr(signal, name) for name in OTHERS if hasattr(signal, name)]
-        # Where SIGHUP is ignored already, by nohup for one, it stays ignored.
+        others = [getattr(signal, name) for name in OTHER_SIGNALS if hasattr(signal, name)]
+        # An ignored signal stays ignored: nohup starts its command with SIGHUP ignored.
         others = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
         for number in others:
             loop.add_signal_handler(number, calls[number.name])
         try:
-            with _LastResort(loop, patience=(drain + grace, grace), hung=hung, dump=dump).beside_the_loop():
+            with _BlockedLoopGuard(loop, time_limits=(drain + grace, grace), hung=hung, dump=dump).installed():
                 yield
         finally:
-            for number in (*SIGNALS, *others):
+            for number in (*SHUTDOWN_SIGNALS, *others):
                 loop.remove_signal_handler(number)
 
 
 @cache
-def forks_are_not_us() -> None:
-    """Have processes that a handler forks take signals as any other process does, from now on.
+def reset_signals_in_forks() -> None:
+    """Give processes that a handler forks the default signal handling, from now on.
 
-    Without it, one that multiprocessing ends by SIGTERM either lives on, or tells our own loop by the pipe that it has
-    inherited: we drain.
+    A fork with this process's handlers would survive a SIGTERM from multiprocessing. It would also write the signal into the
+    wakeup pipe that it shares with this process, and so make this daemon drain.
     """
     if sys.platform != "win32":
-        os.register_at_fork(after_in_child=_take_signals_as_usual)
+        os.register_at_fork(after_in_child=_reset_signals)
 
 
-def _take_signals_as_usual() -> None:
+def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for name in ("SIGTERM", "SIGINT", *OTHERS):
+    for name in ("SIGTERM", "SIGINT", *OTHER_SIGNALS):
         if hasattr(signal, name) and callable(signal.getsignal(number := getattr(signal, name))):
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
-class _LastResort:
-    """Sees the same signals, also while a handler keeps the main loop from turning and the orders from being taken."""
+class _BlockedLoopGuard:
+    """Receives the same signals directly. Calls `hung` if a blocked main loop has not carried out a request in time."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        patience: tuple[float, float],
+        time_limits: tuple[float, float],
         hung: Callable[[], None],
         dump: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._patience = list(patience)
+        self._time_limits = list(time_limits)
         self._hung = hung
         self._dump = dump
-        # Its put() may interrupt anything, itself too: no other way to tell a thread can do that.
-        self._orders: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-        self._turned = threading.Event()
-        self._left = False
+        # SimpleQueue.put() is reentrant, so a signal handler may call it at any moment.
+        self._request_seconds: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        """The seconds that each request may take; None ends the thread."""
+        self._loop_responded = threading.Event()
+        self._is_leaving = False
 
     @contextmanager
-    def beside_the_loop(self) -> Iterator[None]:
-        """Call the loop's own handlers and listen in. Their removal ends this, too."""
-        for name in SIGNALS:
-            if callable(loops := signal.getsignal(name)):
-                signal.signal(name, self._listening_in(loops))
-        if hasattr(signal, "SIGQUIT") and callable(loops := signal.getsignal(signal.SIGQUIT)):
-            signal.signal(signal.SIGQUIT, self._quitting(loops))
+    def installed(self) -> Iterator[None]:
+        """Wrap the loop's own signal handlers. Removing those removes these, too."""
+        for name in SHUTDOWN_SIGNALS:
+            if callable(loop_handler := signal.getsignal(name)):
+                signal.signal(name, self._on_shutdown_signal(loop_handler))
+        if hasattr(signal, "SIGQUIT") and callable(loop_handler := signal.getsignal(signal.SIGQUIT)):
+            signal.signal(signal.SIGQUIT, self._on_quit(loop_handler))
         if hasattr(signal, "SIGUSR1") and callable(signal.getsignal(signal.SIGUSR1)):
-            signal.signal(signal.SIGUSR1, self._dumping)
-        thread = threading.Thread(target=self._watch, daemon=True, name="rota stops")
+            signal.signal(signal.SIGUSR1, self._on_dump)
+        thread = threading.Thread(target=self._watch, daemon=True, name="rota shutdown")
         thread.start()
         try:
             yield
         finally:
-            # Whoever leaves has turned. Without this, a thread that has just asked would wait for what join() keeps from turning.
-            self._left = True
-            self._turned.set()
-            self._orders.put(None)
+            # join() blocks the loop, so a thread that waits for a response of the loop must be released first.
+            self._is_leaving = True
+            self._loop_responded.set()
+            self._request_seconds.put(None)
             thread.join()
 
-    def _listening_in(
-        self, loops: Callable[[int, FrameType | None], object]
+    def _on_shutdown_signal(
+        self, loop_handler: Callable[[int, FrameType | None], object]
     ) -> Callable[[int, FrameType | None], None]:
-        def signalled(number: int, frame: FrameType | None) -> None:
-            if self._patience:
-                self._orders.put(self._patience.pop(0))
-                loops(number, frame)
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._time_limits:
+                self._request_seconds.put(self._time_limits.pop(0))
+                loop_handler(number, frame)
             else:
-                # The loop hasn't come to the second order yet, which leaves the third to the system.
+                # Third signal. A blocked loop has not removed its handlers yet, so restore the default action here.
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
-        return signalled
+        return handle
 
-    def _quitting(self, loops: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-        def signalled(number: int, frame: FrameType | None) -> None:
-            self._orders.put(QUIT_SECONDS)
-            loops(number, frame)
+    def _on_quit(
+        self, loop_handler: Callable[[int, FrameType | None], object]
+    ) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._request_seconds.put(QUIT_SECONDS)
+            loop_handler(number, frame)
 
-        return signalled
+        return handle
 
-    def _dumping(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_dump(self, _number: int, _frame: FrameType | None) -> None:
         threading.Thread(target=self._dump, daemon=True, name="rota stacks").start()
 
     def _watch(self) -> None:
-        seconds = self._orders.get()
-        until = float("inf")
+        seconds = self._request_seconds.get()
+        deadline = float("inf")
         while seconds is not None:
-            until = min(until, boottime() + seconds)
+            deadline = min(deadline, boottime() + seconds)
             try:
-                seconds = self._orders.get(timeout=max(0.0, until - boottime()))
+                seconds = self._request_seconds.get(timeout=max(0.0, deadline - boottime()))
             except queue.Empty:
-                if not self._turns():
+                if not self._is_loop_responsive():
                     self._hung()
                     return
-                until, seconds = float("inf"), TURNS_WITHIN
+                deadline, seconds = float("inf"), LOOP_RESPONSE_SECONDS
 
-    def _turns(self) -> bool:
-        self._turned.clear()
-        if self._left:
+    def _is_loop_responsive(self) -> bool:
+        self._loop_responded.clear()
+        if self._is_leaving:
             return True
-        with suppress(RuntimeError):  # closed: it has come to its end
-            self._loop.call_soon_threadsafe(self._turned.set)
-            return self._turned.wait(TURNS_WITHIN)
+        with suppress(RuntimeError):  # the loop is closed, so it has ended properly
+            self._loop.call_soon_threadsafe(self._loop_responded.set)
+            return self._loop_responded.wait(LOOP_RESPONSE_SECONDS)
         return True

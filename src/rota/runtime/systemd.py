@@ -1,4 +1,4 @@
-"""The little that systemd wants to hear of a `Type=notify` service, without a library."""
+"""The systemd notification protocol of a `Type=notify` service, without a library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `READY=1`, `WATCHDOG=1` or `STOPPING=1`, with a line `STATUS=…` below if need be; False if nobody listens.
+    """Send `READY=1`, `WATCHDOG=1` or `STOPPING=1`, optionally with a line `STATUS=…` below. False if systemd does not listen.
 
     Never blocks, never raises.
     """
@@ -24,13 +24,13 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
             sender.setblocking(False)
             sender.connect("\0" + address[1:] if address.startswith("@") else address)
             sender.send(state.encode())
-    except OSError:  # A service must not fall because its supervisor is busy or gone.
+    except OSError:  # the daemon must go on while systemd is busy or gone
         return False
     return True
 
 
 def watchdog_interval(environ: Mapping[str, str] = os.environ) -> timedelta | None:
-    """Return how often to send `WATCHDOG=1`: half of what systemd allows; None if it watches no one, or another."""
+    """Return how often to send `WATCHDOG=1`: half of what systemd allows. None if systemd does not watch this process."""
     allowed = environ.get("WATCHDOG_USEC", "")
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -40,7 +40,7 @@ def watchdog_interval(environ: Mapping[str, str] = os.environ) -> timedelta | No
 
 
 class Watchdog:
-    """Service: tell systemd that the main loop turns."""
+    """Service: report to systemd that the main loop runs."""
 
     name = "watchdog"
 
@@ -48,5 +48,5 @@ class Watchdog:
         self.interval: timedelta | None = interval
 
     async def run_once(self) -> None:
-        """Feed it."""
+        """Send one report."""
         notify("WATCHDOG=1")
