@@ -1,8 +1,8 @@
--- The four roles, and who may do what. `rota migrate --roles` runs this after the migrations, in one transaction with the
--- setting rota.role_prefix; it may be run again at any time, and `rota migrate` does so after each later migration.
+-- Create the four roles and grant their rights. `rota migrate --roles` runs this after the migrations, in one transaction with the
+-- setting rota.role_prefix. It may run again at any time, and `rota migrate` runs it after each later migration.
 --
--- The roles have no login: people and programs get logins of their own, as members (grant rota_client to shop).
--- Nobody writes the daemons' columns but daemons: not a state, not a token, not a fire's identity, not created_by.
+-- The roles cannot log in: people and programs have their own logins, which are members (grant rota_client to shop).
+-- Only daemons write the daemons' columns, such as state, fence_token, schedule_id and created_by.
 
 do $roles$
 declare
@@ -11,74 +11,77 @@ declare
     daemon constant text := prefix || '_daemon';
     operator constant text := prefix || '_operator';
     client constant text := prefix || '_client';
-    me constant text := current_user;
+    migrator constant text := current_user;
     version constant integer := current_setting('server_version_num');
-    super constant boolean := (select rolsuper from pg_roles where rolname = current_user);
+    is_superuser constant boolean := (select rolsuper from pg_roles where rolname = current_user);
     each record;
-    lacking text[];
-    owning boolean;
+    missing_roles text[];
+    may_change_owner boolean;
 begin
     if prefix !~ '^[a-z_][a-z0-9_]{0,49}$' or starts_with(prefix, 'pg_') then
-        raise exception using errcode = 'RT006', message = format('%L can''t be the prefix of roles', left(prefix, 60)),
-            hint = 'Up to 50 small letters, digits and underscores, not beginning with a digit or pg_.';
+        raise exception using errcode = 'RT006', message = format('%L cannot be the prefix of roles', left(prefix, 60)),
+            hint = 'Use up to 50 lower-case letters, digits and underscores. It must not begin with a digit or pg_.';
     end if;
     if to_regnamespace('rota') is null then
         raise exception using errcode = 'invalid_schema_name', message = 'there is no schema rota yet',
             hint = 'Run `rota migrate` first.';
     end if;
 
-    -- ---------------------------------------------------------------------------------------------------- the roles
-    lacking := array(select word from unnest(array[owner, daemon, operator, client]) as word
-                     where word not in (select rolname from pg_roles));
-    if lacking <> '{}' and not (select rolsuper or rolcreaterole from pg_roles where rolname = me) then
+    -- -------------------------------------------------------------------------------------------------- create the roles
+    missing_roles := array(select role_name from unnest(array[owner, daemon, operator, client]) as role_name
+                           where role_name not in (select rolname from pg_roles));
+    if missing_roles <> '{}' and not (select rolsuper or rolcreaterole from pg_roles where rolname = migrator) then
         raise exception using errcode = 'insufficient_privilege',
-            message = format('%I may not create roles, and these are missing: %s', me, array_to_string(lacking, ', ')),
-            hint = format('Have an administrator say: alter role %I createrole; or: %s grant %I to %I; then run this again.', me,
-                (select string_agg(format('create role %I;', word), ' ') from unnest(lacking) as word), owner, me);
+            message = format('%I may not create roles, and these are missing: %s', migrator, array_to_string(missing_roles, ', ')),
+            hint = format('An administrator must run: alter role %I createrole; or: %s grant %I to %I; then run this again.',
+                migrator, (select string_agg(format('create role %I;', role_name), ' ') from unnest(missing_roles) as role_name),
+                owner, migrator);
     end if;
-    for each in select word as name from unnest(lacking) as word loop
+    for each in select role_name as name from unnest(missing_roles) as role_name loop
         begin
             execute format('create role %I nologin', each.name);
         exception when duplicate_object or unique_violation then
-            null;  -- roles belong to the whole server: a migrator of another database was faster
+            null;  -- another database's migrator created it meanwhile: roles belong to the whole server
         end;
     end loop;
 
-    -- ------------------------------------------------------------------------------------------------ who owns it all
-    -- Who creates a role may give it away, but from PostgreSQL 16 on isn't a member of it.
-    if not super and not pg_has_role(me, owner, 'USAGE') then
+    -- --------------------------------------------------------------------------------------------- change the owner of all
+    -- From PostgreSQL 16 on, a login that creates a role may grant it, but is not a member of it.
+    if not is_superuser and not pg_has_role(migrator, owner, 'USAGE') then
         begin
-            execute format('grant %I to %I', owner, me) || case when version >= 160000 then ' with inherit true, set true' else '' end;
+            execute format('grant %I to %I', owner, migrator)
+                || case when version >= 160000 then ' with inherit true, set true' else '' end;
         exception when insufficient_privilege then
-            null;  -- told of below
+            null;  -- reported below
         end;
     end if;
     for each in
-        select kind, name, has from (
-            select 'schema' as kind, 'rota' as name, nspowner as has from pg_namespace where nspname = 'rota'
+        select kind, name, current_owner from (
+            select 'schema' as kind, 'rota' as name, nspowner as current_owner from pg_namespace where nspname = 'rota'
             union all
             select 'table', oid::regclass::text, relowner from pg_class
             where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v', 'S')
             union all
             select 'function', oid::regprocedure::text, proowner from pg_proc where pronamespace = 'rota'::regnamespace
         ) as objects
-        where not super and not pg_has_role(me, has, 'USAGE')
+        where not is_superuser and not pg_has_role(migrator, current_owner, 'USAGE')
         limit 1
     loop
         raise exception using errcode = 'insufficient_privilege',
-            message = format('the %s %s belongs to %s, for whom %I may not act', each.kind, each.name, each.has::regrole, me),
-            hint = format('Run this as %1$s, or have an administrator say: grant %1$s to %2$I;', each.has::regrole, me);
+            message = format('the %s %s belongs to %s, and %I is not a member of that role',
+                each.kind, each.name, each.current_owner::regrole, migrator),
+            hint = format('Run this as %1$s, or an administrator must run: grant %1$s to %2$I;', each.current_owner::regrole, migrator);
     end loop;
 
-    owning := super
-        or pg_has_role(me, owner, 'USAGE')
-            and pg_has_role(me, owner, case when version >= 160000 then 'SET' else 'MEMBER' end)
-            and has_database_privilege(me, current_database(), 'CREATE');
-    if owning then
+    may_change_owner := is_superuser
+        or pg_has_role(migrator, owner, 'USAGE')
+            and pg_has_role(migrator, owner, case when version >= 160000 then 'SET' else 'MEMBER' end)
+            and has_database_privilege(migrator, current_database(), 'CREATE');
+    if may_change_owner then
         if (select nspowner::regrole::text from pg_namespace where nspname = 'rota') <> quote_ident(owner) then
             execute format('alter schema rota owner to %I', owner);
         end if;
-        -- Sequences of columns go with their tables.
+        -- Sequences of columns change with their tables.
         for each in
             select oid::regclass as name from pg_class
             where relnamespace = 'rota'::regnamespace and relowner::regrole::text <> quote_ident(owner)
@@ -94,14 +97,14 @@ begin
             execute format('alter function %s owner to %I', each.name, owner);
         end loop;
     else
-        raise notice 'everything still belongs to %, and functions run with its rights: % can''t hand it over to %',
-            (select nspowner::regrole from pg_namespace where nspname = 'rota'), me, owner
-            using hint = format('Have an administrator say: grant %I to %I; grant create on database %I to %I; then run this again.',
-                owner, me, current_database(), me);
+        raise notice 'the schema rota still belongs to %, and its functions run with those rights: % may not give it to %',
+            (select nspowner::regrole from pg_namespace where nspname = 'rota'), migrator, owner
+            using hint = format('An administrator must run: grant %I to %I; grant create on database %I to %I; then run this again.',
+                owner, migrator, current_database(), migrator);
     end if;
 
-    -- ----------------------------------------------------------------------------------------------------- from nothing
-    -- All anew and in one transaction, so that what a later version no longer grants is gone, and nobody sees it missing.
+    -- ------------------------------------------------------------------------------------------------- revoke everything
+    -- In the same transaction as the grants: rights that this version no longer grants are gone, and no session lacks a right meanwhile.
     execute format('revoke all on schema rota from public, %I, %I, %I', daemon, operator, client);
     execute format('revoke all on all tables in schema rota from public, %I, %I, %I', daemon, operator, client);
     execute format('revoke all on all sequences in schema rota from public, %I, %I, %I', daemon, operator, client);
@@ -109,20 +112,20 @@ begin
     execute format('grant usage on schema rota to %I, %I, %I', daemon, operator, client);
 
     -- ------------------------------------------------------------------------------------------------- tables and views
-    -- What isn't there, this version of the schema doesn't have.
+    -- A relation that does not exist in this version of the schema is skipped.
     for each in
-        select grantee, what, relation
+        select grantee, privileges, relation
         from (values
-            -- INSERT … RETURNING and ON CONFLICT (…) read, too.
+            -- INSERT … RETURNING and ON CONFLICT (…) need SELECT, too.
             (array[client, operator], 'insert (handler, payload, queue, priority, run_at, max_attempts, backoff_base, backoff_cap, '
                 'retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
             (array[client], 'select (job_id, state, scheduled_for, handler, payload, queue, priority, run_at, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
-            (array[client], 'select (handler, queue)', 'handlers'),  -- for the row trigger, which runs as the caller
+            (array[client], 'select (handler, queue)', 'handlers'),  -- for the trigger fill_in, which runs as the caller
             (array[client], 'select', 'meta'),
             (array[client], 'select', 'job_status'),
             (array[client], 'select', 'fire_history'),
-            -- No DELETE: LOCK TABLE takes it for enough, and a lock on this view locks the tables beneath, which each claim reads.
+            -- No DELETE: it would allow LOCK TABLE, and a lock on this view also locks the tables beneath, which each claim reads.
             (array[client, operator], 'select', 'schedules'),
             (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
@@ -154,13 +157,13 @@ begin
             (array[daemon], 'select, insert, update, delete', 'schedule_definitions'),
             (array[daemon], 'select, insert, update, delete', 'schedule_clocks'),
             (array[daemon], 'select, insert, update, delete', 'fires')
-        ) as given (grantees, what, relation)
+        ) as given (grantees, privileges, relation)
         cross join unnest(grantees) as grantee
         where to_regclass('rota.' || relation) is not null
     loop
-        execute format('grant %s on rota.%I to %I', each.what, each.relation, each.grantee);
+        execute format('grant %s on rota.%I to %I', each.privileges, each.relation, each.grantee);
     end loop;
-    -- Operators look at everything, and change rows by functions alone: those write down who did what.
+    -- Operators may read every table, and change rows only by functions, which record the change in rota.audit.
     for each in
         select oid::regclass as name from pg_class
         where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v') and not relispartition
@@ -176,9 +179,9 @@ begin
         from (values
             (array[client, operator, daemon], '{enqueue, put_job, replace_job, cancel, put_schedule, remove_schedule, ran, '
                 'jitter_offset}'::text[]),
-            -- What CHECKs and triggers call in the name of whoever writes.
+            -- CHECKs and triggers call these with the rights of the session that writes.
             (array[client, operator, daemon], '{is_duration, is_name, is_cron, cron_value, caller, current_server}'),
-            -- Whoever may call cancel_many() is an operator: see rota.is_operator().
+            -- The right to call cancel_many() makes a role an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler, forget_node}'),
             (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '

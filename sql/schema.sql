@@ -9,81 +9,86 @@ CREATE FUNCTION rota.backfill_schedule(name text, instants timestamp with time z
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(backfill_schedule.reason);
-    which bigint := rota.find_schedule(backfill_schedule.name);
+    reason_text text := rota.bounded_note(backfill_schedule.reason);
+    target_schedule_id bigint := rota.find_schedule(backfill_schedule.name);
     definition rota.schedule_definitions;
     clock rota.schedule_clocks;
-    at timestamptz;
-    known bigint;
+    decided_until timestamptz;
+    given_count bigint;
 begin
-    if exists (select from unnest(backfill_schedule.instants) as given (instant) where given.instant is null or given.instant < '1970-01-01 00:00+00' or given.instant >= '2200-01-01 00:00+00') then
+    if exists (
+        select from unnest(backfill_schedule.instants) as requested (instant)
+        where requested.instant is null or requested.instant < '1970-01-01 00:00+00' or requested.instant >= '2200-01-01 00:00+00'
+    ) then
         raise exception using errcode = 'check_violation', message = 'instants must lie between the years 1970 and 2200';
     end if;
     if cardinality(backfill_schedule.instants) > 10000 then
         raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
-            hint = 'Each call is one transaction: give them in several.';
+            hint = 'Each call is one transaction: pass them in several calls.';
     end if;
-    -- Whoever decides takes the same lock: what is undecided now stays so until the end of this transaction.
-    select * into clock from rota.schedule_clocks where schedule_id = which for update;
-    select * into definition from rota.schedule_definitions where schedule_id = which;
-    at := least(clock_timestamp(), case
+    -- Daemons take the same lock to decide: an undecided instant stays undecided until the end of this transaction.
+    select * into clock from rota.schedule_clocks where schedule_id = target_schedule_id for update;
+    select * into definition from rota.schedule_definitions where schedule_id = target_schedule_id;
+    decided_until := least(clock_timestamp(), case
         when clock.next_fire_at = '-infinity' then greatest(definition.edited_at, clock.last_fire_at)
         when clock.next_fire_at is not null then clock.next_fire_at - interval '1 microsecond'
         else clock_timestamp() end);
-    select count(distinct given.instant), count(distinct given.instant) filter (where given.instant > at)
-    into known, undecided
-    from unnest(backfill_schedule.instants) as given (instant);
-    with wanted as (
-        select distinct on (given.instant) given.instant, coalesce(given.run_at, clock_timestamp()) as run_at
-        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as given (instant, run_at)
-        where given.instant <= at
-        order by given.instant, given.run_at
+    select count(distinct requested.instant), count(distinct requested.instant) filter (where requested.instant > decided_until)
+    into given_count, undecided
+    from unnest(backfill_schedule.instants) as requested (instant);
+    with requested_fires as (
+        select distinct on (requested.instant) requested.instant, coalesce(requested.run_at, clock_timestamp()) as run_at
+        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as requested (instant, run_at)
+        where requested.instant <= decided_until
+        order by requested.instant, requested.run_at
     ),
-    missing as materialized (
-        select wanted.instant, wanted.run_at, nextval('rota.jobs_job_id_seq') as job_id
-        from wanted
+    missing_fires as materialized (
+        select requested_fires.instant, requested_fires.run_at, nextval('rota.jobs_job_id_seq') as job_id
+        from requested_fires
         where not exists (
             select from rota.fires as fire
-            where fire.scheduled_for = wanted.instant
-              and fire.schedule_id = which
+            where fire.scheduled_for = requested_fires.instant
+              and fire.schedule_id = target_schedule_id
               and (fire.missed_from is null or fire.job_id is not null)
         )
     ),
-    recorded as (
+    recorded_fires as (
         insert into rota.fires as fire (scheduled_for, schedule_id, name, disposition, job_id, note)
-        select missing.instant, which, definition.name, 'enqueued', missing.job_id, rota.signed_note('backfilled', why)
-        from missing
-        -- The last instant of a stretch: its row goes on to stand for the others, too.
+        select missing_fires.instant, target_schedule_id, definition.name, 'enqueued', missing_fires.job_id,
+            rota.signed_note('backfilled', reason_text)
+        from missing_fires
+        -- The last instant of a skipped range has a row: it goes on to cover the other instants of the range.
         on conflict (scheduled_for, schedule_id) do update
         set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
             note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
         returning fire.job_id
     ),
-    made as (
+    inserted_jobs as (
         insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue,
             priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
         overriding system value
-        select missing.job_id, which, missing.instant, missing.run_at, missing.run_at + definition.start_within,
-            rota.caller(), definition.handler, definition.payload, definition.queue, definition.priority,
-            definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
+        select missing_fires.job_id, target_schedule_id, missing_fires.instant, missing_fires.run_at,
+            missing_fires.run_at + definition.start_within, rota.caller(), definition.handler, definition.payload, definition.queue,
+            definition.priority, definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
             definition.timeout, definition.lease, definition.delivery, definition.meta
-        from missing
-        where missing.job_id in (select recorded.job_id from recorded)
-        order by missing.instant
+        from missing_fires
+        where missing_fires.job_id in (select recorded_fires.job_id from recorded_fires)
+        order by missing_fires.instant
         returning 1
     )
-    select count(*) into enqueued from made;
-    left_out := known - undecided - enqueued;
-    insert into rota.audit (action, target, reason, affected) values ('backfill', 'schedule ' || definition.name, why, enqueued);
+    select count(*) into enqueued from inserted_jobs;
+    left_out := given_count - undecided - enqueued;
+    insert into rota.audit (action, target, reason, affected)
+    values ('backfill', 'schedule ' || definition.name, reason_text, enqueued);
 end $$;
 
-COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run beside each other and beside its other jobs, as far as slots and run_at let them.';
+COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, with their true scheduled_for, each at most once. They run beside each other and beside the schedule''s other jobs, as far as slots and run_at allow.';
 
 CREATE FUNCTION rota.bounded_duration(value interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (value IS NOT NULL) THEN make_interval(secs => (LEAST(GREATEST(EXTRACT(epoch FROM value), 0.000001), (31622400)::numeric))::double precision) ELSE NULL::interval END;
 
-COMMENT ON FUNCTION rota.bounded_duration(value interval) IS 'The same length of time without days and months, between 1 microsecond and 366 days: added to an instant of this century, it never overflows.';
+COMMENT ON FUNCTION rota.bounded_duration(value interval) IS 'The same length of time without days and months, between 1 microsecond and 366 days. Added to an instant of this century, it never overflows.';
 
 CREATE FUNCTION rota.bounded_limit("limit" integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
@@ -93,7 +98,7 @@ begin
     if bounded_limit."limit" not between 1 and 10000 then
         raise exception using errcode = 'RT006',
             message = format('limit must lie between 1 and 10000, not %s', bounded_limit."limit"),
-            hint = 'One call is one transaction and keeps its locks to the end: for more rows call again.';
+            hint = 'One call is one transaction and holds its locks until it ends. For more rows, call again.';
     end if;
     return coalesce(bounded_limit."limit", 1000);
 end $$;
@@ -106,7 +111,7 @@ begin
     if length(bounded_note.note) > 1000 then
         raise exception using errcode = 'RT006',
             message = 'a note or reason must have at most 1000 characters',
-            hint = 'Say the cause in a line, and where more can be read.';
+            hint = 'Write the cause in one line, with a link to the details.';
     end if;
     return nullif(bounded_note.note, '');
 end $$;
@@ -121,63 +126,64 @@ CREATE FUNCTION rota.cancel(job_id bigint, force boolean DEFAULT NULL::boolean, 
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(cancel.note);
-    forced boolean := coalesce(cancel.force, false);
-    stands text;
-    owner text;
+    reason_text text := rota.bounded_note(cancel.note);
+    is_forced boolean := coalesce(cancel.force, false);
+    job_state text;
+    job_owner text;
 begin
     loop
-        select rota.state_of(cancel.job_id), (select created_by from rota.jobs where job_id = cancel.job_id) into stands, owner;
-        if stands is null then
+        select rota.state_of(cancel.job_id), (select created_by from rota.jobs where job_id = cancel.job_id)
+        into job_state, job_owner;
+        if job_state is null then
             perform rota.refuse_unknown(cancel.job_id);
-        elsif stands not in ('scheduled', 'running') then
+        elsif job_state not in ('scheduled', 'running') then
             return 'finished';
         end if;
-        perform rota.refuse_foreign(cancel.job_id, owner);
+        perform rota.refuse_foreign(cancel.job_id, job_owner);
 
-        with picked as materialized (
+        with target_job as materialized (
             select job_id from rota.jobs
-            where job_id = cancel.job_id and (state = 'scheduled' or forced)
+            where job_id = cancel.job_id and (state = 'scheduled' or is_forced)
             for update skip locked
-        ), gone as (
+        ), deleted_job as (
             delete from rota.jobs
-            where job_id = any (array(select job_id from picked))
+            where job_id = any (array(select job_id from target_job))
             returning job_id, schedule_id, scheduled_for, fence_token, started_at, leased_by, attempt, handler, queue,
                 unique_key, idempotency_key, meta
         )
         insert into rota.job_runs (job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts,
             outcome, handler, queue, unique_key, idempotency_key, meta, note)
         select job_id, schedule_id, scheduled_for, fence_token, started_at, clock_timestamp(), leased_by, attempt,
-            'cancelled', handler, queue, unique_key, idempotency_key, meta, rota.signed_note('cancelled', why)
-        from gone;
+            'cancelled', handler, queue, unique_key, idempotency_key, meta, rota.signed_note('cancelled', reason_text)
+        from deleted_job;
         if found then
             delete from rota.cancel_requests where job_id = cancel.job_id;
-            if stands = 'running' then
+            if job_state = 'running' then
                 perform rota.tell('rota_cancel', cancel.job_id::text);
             end if;
             if rota.is_operator() then
                 insert into rota.audit (action, target, reason)
-                values (case when forced then 'force cancel' else 'cancel' end, 'job ' || cancel.job_id, why);
+                values (case when is_forced then 'force cancel' else 'cancel' end, 'job ' || cancel.job_id, reason_text);
             end if;
             return 'cancelled';
         end if;
 
         insert into rota.cancel_requests (job_id, requested_by, reason)
-        values (cancel.job_id, rota.caller(), why)
+        values (cancel.job_id, rota.caller(), reason_text)
         on conflict do nothing;
         if exists (select from rota.jobs where job_id = cancel.job_id) then
             perform rota.tell('rota_cancel', cancel.job_id::text);
             if rota.is_operator() then
-                insert into rota.audit (action, target, reason) values ('request cancel', 'job ' || cancel.job_id, why);
+                insert into rota.audit (action, target, reason) values ('request cancel', 'job ' || cancel.job_id, reason_text);
             end if;
             return 'requested';
         end if;
-        -- It ended while we looked: whoever settled it couldn't see this request.
+        -- The job ended meanwhile. Its settlement could not see this request.
         delete from rota.cancel_requests where job_id = cancel.job_id;
     end loop;
 end $$;
 
-COMMENT ON FUNCTION rota.cancel(job_id bigint, force boolean, note text) IS 'Cancel a job of one''s own (operators: anybody''s). force ends a running one at once and makes its token stale.';
+COMMENT ON FUNCTION rota.cancel(job_id bigint, force boolean, note text) IS 'Cancel one''s own job (operators: any job). force ends a running job at once and makes its token stale.';
 
 CREATE FUNCTION rota.cancel_many(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, before timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS TABLE(cancelled bigint, requested bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -185,62 +191,62 @@ CREATE FUNCTION rota.cancel_many(handler text DEFAULT NULL::text, queue text DEF
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(cancel_many.note);
-    most integer := rota.bounded_limit(cancel_many."limit");
-    ended bigint;
-    asked bigint := 0;
+    reason_text text := rota.bounded_note(cancel_many.note);
+    max_jobs integer := rota.bounded_limit(cancel_many."limit");
+    cancelled_count bigint;
+    requested_count bigint := 0;
 begin
     if coalesce(cancel_many.handler, cancel_many.queue, cancel_many.before::text) is null then
         raise exception using errcode = 'RT006', message = 'a handler, queue or before must be given',
-            hint = 'Cancelling whatever there is, is no default. To stop everything, say rota.pause_queue(''*''). before => ''infinity'' cancels every live job.';
+            hint = 'before => ''infinity'' cancels every live job. To stop everything without cancelling, call rota.pause_queue(''*'').';
     end if;
-    with picked as materialized (
+    with waiting_jobs as materialized (
         select job_id from rota.jobs
         where state = 'scheduled'
           and (cancel_many.handler is null or handler = cancel_many.handler)
           and (cancel_many.queue is null or queue = cancel_many.queue)
           and (cancel_many.before is null or run_at < cancel_many.before)
         order by job_id
-        limit most
+        limit max_jobs
         for update skip locked
-    ), gone as (
+    ), deleted_jobs as (
         delete from rota.jobs
-        where job_id = any (array(select job_id from picked))
+        where job_id = any (array(select job_id from waiting_jobs))
         returning job_id, schedule_id, scheduled_for, fence_token, started_at, attempt, handler, queue, unique_key,
             idempotency_key, meta
-    ), moot as (
-        delete from rota.cancel_requests where job_id = any (array(select job_id from picked))
+    ), deleted_requests as (
+        delete from rota.cancel_requests where job_id = any (array(select job_id from waiting_jobs))
     )
     insert into rota.job_runs (job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, attempts, outcome,
         handler, queue, unique_key, idempotency_key, meta, note)
     select job_id, schedule_id, scheduled_for, fence_token, started_at, clock_timestamp(), attempt, 'cancelled',
-        handler, queue, unique_key, idempotency_key, meta, rota.signed_note('cancelled', why)
-    from gone;
-    get diagnostics ended = row_count;
+        handler, queue, unique_key, idempotency_key, meta, rota.signed_note('cancelled', reason_text)
+    from deleted_jobs;
+    get diagnostics cancelled_count = row_count;
 
-    if ended < most then
+    if cancelled_count < max_jobs then
         insert into rota.cancel_requests (job_id, requested_by, reason)
-        select job_id, rota.caller(), why from rota.jobs
+        select job_id, rota.caller(), reason_text from rota.jobs
         where state = 'running'
           and (cancel_many.handler is null or handler = cancel_many.handler)
           and (cancel_many.queue is null or queue = cancel_many.queue)
           and (cancel_many.before is null or run_at < cancel_many.before)
           and not exists (select from rota.cancel_requests where cancel_requests.job_id = jobs.job_id)
         order by job_id
-        limit most - ended
+        limit max_jobs - cancelled_count
         on conflict do nothing;
-        get diagnostics asked = row_count;
+        get diagnostics requested_count = row_count;
     end if;
-    if asked > 0 then
+    if requested_count > 0 then
         perform rota.tell('rota_cancel', '');
     end if;
     insert into rota.audit (action, target, reason, affected)
     values ('cancel many', concat_ws(', ', 'handler ' || cancel_many.handler, 'queue ' || cancel_many.queue,
-        'due before ' || cancel_many.before), why, ended + asked);
-    return query select ended, asked;
+        'due before ' || cancel_many.before), reason_text, cancelled_count + requested_count);
+    return query select cancelled_count, requested_count;
 end $$;
 
-COMMENT ON FUNCTION rota.cancel_many(handler text, queue text, before timestamp with time zone, "limit" integer, note text) IS 'Cancel live jobs of a handler, a queue or both, due (run_at) before an instant, at most limit (1000) of them.';
+COMMENT ON FUNCTION rota.cancel_many(handler text, queue text, before timestamp with time zone, "limit" integer, note text) IS 'Cancel live jobs by handler, queue or run_at before an instant, at most limit (1000) of them.';
 
 CREATE FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb DEFAULT NULL::jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -250,9 +256,9 @@ CREATE FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb DE
 begin
     if octet_length(complete.result::text) > 8192 then
         raise exception using errcode = 'RT006', message = 'result must be at most 8 KiB as text',
-            hint = 'Store what is large in a table of your own and return its key.';
+            hint = 'Store large results in a table of your own and return the key.';
     end if;
-    with gone as (
+    with deleted_job as (
         delete from rota.jobs
         where job_id = complete.job_id and fence_token = complete.fence_token and leased_by is not null
         returning job_id, schedule_id, scheduled_for, fence_token, started_at, leased_by, attempt, handler, queue, unique_key,
@@ -262,13 +268,13 @@ begin
         outcome, handler, queue, unique_key, idempotency_key, meta, result)
     select job_id, schedule_id, scheduled_for, fence_token, started_at, clock_timestamp(), leased_by, attempt,
         'succeeded', handler, queue, unique_key, idempotency_key, meta, complete.result
-    from gone;
+    from deleted_job;
     if not found then
-        -- Also for a job that this very token has completed: a transaction that is played again must not commit again.
+        -- Also for a job that the same token has completed: a transaction that is repeated must not commit twice.
         raise exception using errcode = 'RT001',
             message = format('token %s is stale for job %s: the job has been settled, or belongs to a later claim',
                 coalesce(complete.fence_token::text, 'NULL'), coalesce(complete.job_id::text, 'NULL')),
-            hint = 'Roll back and stop: what this transaction did must not count.';
+            hint = 'Roll back and stop: this transaction must not commit.';
     end if;
     delete from rota.cancel_requests where job_id = complete.job_id;
 end $$;
@@ -312,7 +318,7 @@ CREATE FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_o
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    -- Services that only resemble PostgreSQL may refuse some of this. What can't be read counts as never changing.
+    -- Services that only resemble PostgreSQL may refuse these calls. A value that cannot be read gets a constant: it never changes.
     database_oid := (select database.oid::bigint from pg_database as database where database.datname = current_database());
     begin
         system_identifier := (select control.system_identifier from pg_control_system() as control);
@@ -327,7 +333,7 @@ begin
     end;
 end $$;
 
-COMMENT ON FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_oid bigint, OUT timeline bigint) IS 'Which server and database this is, and on which timeline. On a standby, the timeline of its last checkpoint.';
+COMMENT ON FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_oid bigint, OUT timeline bigint) IS 'The server, database and timeline of this session. On a standby, the timeline of its last checkpoint.';
 
 CREATE FUNCTION rota.described_schedules(handler text, owner text, name_like text) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -339,34 +345,34 @@ CREATE FUNCTION rota.discard(job_id bigint, note text DEFAULT NULL::text) RETURN
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(discard.note);
+    reason_text text := rota.bounded_note(discard.note);
 begin
-    if rota.discard_letters(array[discard.job_id], why) = 0 then
+    if rota.discard_letters(array[discard.job_id], reason_text) = 0 then
         perform rota.refuse_not_dead(discard.job_id);
     end if;
-    insert into rota.audit (action, target, reason) values ('discard', 'job ' || discard.job_id, why);
+    insert into rota.audit (action, target, reason) values ('discard', 'job ' || discard.job_id, reason_text);
 end $$;
 
-COMMENT ON FUNCTION rota.discard(job_id bigint, note text) IS 'End a dead letter: into the ledger as discarded, with who and why.';
+COMMENT ON FUNCTION rota.discard(job_id bigint, note text) IS 'Move a dead letter to the ledger as discarded, with who did it and why.';
 
 CREATE FUNCTION rota.discard_letters(job_ids bigint[], note text) RETURNS bigint
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    with gone as (
+    with deleted_letters as (
         delete from rota.dead_letters
         where job_id = any (discard_letters.job_ids)
         returning job_id, schedule_id, scheduled_for, fence_token, started_at, node, attempt, handler, queue, unique_key,
             idempotency_key, meta
-    ), ended as (
+    ), ledger_rows as (
         insert into rota.job_runs (job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, node, attempts,
             outcome, handler, queue, unique_key, idempotency_key, meta, note)
         select job_id, schedule_id, scheduled_for, fence_token, started_at, clock_timestamp(), node, attempt,
             'discarded', handler, queue, unique_key, idempotency_key, meta, rota.signed_note('discarded', discard_letters.note)
-        from gone
+        from deleted_letters
         returning job_id
     )
-    select count(*) from ended
+    select count(*) from ledger_rows
 $$;
 
 CREATE FUNCTION rota.discard_many(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, reason text DEFAULT NULL::text, error_kind text DEFAULT NULL::text, before timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS bigint
@@ -375,15 +381,15 @@ CREATE FUNCTION rota.discard_many(handler text DEFAULT NULL::text, queue text DE
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(discard_many.note);
-    most integer := rota.bounded_limit(discard_many."limit");
+    reason_text text := rota.bounded_note(discard_many.note);
+    max_letters integer := rota.bounded_limit(discard_many."limit");
     batch bigint[];
-    ended bigint;
+    discarded_count bigint;
 begin
     if coalesce(discard_many.handler, discard_many.queue, discard_many.reason, discard_many.error_kind,
                 discard_many.before::text) is null then
         raise exception using errcode = 'RT006', message = 'a handler, queue, reason, error_kind or before must be given',
-            hint = 'Discarding whatever there is, is no default. before => now() says that you mean it.';
+            hint = 'To discard all dead letters, pass before => now().';
     end if;
     batch := array(
         select job_id from rota.dead_letters
@@ -393,17 +399,17 @@ begin
           and (discard_many.error_kind is null or error_kind = discard_many.error_kind)
           and (discard_many.before is null or finished_at < discard_many.before)
         order by job_id
-        limit most
+        limit max_letters
         for update skip locked);
-    ended := rota.discard_letters(batch, why);
+    discarded_count := rota.discard_letters(batch, reason_text);
     insert into rota.audit (action, target, reason, affected)
     values ('discard many', concat_ws(', ', 'handler ' || discard_many.handler, 'queue ' || discard_many.queue,
         'reason ' || discard_many.reason, 'error kind ' || discard_many.error_kind, 'dead before ' || discard_many.before),
-        why, ended);
-    return ended;
+        reason_text, discarded_count);
+    return discarded_count;
 end $$;
 
-COMMENT ON FUNCTION rota.discard_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, note text) IS 'End dead letters, at most limit (1000); returns how many: call again until 0. At least one filter must be given.';
+COMMENT ON FUNCTION rota.discard_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, note text) IS 'Move dead letters to the ledger as discarded, at most limit (1000). Returns how many: call again until 0. Needs at least one filter.';
 
 CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean)
     LANGUAGE sql
@@ -431,7 +437,7 @@ begin
     new.scheduled_for := coalesce(new.scheduled_for, new.run_at);
     new.priority := coalesce(new.priority, 5);
     new.payload := coalesce(new.payload, '{}');
-    if new.created_by is null then  -- a redriven job brings its own; clients have no privilege on this column
+    if new.created_by is null then  -- a redriven job keeps its own; clients have no privilege on this column
         new.created_by := pg_catalog.current_setting('role', true);
         if new.created_by is null or new.created_by operator(pg_catalog.=) 'none' then
             new.created_by := session_user;
@@ -445,9 +451,9 @@ CREATE FUNCTION rota.fill_in_schedule() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    at timestamptz := clock_timestamp();
+    effective_at timestamptz := clock_timestamp();
 begin
-    -- ORMs send explicit NULLs, so a column's DEFAULT isn't enough.
+    -- ORMs send explicit NULLs, so a column's DEFAULT is not enough.
     new.timezone := coalesce(new.timezone, 'UTC');
     new.payload := coalesce(new.payload, '{}');
     new.priority := coalesce(new.priority, 5);
@@ -460,7 +466,7 @@ begin
     new.dst_fold := coalesce(new.dst_fold, 'first');
     new.jitter := coalesce(new.jitter, interval '0');
     if tg_op = 'INSERT' then
-        new.created_at := coalesce(new.created_at, at);
+        new.created_at := coalesce(new.created_at, effective_at);
         new.edited_at := coalesce(new.edited_at, new.created_at);
         new.created_by := coalesce(new.created_by, rota.caller());
         new.paused_at := case when new.paused then new.edited_at end;
@@ -470,10 +476,10 @@ begin
     new.created_by := coalesce(new.created_by, old.created_by);
     new.schedule_id := old.schedule_id;
     if new.paused and not old.paused then
-        new.paused_at := at;
+        new.paused_at := effective_at;
     elsif not new.paused and old.paused then
-        -- Its time had come earlier, but nobody was up to see it: then it was paused until then, and what fell due since was missed.
-        at := case when old.resume_at between old.edited_at and at then old.resume_at else at end;
+        -- If no daemon ran at resume_at, the pause still ends at resume_at, and later instants count as missed.
+        effective_at := case when old.resume_at between old.edited_at and effective_at then old.resume_at else effective_at end;
         new.resume_at := null;
         new.paused_at := null;
     end if;
@@ -481,7 +487,7 @@ begin
        (new.cron, new.every, new.timezone, new.start_at, new.end_at, new.paused, new.dst_gap, new.dst_fold)
        is distinct from
        (old.cron, old.every, old.timezone, old.start_at, old.end_at, old.paused, old.dst_gap, old.dst_fold) then
-        new.edited_at := at;
+        new.edited_at := effective_at;
     end if;
     new.edited_at := coalesce(new.edited_at, old.edited_at);
     return new;
@@ -509,29 +515,31 @@ CREATE FUNCTION rota.forget_node(node_id uuid, reason text DEFAULT NULL::text) R
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(forget_node.reason);
-    place text;
+    reason_text text := rota.bounded_note(forget_node.reason);
+    host_and_pid text;
 begin
     if exists (select from rota.nodes where node_id = forget_node.node_id and seen_at > now() - interval '15 seconds') then
         raise exception using errcode = 'RT004', message = format('node %s is alive', forget_node.node_id),
-            hint = 'Stop the daemon: with SIGTERM it takes itself from the list.';
+            hint = 'Stop the daemon with SIGTERM: it then removes itself from the list.';
     end if;
-    with listed as (
+    with deleted_nodes as (
         delete from rota.nodes where node_id = forget_node.node_id returning host, pid
     ),
-    lost as (
+    deleted_lost_nodes as (
         delete from rota.lost_nodes where node_id = forget_node.node_id returning host, pid
     )
-    select format('%s:%s', host, pid) into place from (select * from listed union all select * from lost) as gone limit 1;
-    if place is null then
+    select format('%s:%s', host, pid) into host_and_pid
+    from (select * from deleted_nodes union all select * from deleted_lost_nodes) as deleted
+    limit 1;
+    if host_and_pid is null then
         return false;
     end if;
     insert into rota.audit (action, target, reason)
-    values ('forget', 'node ' || forget_node.node_id || ' (' || place || ')', why);
+    values ('forget', 'node ' || forget_node.node_id || ' (' || host_and_pid || ')', reason_text);
     return true;
 end $$;
 
-COMMENT ON FUNCTION rota.forget_node(node_id uuid, reason text) IS 'Take a daemon that vanished from the list of the lost; false if it is not there.';
+COMMENT ON FUNCTION rota.forget_node(node_id uuid, reason text) IS 'Delete a vanished daemon from the list of lost nodes. Returns false if it is not listed.';
 
 CREATE FUNCTION rota.guard(resource text, token bigint) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -539,23 +547,23 @@ CREATE FUNCTION rota.guard(resource text, token bigint) RETURNS void
     AS $$
 #variable_conflict use_column
 declare
-    newest bigint;
+    newest_token bigint;
 begin
     if rota.is_name(guard.resource) is not true then
         raise exception using errcode = 'RT006', message = 'resource must be a name of 1 to 200 characters on one line',
-            hint = 'Name what the effect touches, for example order:7.';
+            hint = 'Name the resource that the effect changes, for example order:7.';
     end if;
-    select case when is_called then last_value else 0 end into newest from rota.fence_tokens;
-    if guard.token is null or guard.token not between 1 and newest then
+    select case when is_called then last_value else 0 end into newest_token from rota.fence_tokens;
+    if guard.token is null or guard.token not between 1 and newest_token then
         raise exception using errcode = 'RT006',
             message = format('token %s was never issued here', coalesce(guard.token::text, 'NULL')),
             hint = 'Pass the fence token of the running attempt.';
     end if;
-    -- An equal token writes too: the row's lock keeps a later holder waiting until this transaction has ended.
-    insert into rota.guards as known (resource, token, seen_at)
+    -- An equal token also updates the row: its lock makes a later claim wait until this transaction has ended.
+    insert into rota.guards as existing (resource, token, seen_at)
     values (guard.resource, guard.token, clock_timestamp())
     on conflict (resource) do update set token = excluded.token, seen_at = excluded.seen_at
-    where known.token <= excluded.token;
+    where existing.token <= excluded.token;
     if not found then
         raise exception using errcode = 'RT001',
             message = format('token %s is stale for %s: a later claim has been here', guard.token, guard.resource),
@@ -563,7 +571,7 @@ begin
     end if;
 end $$;
 
-COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s transaction: remember the highest fence token seen for the resource, refuse a lower one (RT001).';
+COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s transaction: store the highest fence token seen for the resource, and refuse a lower one (RT001).';
 
 CREATE FUNCTION rota.is_cron(expression text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -575,7 +583,7 @@ declare
     highs constant integer[] := '{59,59,23,31,12,7}';
     sizes constant integer[] := '{60,60,24,31,12,7}';
     labels constant text[] := '{second,minute,hour,day of month,month,weekday}';
-    longest constant integer[] := '{31,29,31,30,31,30,31,31,30,31,30,31}';
+    days_in_month constant integer[] := '{31,29,31,30,31,30,31,31,30,31,30,31}';
     month_names constant text[] :=
         '{January,February,March,April,May,June,July,August,September,October,November,December}';
     long_months constant text[] :=
@@ -585,17 +593,17 @@ declare
     fields text[];
     item text;
     parts text[];
-    said text;
+    detail text;
     long_name text;
     low integer;
     high integer;
     step numeric;
-    days integer[] := '{}';      -- of the month; 0 is its last one
+    days integer[] := '{}';      -- of the month; 0 is the last day
     months integer[] := '{}';
-    weeks integer[] := '{}';     -- of the month, for numbered weekdays; 0 is the last one
+    weeks integer[] := '{}';     -- of the month, for weekdays such as 5#3; 0 is the last week
     plain_weekdays boolean := false;
 begin
-    -- The plain ones, nearly all of them, at the price of one match.
+    -- Shortcut: nearly all expressions are plain and pass with one match.
     if expression ~ '^(\*|[0-5]?[0-9]|\*/([1-9]|[1-5][0-9]|60)) (\*|[01]?[0-9]|2[0-3]|\*/([1-9]|1[0-9]|2[0-4])) (\*|0?[1-9]|1[0-9]|2[0-8]) (\*|0?[1-9]|1[0-2]) (\*|[0-7])$' then
         return true;
     end if;
@@ -604,17 +612,17 @@ begin
             message = format('cron: the expression has %s characters; at most 1000 are read', length(expression));
     end if;
     expr := btrim(expression, E' \t\r\n');
-    said := substring(expr from '[^\u0020-\u007e\u0009]');
-    if said is not null then
-        said := case said when E'\n' then '\n' when E'\r' then '\r'
-            else case when ascii(said) < 256 then '\x' || lpad(to_hex(ascii(said)), 2, '0')
-                      when ascii(said) < 65536 then '\u' || lpad(to_hex(ascii(said)), 4, '0')
-                      else '\U' || lpad(to_hex(ascii(said)), 8, '0') end
+    detail := substring(expr from '[^\u0020-\u007e\u0009]');
+    if detail is not null then
+        detail := case detail when E'\n' then '\n' when E'\r' then '\r'
+            else case when ascii(detail) < 256 then '\x' || lpad(to_hex(ascii(detail)), 2, '0')
+                      when ascii(detail) < 65536 then '\u' || lpad(to_hex(ascii(detail)), 4, '0')
+                      else '\U' || lpad(to_hex(ascii(detail)), 8, '0') end
         end;
         raise exception using errcode = 'check_violation',
-            message = format('cron: the character ''%s'' has no place in an expression', said);
+            message = format('cron: the character ''%s'' has no place in an expression', detail);
     end if;
-    expr := lower(expr collate "C");  -- by Turkish rules, FRI has no dot in small letters either
+    expr := lower(expr collate "C");  -- in a Turkish locale, lower('FRI') has a dotless i
     if expr in ('@yearly', '@annually', '@monthly', '@weekly', '@daily', '@midnight', '@hourly') then
         return true;
     elsif starts_with(expr, '@') then
@@ -649,17 +657,17 @@ begin
                              else highs[field] end;
                 step := coalesce(parts[3], '1')::numeric;
                 if low > high then
-                    -- In the right order it is two ranges: from the first value on, and up to the last one.
-                    said := '';
+                    -- Suggest two ranges instead: from the first value to the maximum, and from the minimum to the last value.
+                    detail := '';
                     if parts[3] is null then
-                        said := '; write `' || low || case when low < highs[field] then '-' || highs[field] else '' end;
+                        detail := '; write `' || low || case when low < highs[field] then '-' || highs[field] else '' end;
                         lows[field] := case field when 6 then 1 else lows[field] end;
-                        said := said || case when high < lows[field] then ''
+                        detail := detail || case when high < lows[field] then ''
                                              when high = lows[field] then ',' || high
                                              else ',' || lows[field] || '-' || high end || '`';
                     end if;
                     raise exception using errcode = 'check_violation', message = format('cron: %s: `%s` runs backwards%s',
-                        labels[field], upper(item collate "C"), said);
+                        labels[field], upper(item collate "C"), detail);
                 end if;
                 if step not between 1 and sizes[field] then
                     raise exception using errcode = 'check_violation',
@@ -690,7 +698,7 @@ begin
                 from regexp_matches(item, '\w+', 'g') as found (words)
                 cross join unnest(words) as word
                 where word = any (case field when 5 then long_months when 6 then long_weekdays end);
-                said := case
+                detail := case
                     when long_name is not null
                         then 'names have three letters; write `' || upper(left(long_name, 3) collate "C") || '`'
                     when item = '' then 'there is an empty list item'
@@ -709,33 +717,33 @@ begin
                     else 'this is not a value, a range (`1-5`) or a step (`*/5`, `10-50/5`)'
                 end;
                 raise exception using errcode = 'check_violation', message = format('cron: %s `%s`: %s', labels[field],
-                    upper(coalesce(nullif(item, ''), fields[field]) collate "C"), said);
+                    upper(coalesce(nullif(item, ''), fields[field]) collate "C"), detail);
             end if;
         end loop;
     end loop;
 
-    -- Where one day field starts with a star both must match, and some combinations never do: 0 0 30 2 *.
+    -- If a day field starts with a star, both day fields must match. Some combinations never do, such as 0 0 30 2 *.
     if fields[4] not like '*%' and fields[6] not like '*%' then
         return true;
     end if;
     if exists (
         select from unnest(months) as month
-        cross join lateral generate_series(longest[month] - (month = 2)::integer, longest[month]) as length
-        cross join unnest(days) as listed
-        cross join lateral (select case listed when 0 then length else listed end as day) as one
+        cross join lateral generate_series(days_in_month[month] - (month = 2)::integer, days_in_month[month]) as length
+        cross join unnest(days) as listed_day
+        cross join lateral (select case listed_day when 0 then length else listed_day end as day) as resolved
         where day <= length
           and (plain_weekdays or (day + 6) / 7 = any (weeks) or (0 = any (weeks) and day > length - 7))
     ) then
         return true;
     end if;
     low := (select min(day) from unnest(days) as day);
-    if low > (select max(longest[month]) from unnest(months) as month) then
+    if low > (select max(days_in_month[month]) from unnest(months) as month) then
         parts := array(select month_names[month] || ' ' || low
-                       from (select distinct month from unnest(months) as month) as listed order by month);
+                       from (select distinct month from unnest(months) as month) as distinct_months order by month);
         high := cardinality(parts);
-        said := concat_ws(' or ', nullif(array_to_string(parts[:high - 1], ', '), ''), parts[high]);
+        detail := concat_ws(' or ', nullif(array_to_string(parts[:high - 1], ', '), ''), parts[high]);
         raise exception using errcode = 'check_violation',
-            message = format('cron: there is no %s, so this would never fire', said);
+            message = format('cron: there is no %s, so this would never fire', detail);
     end if;
     raise exception using errcode = 'check_violation', message = format(
         'cron: no day is both `%s` as day of month and `%s` as weekday, so this would never fire; both are needed as soon as '
@@ -776,15 +784,15 @@ CREATE FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean DE
 #variable_conflict use_column
 begin
     if note_housekeeping.failure is not null or not note_housekeeping.busy then
-        insert into rota.housekeeping as known (piece, failed_at, error)
+        insert into rota.housekeeping as existing (piece, failed_at, error)
         values (note_housekeeping.piece, case when note_housekeeping.failure is not null then now() end,
                 left(note_housekeeping.failure, 1000))
         on conflict (piece) do update
-        set succeeded_at = case when excluded.error is null then now() else known.succeeded_at end,
-            failed_at = coalesce(excluded.failed_at, known.failed_at),
+        set succeeded_at = case when excluded.error is null then now() else existing.succeeded_at end,
+            failed_at = coalesce(excluded.failed_at, existing.failed_at),
             error = excluded.error
-        -- Every daemon does each piece each minute: one write for all of them is enough.
-        where excluded.error is distinct from known.error or known.succeeded_at < now() - interval '30 seconds';
+        -- Every daemon does each piece each minute: one write for all daemons is enough.
+        where excluded.error is distinct from existing.error or existing.succeeded_at < now() - interval '30 seconds';
     end if;
 end $$;
 
@@ -793,7 +801,7 @@ CREATE FUNCTION rota.note_server() RETURNS boolean
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    here record;
+    this_server record;
     noted record;
     is_locked boolean := false;
     sequence regclass;
@@ -801,7 +809,7 @@ begin
     if pg_is_in_recovery() or current_setting('transaction_read_only')::boolean then
         return false;
     end if;
-    select * into here from rota.current_server();
+    select * into this_server from rota.current_server();
     for tries in 1..20 loop
         select system.last_value as system_identifier, database.last_value as database_oid, timeline.last_value as timeline,
             system.is_called and database.is_called and timeline.is_called as is_noted, jobs.is_called as is_used
@@ -809,13 +817,13 @@ begin
         from rota.noted_system_identifier as system, rota.noted_database_oid as database, rota.noted_timeline as timeline,
             rota.jobs_job_id_seq as jobs;
         if noted.is_noted and (noted.system_identifier, noted.database_oid, noted.timeline)
-                = (here.system_identifier, here.database_oid, here.timeline) then
+                = (this_server.system_identifier, this_server.database_oid, this_server.timeline) then
             return false;
         end if;
         exit when is_locked;
         perform from rota.locks where name = 'server' for update skip locked;
         is_locked := found;
-        -- The holder raises the sequences at once, but its transaction may stay open for long: do not wait for its end.
+        -- The holder of the lock raises the sequences at once, but its transaction may stay open for long: do not wait for its end.
         if not is_locked then
             perform pg_sleep(0.005);
         end if;
@@ -825,21 +833,21 @@ begin
     end if;
     -- A database made from a template in which no job was ever inserted has lost nothing.
     noted.is_noted := noted.is_noted and (noted.is_used
-        or (noted.system_identifier, noted.timeline) <> (here.system_identifier, here.timeline));
+        or (noted.system_identifier, noted.timeline) <> (this_server.system_identifier, this_server.timeline));
     if noted.is_noted then
-        -- 2^24: more than any standby can lag behind, and small enough for 2^39 fail-overs.
+        -- 2^24 ids: more than any standby can lag behind, and few enough for 2^39 fail-overs.
         foreach sequence in array array['rota.jobs_job_id_seq', 'rota.schedule_definitions_schedule_id_seq',
                 'rota.audit_audit_id_seq', 'rota.fence_tokens']::regclass[] loop
             perform setval(sequence, greatest(coalesce(pg_sequence_last_value(sequence), 0), 0) + 16777216);
         end loop;
     end if;
-    perform setval('rota.noted_system_identifier', here.system_identifier);
-    perform setval('rota.noted_database_oid', here.database_oid);
-    perform setval('rota.noted_timeline', here.timeline);
+    perform setval('rota.noted_system_identifier', this_server.system_identifier);
+    perform setval('rota.noted_database_oid', this_server.database_oid);
+    perform setval('rota.noted_timeline', this_server.timeline);
     return noted.is_noted;
 end $$;
 
-COMMENT ON FUNCTION rota.note_server() IS 'Raise the sequences of ids and fence tokens if this database is on another server or timeline than noted. True if it raised them.';
+COMMENT ON FUNCTION rota.note_server() IS 'Raise the sequences of ids and fence tokens if this database is on another server or timeline than noted. Returns true if it raised them.';
 
 CREATE FUNCTION rota.note_server_of_session() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -857,21 +865,21 @@ CREATE FUNCTION rota.pause_handler(name text, reason text DEFAULT NULL::text) RE
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(pause_handler.reason);
+    reason_text text := rota.bounded_note(pause_handler.reason);
 begin
     perform rota.refuse_bad_name(pause_handler.name);
     if not exists (select from rota.handlers where handler = pause_handler.name and seen_at is not null) then
-        raise notice 'no daemon has ever registered a handler %: it is paused all the same', pause_handler.name;
+        raise notice 'no daemon has ever registered a handler %: it is paused anyway', pause_handler.name;
     end if;
-    insert into rota.handlers as known (handler, paused, pause_reason, paused_by, paused_at)
-    values (pause_handler.name, true, why, rota.caller(), clock_timestamp())
+    insert into rota.handlers as existing (handler, paused, pause_reason, paused_by, paused_at)
+    values (pause_handler.name, true, reason_text, rota.caller(), clock_timestamp())
     on conflict (handler) do update
     set paused = true, pause_reason = excluded.pause_reason, paused_by = excluded.paused_by, paused_at = excluded.paused_at
-    where not known.paused or known.pause_reason is distinct from coalesce(excluded.pause_reason, known.pause_reason);
+    where not existing.paused or existing.pause_reason is distinct from coalesce(excluded.pause_reason, existing.pause_reason);
     if not found then
         return false;
     end if;
-    insert into rota.audit (action, target, reason) values ('pause', 'handler ' || pause_handler.name, why);
+    insert into rota.audit (action, target, reason) values ('pause', 'handler ' || pause_handler.name, reason_text);
     return true;
 end $$;
 
@@ -883,24 +891,24 @@ CREATE FUNCTION rota.pause_queue(name text, reason text DEFAULT NULL::text) RETU
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(pause_queue.reason);
+    reason_text text := rota.bounded_note(pause_queue.reason);
 begin
     perform rota.refuse_bad_name(pause_queue.name);
     if pause_queue.name not in ('*', 'default')
        and not exists (select from rota.nodes where pause_queue.name = any (queues))
        and not exists (select from rota.handlers where queue = pause_queue.name)
        and not exists (select from rota.jobs where queue = pause_queue.name and state = 'scheduled') then
-        raise notice 'no daemon, handler or waiting job names a queue %: it is paused all the same', pause_queue.name;
+        raise notice 'no daemon, handler or waiting job names a queue %: it is paused anyway', pause_queue.name;
     end if;
-    insert into rota.queues as known (queue, paused, pause_reason, paused_by, paused_at)
-    values (pause_queue.name, true, why, rota.caller(), clock_timestamp())
+    insert into rota.queues as existing (queue, paused, pause_reason, paused_by, paused_at)
+    values (pause_queue.name, true, reason_text, rota.caller(), clock_timestamp())
     on conflict (queue) do update
     set paused = true, pause_reason = excluded.pause_reason, paused_by = excluded.paused_by, paused_at = excluded.paused_at
-    where not known.paused or known.pause_reason is distinct from coalesce(excluded.pause_reason, known.pause_reason);
+    where not existing.paused or existing.pause_reason is distinct from coalesce(excluded.pause_reason, existing.pause_reason);
     if not found then
         return false;
     end if;
-    insert into rota.audit (action, target, reason) values ('pause', 'queue ' || pause_queue.name, why);
+    insert into rota.audit (action, target, reason) values ('pause', 'queue ' || pause_queue.name, reason_text);
     return true;
 end $$;
 
@@ -912,27 +920,27 @@ CREATE FUNCTION rota.pause_schedule(name text, cancel_live boolean DEFAULT NULL:
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(pause_schedule.reason);
-    which bigint := rota.find_schedule(pause_schedule.name);
-    changed boolean;
-    live bigint;
+    reason_text text := rota.bounded_note(pause_schedule.reason);
+    target_schedule_id bigint := rota.find_schedule(pause_schedule.name);
+    is_changed boolean;
+    live_job_id bigint;
 begin
     update rota.schedule_definitions
     set paused = true, resume_at = pause_schedule.resume_at
-    where schedule_id = which and (not paused or resume_at is distinct from pause_schedule.resume_at);
-    changed := found;
-    if changed then
-        insert into rota.audit (action, target, reason) values ('pause', 'schedule ' || pause_schedule.name, why);
+    where schedule_id = target_schedule_id and (not paused or resume_at is distinct from pause_schedule.resume_at);
+    is_changed := found;
+    if is_changed then
+        insert into rota.audit (action, target, reason) values ('pause', 'schedule ' || pause_schedule.name, reason_text);
     end if;
     if pause_schedule.cancel_live then
-        for live in select job_id from rota.jobs where schedule_id = which order by job_id loop
-            perform rota.cancel(live, note => concat_ws(': ', 'its schedule was paused', why));
+        for live_job_id in select job_id from rota.jobs where schedule_id = target_schedule_id order by job_id loop
+            perform rota.cancel(live_job_id, note => concat_ws(': ', 'its schedule was paused', reason_text));
         end loop;
     end if;
-    return changed;
+    return is_changed;
 end $$;
 
-COMMENT ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) IS 'Keep a schedule from firing, until resume_at if given; cancel_live also cancels the jobs that it has enqueued.';
+COMMENT ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reason text, resume_at timestamp with time zone) IS 'Keep a schedule from firing, until resume_at if given. cancel_live also cancels the jobs that it has enqueued.';
 
 CREATE FUNCTION rota.pause_schedules(handler text DEFAULT NULL::text, owner text DEFAULT NULL::text, name_like text DEFAULT NULL::text, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -940,12 +948,12 @@ CREATE FUNCTION rota.pause_schedules(handler text DEFAULT NULL::text, owner text
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(pause_schedules.reason);
-    most integer := rota.bounded_limit(pause_schedules."limit");
-    changed bigint;
+    reason_text text := rota.bounded_note(pause_schedules.reason);
+    max_schedules integer := rota.bounded_limit(pause_schedules."limit");
+    changed_count bigint;
 begin
-    -- The clocks, too: the trigger on the definitions updates them, and one locked row would make the whole batch wait.
-    with picked as materialized (
+    -- Lock the clocks, too: the trigger replan updates them, and one locked row would make the whole batch wait.
+    with target_schedules as materialized (
         select schedule_id
         from rota.schedule_definitions
         join rota.schedule_clocks using (schedule_id)
@@ -954,42 +962,42 @@ begin
           and (pause_schedules.owner is null or owner = pause_schedules.owner)
           and (pause_schedules.name_like is null or name like pause_schedules.name_like)
         order by schedule_id
-        limit most
+        limit max_schedules
         for update skip locked
     )
     update rota.schedule_definitions set paused = true, resume_at = pause_schedules.resume_at
-    where schedule_id = any (array(select schedule_id from picked));
-    get diagnostics changed = row_count;
-    if changed > 0 then
+    where schedule_id = any (array(select schedule_id from target_schedules));
+    get diagnostics changed_count = row_count;
+    if changed_count > 0 then
         insert into rota.audit (action, target, reason, affected)
         values ('pause', rota.described_schedules(pause_schedules.handler, pause_schedules.owner, pause_schedules.name_like),
-            why, changed);
+            reason_text, changed_count);
     end if;
-    return changed;
+    return changed_count;
 end $$;
 
-COMMENT ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) IS 'Pause schedules of a handler, an owner, a name (LIKE), or all, at most limit (1000); returns how many: call again until 0.';
+COMMENT ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) IS 'Pause schedules of a handler, an owner, a name (LIKE), or all, at most limit (1000). Returns how many: call again until 0.';
 
 CREATE FUNCTION rota.prune_audit(keep interval DEFAULT '400 days'::interval, "limit" integer DEFAULT 1000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    pruned bigint;
+    pruned_count bigint;
 begin
-    -- Daemons can't delete from the audit otherwise, and not even so what happened today.
+    -- Daemons can delete from the audit only with this function, and it never deletes the last day.
     delete from rota.audit
     where audit_id = any (array(
-        select old.audit_id from rota.audit as old
-        where old.done_at < now() - greatest(prune_audit.keep, interval '1 day')
-        order by old.done_at
+        select expired.audit_id from rota.audit as expired
+        where expired.done_at < now() - greatest(prune_audit.keep, interval '1 day')
+        order by expired.done_at
         limit prune_audit."limit"
         for update skip locked));
-    get diagnostics pruned = row_count;
-    return pruned;
+    get diagnostics pruned_count = row_count;
+    return pruned_count;
 end $$;
 
-COMMENT ON FUNCTION rota.prune_audit(keep interval, "limit" integer) IS 'Delete audit rows older than keep (at least a day), at most limit; returns how many.';
+COMMENT ON FUNCTION rota.prune_audit(keep interval, "limit" integer) IS 'Delete audit rows older than keep (at least a day), at most limit. Returns how many were deleted.';
 
 CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean, outcome text)
     LANGUAGE plpgsql
@@ -997,9 +1005,9 @@ CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, qu
     AS $$
 #variable_conflict use_column
 declare
-    fresh bigint;
-    taken bigint;
-    became text;
+    new_job_id bigint;
+    live_job_id bigint;
+    replacement text;
 begin
     if put_job.priority not between 0 and 9 then
         raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
@@ -1015,35 +1023,35 @@ begin
                    'error raises RT005.';
     end if;
 
-    -- The insert waits for a transaction that has inserted or deleted the same key. By the time of the lookup that job may have
-    -- ended: then the key is free, and the insert is tried again.
-    for turn in 1..20 loop
+    -- The insert waits for a transaction that has inserted or deleted the same key. If that job has ended before the select below,
+    -- the key is free, and the insert is tried again.
+    for try_number in 1..20 loop
         insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
             retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
         values (put_job.handler, put_job.payload, put_job.queue, put_job.run_at, put_job.priority, put_job.unique_key,
             put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
             put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta)
         on conflict (handler, unique_key) where unique_key is not null do nothing
-        returning job_id into fresh;
-        if fresh is not null then
-            return query select fresh, true, case when became = 'gone' then 'replaced' else 'created' end;
+        returning job_id into new_job_id;
+        if new_job_id is not null then
+            return query select new_job_id, true, case when replacement = 'gone' then 'replaced' else 'created' end;
             return;
         end if;
 
-        select job_id into taken from rota.jobs where handler = put_job.handler and unique_key = put_job.unique_key;
-        continue when taken is null;
+        select job_id into live_job_id from rota.jobs where handler = put_job.handler and unique_key = put_job.unique_key;
+        continue when live_job_id is null;
 
         if put_job.on_conflict = 'error' then
             raise exception using errcode = 'RT005',
-                message = format('live job %s of handler %s already has this unique_key', taken, put_job.handler),
+                message = format('live job %s of handler %s already has this unique_key', live_job_id, put_job.handler),
                 hint = 'Wait until that job has ended, cancel it, or say on_conflict => ''keep'' or ''replace''.';
         elsif put_job.on_conflict = 'replace' then
-            became := rota.replace_job(taken, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
+            replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
                 put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta);
-            continue when became = 'gone';
+            continue when replacement = 'gone';
         end if;
-        return query select taken, false, case when became = 'rewritten' then 'replaced' else 'kept' end;
+        return query select live_job_id, false, case when replacement = 'rewritten' then 'replaced' else 'kept' end;
         return;
     end loop;
     raise exception using errcode = 'serialization_failure',
@@ -1060,7 +1068,7 @@ CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NUL
     AS $$
 #variable_conflict use_column
 declare
-    put_id bigint;
+    stored_id bigint;
 begin
     if put_schedule.priority not between 0 and 9 then
         raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
@@ -1069,7 +1077,7 @@ begin
         raise exception using errcode = 'RT006', message = 'name and handler must be given',
             hint = 'And exactly one of cron and every.';
     end if;
-    insert into rota.schedules as known (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
+    insert into rota.schedules as existing (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
         backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
         resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter,
         expect_success_within, description, owner)
@@ -1092,13 +1100,13 @@ begin
         dst_gap = excluded.dst_gap, dst_fold = excluded.dst_fold, jitter = excluded.jitter,
         expect_success_within = excluded.expect_success_within, description = excluded.description,
         owner = excluded.owner,
-        paused = coalesce(put_schedule.paused, known.paused),
-        resume_at = coalesce(put_schedule.resume_at, known.resume_at)
-    returning schedule_id into put_id;
-    return put_id;
+        paused = coalesce(put_schedule.paused, existing.paused),
+        resume_at = coalesce(put_schedule.resume_at, existing.resume_at)
+    returning schedule_id into stored_id;
+    return stored_id;
 end $$;
 
-COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) IS 'Insert a schedule, or make the one of that name be as given (NULL: the default; whether it is paused stays, unless named).';
+COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) IS 'Insert a schedule, or set all values of the schedule with that name (NULL: the default; paused and resume_at: unchanged).';
 
 CREATE FUNCTION rota.raise_fence_tokens() RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1118,13 +1126,13 @@ begin
     if micros <= (select last_value from rota.fence_tokens) then
         return is_raised;
     end if;
-    -- Claims take no lock. Without the tenth of a second, those between the reading of the sequence and setval() could be given
-    -- tokens that are then issued again.
+    -- Claims take no lock. Without the tenth of a second, a claim between the reading of the sequence and setval() could get a
+    -- token that is then issued again.
     perform setval('rota.fence_tokens', micros + 100000);
     return true;
 end $$;
 
-COMMENT ON FUNCTION rota.raise_fence_tokens() IS 'Raise the sequence of fence tokens above the clock in microseconds, where it lags behind: a fail-over can set it back, and a token must never be issued twice.';
+COMMENT ON FUNCTION rota.raise_fence_tokens() IS 'Raise the sequence of fence tokens to the clock in microseconds if it is behind. A fail-over can set it back, and a token must never be issued twice.';
 
 CREATE FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -1137,19 +1145,19 @@ CREATE FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) 
           and exists (select from rota.job_runs where job_runs.job_id = fires.job_id and job_runs.outcome = 'succeeded'))
 $$;
 
-COMMENT ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) IS 'Did this fire already run? True when its job has succeeded and is still in the ledger.';
+COMMENT ON FUNCTION rota.ran(schedule text, scheduled_for timestamp with time zone) IS 'Returns true if a job of this fire has succeeded and is still in the ledger.';
 
 CREATE FUNCTION rota.record_redrives() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    update rota.attempts as tried
-    set redriven_at = clock_timestamp(), redriven_by = rota.caller(), dead_reason = gone.reason
-    from gone
-    join rota.jobs as live on live.job_id = gone.job_id
-    where tried.job_id = gone.job_id
-      and tried.fence_token = gone.fence_token;
+    update rota.attempts as last_attempt
+    set redriven_at = clock_timestamp(), redriven_by = rota.caller(), dead_reason = deleted_letters.reason
+    from deleted_letters
+    join rota.jobs as live_job on live_job.job_id = deleted_letters.job_id
+    where last_attempt.job_id = deleted_letters.job_id
+      and last_attempt.fence_token = deleted_letters.fence_token;
     return null;
 end $$;
 
@@ -1209,6 +1217,7 @@ CREATE TABLE rota.schedule_definitions (
     CONSTRAINT "exactly one of cron and every must be given" CHECK ((num_nonnulls(cron, every) = 1)),
     CONSTRAINT "expect_success_within must be positive, at most 366 days" CHECK (rota.is_duration(expect_success_within)),
     CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(handler)),
+    CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))),
     CONSTRAINT "jitter must lie between 0 and 366 days, without months" CHECK (((jitter = '00:00:00'::interval) OR rota.is_duration(jitter))),
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK ((((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
@@ -1237,36 +1246,36 @@ END),
 )
 WITH (fillfactor='90');
 
-COMMENT ON TABLE rota.schedule_definitions IS 'What people write of schedules, by way of the view rota.schedules.';
+COMMENT ON TABLE rota.schedule_definitions IS 'The columns of schedules that people write, through the view rota.schedules.';
 
-COMMENT ON COLUMN rota.schedule_definitions.edited_at IS 'The last edit that changed when it fires: what comes next lies strictly after it.';
+COMMENT ON COLUMN rota.schedule_definitions.edited_at IS 'The last edit that changed when the schedule fires. The next fire lies strictly after it.';
 
 CREATE FUNCTION rota.record_undecided(definition rota.schedule_definitions, next_fire_at timestamp with time zone, disposition text, note text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    first timestamptz := record_undecided.next_fire_at;
+    first_instant timestamptz := record_undecided.next_fire_at;
     until timestamptz := clock_timestamp();
-    more bigint := 0;
+    later_count bigint := 0;
     note text := record_undecided.note;
 begin
-    if first is null or first = '-infinity' or first > until or definition.paused then
+    if first_instant is null or first_instant = '-infinity' or first_instant > until or definition.paused then
         return;
     end if;
     if definition.every is not null then
-        more := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first)
-                      / extract(epoch from definition.every));
+        later_count := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first_instant)
+                             / extract(epoch from definition.every));
     else
-        -- How many instants a cron expression has, only the daemons can tell.
-        note := concat_ws('; ', note, 'stands for every instant until ' || until);
+        -- Only daemons can count the instants of a cron expression.
+        note := concat_ws('; ', note, 'covers every instant until ' || until);
     end if;
     insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
     values (
-        -- Not more * every: days added to an instant are days of the session's timezone.
-        first + make_interval(secs => (more * extract(epoch from coalesce(definition.every, '0')))::double precision),
-        definition.schedule_id, definition.name, record_undecided.disposition, first,
-        case when definition.every is not null and more < 1000 then more + 1 end, until, note)
+        -- In seconds, because an added day would be a day of the session's timezone.
+        first_instant + make_interval(secs => (later_count * extract(epoch from coalesce(definition.every, '0')))::double precision),
+        definition.schedule_id, definition.name, record_undecided.disposition, first_instant,
+        case when definition.every is not null and later_count < 1000 then later_count + 1 end, until, note)
     on conflict do nothing;
 end $$;
 
@@ -1276,10 +1285,10 @@ CREATE FUNCTION rota.redrive(job_id bigint, payload jsonb DEFAULT NULL::jsonb, n
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(redrive.note);
-    blocker bigint;
+    reason_text text := rota.bounded_note(redrive.note);
+    blocking_job_id bigint;
 begin
-    for turn in 1..20 loop
+    for try_number in 1..20 loop
         perform from rota.dead_letters where job_id = redrive.job_id;
         if not found then
             perform rota.refuse_not_dead(redrive.job_id);
@@ -1287,20 +1296,20 @@ begin
         if rota.send_back(array[redrive.job_id], redrive.payload, null) <> '{}' then
             insert into rota.audit (action, target, reason)
             values (case when redrive.payload is null then 'redrive' else 'redrive with another payload' end,
-                'job ' || redrive.job_id, why);
+                'job ' || redrive.job_id, reason_text);
             return;
         end if;
         select coalesce(
             (select jobs.job_id from rota.jobs where jobs.handler = letter.handler and jobs.unique_key = letter.unique_key),
             (select jobs.job_id from rota.jobs where jobs.exclusive and jobs.schedule_id = letter.schedule_id))
-        into blocker
+        into blocking_job_id
         from rota.dead_letters as letter where letter.job_id = redrive.job_id;
-        -- None: it has ended meanwhile.
-        if blocker is not null then
+        -- No blocking job: it has ended meanwhile.
+        if blocking_job_id is not null then
             raise exception using errcode = 'RT005',
                 message = format('job %s stays a dead letter: live job %s has its unique_key or its schedule',
-                    redrive.job_id, blocker),
-                hint = format('Redrive it when job %s has ended; cancel that one, or discard this one.', blocker);
+                    redrive.job_id, blocking_job_id),
+                hint = format('Redrive this job when job %s has ended, or discard this job.', blocking_job_id);
         end if;
     end loop;
     raise exception using errcode = 'serialization_failure',
@@ -1308,7 +1317,7 @@ begin
         hint = 'It is still a dead letter: try again.';
 end $$;
 
-COMMENT ON FUNCTION rota.redrive(job_id bigint, payload jsonb, note text) IS 'Send a dead letter back to the live jobs, with its job_id, idempotency key, checkpoint and history, and attempts afresh.';
+COMMENT ON FUNCTION rota.redrive(job_id bigint, payload jsonb, note text) IS 'Make a dead letter a live job again, with its job_id, idempotency key, checkpoint and history. Its attempts start at 0.';
 
 CREATE FUNCTION rota.redrive_many(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, reason text DEFAULT NULL::text, error_kind text DEFAULT NULL::text, before timestamp with time zone DEFAULT NULL::timestamp with time zone, "limit" integer DEFAULT NULL::integer, spread interval DEFAULT NULL::interval, include_at_most_once boolean DEFAULT NULL::boolean, note text DEFAULT NULL::text) RETURNS TABLE(redriven bigint, left_out bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1316,14 +1325,14 @@ CREATE FUNCTION rota.redrive_many(handler text DEFAULT NULL::text, queue text DE
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(redrive_many.note);
-    most integer := rota.bounded_limit(redrive_many."limit");
-    passed bigint := 0;
-    sent bigint := 0;
-    stayed bigint := 0;
+    reason_text text := rota.bounded_note(redrive_many.note);
+    max_jobs integer := rota.bounded_limit(redrive_many."limit");
+    last_job_id bigint := 0;
+    redriven_count bigint := 0;
+    left_out_count bigint := 0;
     batch bigint[];
-    each bigint;
-    went integer;
+    one_job_id bigint;
+    redriven_in_batch integer;
 begin
     if rota.is_duration(redrive_many.spread) is false then
         raise exception using errcode = 'RT006', message = 'spread must be positive, at most 366 days, without months',
@@ -1332,7 +1341,7 @@ begin
     loop
         batch := array(
             select job_id from rota.dead_letters
-            where job_id > passed
+            where job_id > last_job_id
               and (redrive_many.handler is null or handler = redrive_many.handler)
               and (redrive_many.queue is null or queue = redrive_many.queue)
               and (redrive_many.reason is null or reason = redrive_many.reason)
@@ -1340,39 +1349,40 @@ begin
               and (redrive_many.before is null or finished_at < redrive_many.before)
               and (redrive_many.include_at_most_once or delivery is distinct from 'at_most_once')
             order by job_id
-            limit most - sent
+            limit max_jobs - redriven_count
             for update skip locked);
         exit when batch = '{}';
         begin
-            went := cardinality(rota.send_back(batch, null, redrive_many.spread));
+            redriven_in_batch := cardinality(rota.send_back(batch, null, redrive_many.spread));
         exception when data_exception or integrity_constraint_violation then
-            -- One by one: one of them can't be inserted.
-            went := 0;
-            foreach each in array batch loop
+            -- At least one letter cannot be inserted: send them one by one.
+            redriven_in_batch := 0;
+            foreach one_job_id in array batch loop
                 begin
-                    if rota.send_back(array[each], null, null) <> '{}' then
-                        update rota.jobs set run_at = now() + redrive_many.spread * (went::double precision / cardinality(batch))
-                        where job_id = each and redrive_many.spread is not null;
-                        went := went + 1;
+                    if rota.send_back(array[one_job_id], null, null) <> '{}' then
+                        update rota.jobs
+                        set run_at = now() + redrive_many.spread * (redriven_in_batch::double precision / cardinality(batch))
+                        where job_id = one_job_id and redrive_many.spread is not null;
+                        redriven_in_batch := redriven_in_batch + 1;
                     end if;
                 exception when data_exception or integrity_constraint_violation then
-                    raise notice 'job % stays a dead letter: %', each, sqlerrm;
+                    raise notice 'job % stays a dead letter: %', one_job_id, sqlerrm;
                 end;
             end loop;
         end;
-        sent := sent + went;
-        stayed := stayed + cardinality(batch) - went;
-        passed := batch[cardinality(batch)];
-        exit when sent = most;
+        redriven_count := redriven_count + redriven_in_batch;
+        left_out_count := left_out_count + cardinality(batch) - redriven_in_batch;
+        last_job_id := batch[cardinality(batch)];
+        exit when redriven_count = max_jobs;
     end loop;
     insert into rota.audit (action, target, reason, affected)
     values ('redrive many', coalesce(nullif(concat_ws(', ', 'handler ' || redrive_many.handler, 'queue ' || redrive_many.queue,
         'reason ' || redrive_many.reason, 'error kind ' || redrive_many.error_kind, 'dead before ' || redrive_many.before), ''),
-        'all dead letters'), why, sent);
-    return query select sent, stayed;
+        'all dead letters'), reason_text, redriven_count);
+    return query select redriven_count, left_out_count;
 end $$;
 
-COMMENT ON FUNCTION rota.redrive_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, spread interval, include_at_most_once boolean, note text) IS 'Redrive dead letters, at most limit (1000), evenly over spread; at_most_once ones only with include_at_most_once.';
+COMMENT ON FUNCTION rota.redrive_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, spread interval, include_at_most_once boolean, note text) IS 'Redrive dead letters, at most limit (1000), evenly over spread. at_most_once jobs only with include_at_most_once.';
 
 CREATE FUNCTION rota.refuse_bad_name(name text) RETURNS void
     LANGUAGE plpgsql
@@ -1412,14 +1422,14 @@ CREATE FUNCTION rota.refuse_not_dead(job_id bigint) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    stands text := rota.state_of(refuse_not_dead.job_id);
+    job_state text := rota.state_of(refuse_not_dead.job_id);
 begin
-    if stands is null then
+    if job_state is null then
         perform rota.refuse_unknown(refuse_not_dead.job_id);
     end if;
     raise exception using errcode = 'RT004',
-        message = format('job %s is no dead letter: %s', refuse_not_dead.job_id, stands),
-        hint = case when stands in ('scheduled', 'running') then 'It is live: rota.cancel() or rota.reschedule() act on it.'
+        message = format('job %s is no dead letter: %s', refuse_not_dead.job_id, job_state),
+        hint = case when job_state in ('scheduled', 'running') then 'It is live: rota.cancel() or rota.reschedule() act on it.'
                     else 'It has ended: enqueue a new job.' end;
 end $$;
 
@@ -1440,13 +1450,13 @@ CREATE FUNCTION rota.remove_schedule(name text, reason text DEFAULT NULL::text) 
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(remove_schedule.reason);
+    reason_text text := rota.bounded_note(remove_schedule.reason);
 begin
     delete from rota.schedule_definitions where schedule_id = rota.find_schedule(remove_schedule.name);
-    insert into rota.audit (action, target, reason) values ('remove', 'schedule ' || remove_schedule.name, why);
+    insert into rota.audit (action, target, reason) values ('remove', 'schedule ' || remove_schedule.name, reason_text);
 end $$;
 
-COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule; its history stays, and so do its live jobs.';
+COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule. Its history and its live jobs stay.';
 
 CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1454,19 +1464,19 @@ CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_a
     AS $$
 #variable_conflict use_column
 declare
-    owner text;
+    job_owner text;
 begin
     if replace_job.priority not between 0 and 9 then
         raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
     end if;
-    select created_by into owner from rota.jobs
+    select created_by into job_owner from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
-    if not found then  -- also for what enqueue() never asks for: the identity of a fire is nobody's to rewrite
+    if not found then  -- it has ended, or belongs to a schedule: its identity must not change
         return 'gone';
     end if;
-    perform rota.refuse_foreign(replace_job.job_id, owner);
+    perform rota.refuse_foreign(replace_job.job_id, job_owner);
 
-    -- Both statements may wait for a lock: this is the caller's own transaction, and a unique index would make it wait too.
+    -- Both statements may wait for a lock, in the caller's transaction: an insert with the same unique_key would wait, too.
     update rota.jobs
     set payload = coalesce(replace_job.payload, '{}'),
         queue = coalesce(replace_job.queue,
@@ -1489,7 +1499,7 @@ begin
         return 'rewritten';
     end if;
 
-    with gone as (
+    with deleted_job as (
         delete from rota.jobs
         where job_id = replace_job.job_id and state = 'scheduled'
         returning job_id, schedule_id, scheduled_for, fence_token, started_at, attempt, handler, queue, unique_key,
@@ -1500,7 +1510,7 @@ begin
     select job_id, schedule_id, scheduled_for, fence_token, started_at, clock_timestamp(), attempt, 'cancelled',
         handler, queue, unique_key, idempotency_key, meta,
         rota.signed_note('cancelled', 'replaced by a new job with the same unique_key')
-    from gone;
+    from deleted_job;
     if found then
         delete from rota.cancel_requests where job_id = replace_job.job_id;
         return 'gone';
@@ -1545,32 +1555,32 @@ CREATE FUNCTION rota.reschedule(job_id bigint, run_at timestamp with time zone D
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(reschedule.note);
-    stands text;
-    owner text;
-    due timestamptz;
+    reason_text text := rota.bounded_note(reschedule.note);
+    job_state text;
+    job_owner text;
+    new_run_at timestamptz;
 begin
     loop
         select rota.state_of(reschedule.job_id), (select created_by from rota.jobs where job_id = reschedule.job_id)
-        into stands, owner;
-        if stands is null then
+        into job_state, job_owner;
+        if job_state is null then
             perform rota.refuse_unknown(reschedule.job_id);
-        elsif stands = 'running' then
+        elsif job_state = 'running' then
             raise exception using errcode = 'RT004', message = format('job %s is running', reschedule.job_id),
                 hint = 'Only a job that waits can be rescheduled. Cancel it, or wait for the end of this attempt.';
-        elsif stands <> 'scheduled' then
-            raise exception using errcode = 'RT004', message = format('job %s has ended: %s', reschedule.job_id, stands),
-                hint = case stands when 'dead' then 'Send it back with rota.redrive() first.' else 'Enqueue a new job.' end;
+        elsif job_state <> 'scheduled' then
+            raise exception using errcode = 'RT004', message = format('job %s has ended: %s', reschedule.job_id, job_state),
+                hint = case job_state when 'dead' then 'Send it back with rota.redrive() first.' else 'Enqueue a new job.' end;
         end if;
-        perform rota.refuse_foreign(reschedule.job_id, owner);
+        perform rota.refuse_foreign(reschedule.job_id, job_owner);
         update rota.jobs set run_at = coalesce(reschedule.run_at, now())
         where job_id = reschedule.job_id and state = 'scheduled'
-        returning run_at into due;
+        returning run_at into new_run_at;
         if found then
             if rota.is_operator() then
-                insert into rota.audit (action, target, reason) values ('reschedule', 'job ' || reschedule.job_id, why);
+                insert into rota.audit (action, target, reason) values ('reschedule', 'job ' || reschedule.job_id, reason_text);
             end if;
-            return due;
+            return new_run_at;
         end if;
     end loop;
 end $$;
@@ -1583,7 +1593,7 @@ CREATE FUNCTION rota.resume_handler(name text, reason text DEFAULT NULL::text) R
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(resume_handler.reason);
+    reason_text text := rota.bounded_note(resume_handler.reason);
 begin
     update rota.handlers set paused = false, pause_reason = null, paused_by = null, paused_at = null
     where handler = resume_handler.name and paused;
@@ -1591,7 +1601,7 @@ begin
         return false;
     end if;
     perform rota.tell('rota_wake', '');
-    insert into rota.audit (action, target, reason) values ('resume', 'handler ' || resume_handler.name, why);
+    insert into rota.audit (action, target, reason) values ('resume', 'handler ' || resume_handler.name, reason_text);
     return true;
 end $$;
 
@@ -1603,7 +1613,7 @@ CREATE FUNCTION rota.resume_queue(name text, reason text DEFAULT NULL::text) RET
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(resume_queue.reason);
+    reason_text text := rota.bounded_note(resume_queue.reason);
 begin
     update rota.queues set paused = false, pause_reason = null, paused_by = null, paused_at = null
     where queue = resume_queue.name and paused;
@@ -1611,7 +1621,7 @@ begin
         return false;
     end if;
     perform rota.tell('rota_wake', '');
-    insert into rota.audit (action, target, reason) values ('resume', 'queue ' || resume_queue.name, why);
+    insert into rota.audit (action, target, reason) values ('resume', 'queue ' || resume_queue.name, reason_text);
     return true;
 end $$;
 
@@ -1623,14 +1633,14 @@ CREATE FUNCTION rota.resume_schedule(name text, reason text DEFAULT NULL::text) 
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(resume_schedule.reason);
+    reason_text text := rota.bounded_note(resume_schedule.reason);
 begin
     update rota.schedule_definitions set paused = false, resume_at = null
     where schedule_id = rota.find_schedule(resume_schedule.name) and paused;
     if not found then
         return false;
     end if;
-    insert into rota.audit (action, target, reason) values ('resume', 'schedule ' || resume_schedule.name, why);
+    insert into rota.audit (action, target, reason) values ('resume', 'schedule ' || resume_schedule.name, reason_text);
     return true;
 end $$;
 
@@ -1642,11 +1652,11 @@ CREATE FUNCTION rota.resume_schedules(handler text DEFAULT NULL::text, owner tex
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(resume_schedules.reason);
-    most integer := rota.bounded_limit(resume_schedules."limit");
-    changed bigint;
+    reason_text text := rota.bounded_note(resume_schedules.reason);
+    max_schedules integer := rota.bounded_limit(resume_schedules."limit");
+    changed_count bigint;
 begin
-    with picked as materialized (
+    with target_schedules as materialized (
         select schedule_id
         from rota.schedule_definitions
         join rota.schedule_clocks using (schedule_id)
@@ -1656,21 +1666,21 @@ begin
           and (resume_schedules.name_like is null or name like resume_schedules.name_like)
           and (resume_schedules.paused_since is null or paused_at >= resume_schedules.paused_since)
         order by schedule_id
-        limit most
+        limit max_schedules
         for update skip locked
     )
     update rota.schedule_definitions set paused = false, resume_at = null
-    where schedule_id = any (array(select schedule_id from picked));
-    get diagnostics changed = row_count;
-    if changed > 0 then
+    where schedule_id = any (array(select schedule_id from target_schedules));
+    get diagnostics changed_count = row_count;
+    if changed_count > 0 then
         insert into rota.audit (action, target, reason, affected)
         values ('resume', rota.described_schedules(resume_schedules.handler, resume_schedules.owner, resume_schedules.name_like),
-            why, changed);
+            reason_text, changed_count);
     end if;
-    return changed;
+    return changed_count;
 end $$;
 
-COMMENT ON FUNCTION rota.resume_schedules(handler text, owner text, name_like text, paused_since timestamp with time zone, "limit" integer, reason text) IS 'Resume paused schedules, of all or those paused since an instant, at most limit (1000); returns how many: call again until 0.';
+COMMENT ON FUNCTION rota.resume_schedules(handler text, owner text, name_like text, paused_since timestamp with time zone, "limit" integer, reason text) IS 'Resume paused schedules, all or those paused since an instant, at most limit (1000). Returns how many: call again until 0.';
 
 CREATE FUNCTION rota.retry_now(handler text DEFAULT NULL::text, queue text DEFAULT NULL::text, "limit" integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1678,29 +1688,29 @@ CREATE FUNCTION rota.retry_now(handler text DEFAULT NULL::text, queue text DEFAU
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(retry_now.note);
-    most integer := rota.bounded_limit(retry_now."limit");
-    woken bigint;
+    reason_text text := rota.bounded_note(retry_now.note);
+    max_jobs integer := rota.bounded_limit(retry_now."limit");
+    changed_count bigint;
 begin
-    with picked as materialized (
+    with retrying_jobs as materialized (
         select job_id from rota.jobs
         where state = 'scheduled' and attempt > 0 and run_at > now()
           and (retry_now.handler is null or handler = retry_now.handler)
           and (retry_now.queue is null or queue = retry_now.queue)
         order by job_id
-        limit most
+        limit max_jobs
         for update skip locked
     )
     update rota.jobs set run_at = now()
-    where job_id = any (array(select job_id from picked));
-    get diagnostics woken = row_count;
+    where job_id = any (array(select job_id from retrying_jobs));
+    get diagnostics changed_count = row_count;
     insert into rota.audit (action, target, reason, affected)
     values ('retry now', coalesce(nullif(concat_ws(', ', 'handler ' || retry_now.handler, 'queue ' || retry_now.queue), ''),
-        'whatever waits'), why, woken);
-    return woken;
+        'all retrying jobs'), reason_text, changed_count);
+    return changed_count;
 end $$;
 
-COMMENT ON FUNCTION rota.retry_now(handler text, queue text, "limit" integer, note text) IS 'Make jobs that wait for their retry due at once, at most limit (1000); returns how many: call again until 0.';
+COMMENT ON FUNCTION rota.retry_now(handler text, queue text, "limit" integer, note text) IS 'Make jobs that wait for their retry due at once, at most limit (1000). Returns how many: call again until 0.';
 
 CREATE FUNCTION rota.rotate_ledger(keep interval DEFAULT '7 days'::interval, ahead integer DEFAULT 3) RETURNS TABLE(made integer, dropped integer)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1713,9 +1723,9 @@ declare
     today date := (now() at time zone 'UTC')::date;
     day date;
     name text;
-    busy boolean;
+    is_locked boolean;
     failure text;
-    objects text;
+    dependent_objects text;
 begin
     made := 0;
     dropped := 0;
@@ -1725,35 +1735,35 @@ begin
         return;
     end if;
 
-    busy := false;
+    is_locked := false;
     for day in select today + n from generate_series(0, ahead) as n loop
         name := 'job_runs_' || to_char(day, 'YYYYMMDD');
         if to_regclass('rota.' || name) is null then
             begin
                 execute format('create table rota.%I (like rota.job_runs including defaults including constraints)', name);
-                -- Jobs that ended while no daemon was up to rotate lie in the default partition: they keep a partition of
-                -- their day from being attached, and the whole day would end up there.
-                execute format('with moved as (delete from rota.job_runs_default where finished_at >= %L and finished_at < %L '
+                -- Jobs that ended on a day without a partition are in the default partition. Those rows would keep the day's
+                -- partition from being attached, so move them.
+                execute format('with moved_rows as (delete from rota.job_runs_default where finished_at >= %L and finished_at < %L '
                                'and (select count(*) from (select from rota.job_runs_default limit 10001) as few) <= 10000 '
-                               'returning *) insert into rota.%I select * from moved',
+                               'returning *) insert into rota.%I select * from moved_rows',
                                day || ' 00:00:00+00', day + 1 || ' 00:00:00+00', name);
                 execute format('alter table rota.job_runs attach partition rota.%I for values from (%L) to (%L)',
                                name, day || ' 00:00:00+00', day + 1 || ' 00:00:00+00');
                 made := made + 1;
             exception
                 when lock_not_available then
-                    busy := true;  -- a long reader holds the table
+                    is_locked := true;  -- a long transaction has the table locked
                     exit;
                 when check_violation then
-                    null;  -- too many rows of that day in the default partition: they stay, and age, there
+                    null;  -- over 10,000 rows in the default partition: they stay there until they expire
                 when others then
                     failure := coalesce(failure, format('%s: %s', name, sqlerrm));
             end;
         end if;
     end loop;
-    perform rota.note_housekeeping('ledger_create', failure, busy);
+    perform rota.note_housekeeping('ledger_create', failure, is_locked);
 
-    busy := false;
+    is_locked := false;
     failure := null;
     if keep > interval '0' then
         for name in
@@ -1769,12 +1779,12 @@ begin
                 end if;
             exception
                 when lock_not_available then
-                    busy := true;
+                    is_locked := true;
                     exit;
                 when others then
-                    get stacked diagnostics objects = pg_exception_detail;
+                    get stacked diagnostics dependent_objects = pg_exception_detail;
                     failure := coalesce(failure, format('%s: %s', name, sqlerrm)
-                        || case when sqlstate = '2BP01' then coalesce(' (' || objects || ')', '') else '' end);
+                        || case when sqlstate = '2BP01' then coalesce(' (' || dependent_objects || ')', '') else '' end);
             end;
         end loop;
         begin
@@ -1782,12 +1792,12 @@ begin
             where ctid = any (array(select ctid from rota.job_runs_default where finished_at < now() - keep limit 10000));
         exception
             when lock_not_available then
-                busy := true;
+                is_locked := true;
             when others then
                 failure := coalesce(failure, 'job_runs_default: ' || sqlerrm);
         end;
     end if;
-    perform rota.note_housekeeping('ledger_drop', failure, busy);
+    perform rota.note_housekeeping('ledger_drop', failure, is_locked);
     return next;
 end $_$;
 
@@ -1798,35 +1808,37 @@ CREATE FUNCTION rota.run_schedule_now(name text, payload jsonb DEFAULT NULL::jso
     AS $$
 #variable_conflict use_column
 declare
-    why text := rota.bounded_note(run_schedule_now.reason);
-    which bigint := rota.find_schedule(run_schedule_now.name);
-    at timestamptz := clock_timestamp();
-    made bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
+    reason_text text := rota.bounded_note(run_schedule_now.reason);
+    target_schedule_id bigint := rota.find_schedule(run_schedule_now.name);
+    fire_instant timestamptz := clock_timestamp();
+    new_job_id bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
 begin
     loop
-        -- Between the whole seconds, where no cron expression ever fires.
-        if at = date_trunc('second', at) then
-            at := at + interval '1 microsecond';
+        -- Not a whole second: it must never equal the instant of a cron expression.
+        if fire_instant = date_trunc('second', fire_instant) then
+            fire_instant := fire_instant + interval '1 microsecond';
         end if;
         insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, note)
-        values (at, which, run_schedule_now.name, 'run_now', made, rota.signed_note('asked for', why))
+        values (fire_instant, target_schedule_id, run_schedule_now.name, 'run_now', new_job_id,
+            rota.signed_note('run now', reason_text))
         on conflict do nothing;
         exit when found;
-        at := at + interval '1 microsecond';
+        fire_instant := fire_instant + interval '1 microsecond';
     end loop;
     insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue, priority,
         max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
     overriding system value
-    select made, schedule_id, at, at, at + start_within, rota.caller(), handler, coalesce(run_schedule_now.payload, payload),
-        queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
-    from rota.schedule_definitions where schedule_id = which;
+    select new_job_id, schedule_id, fire_instant, fire_instant, fire_instant + start_within, rota.caller(), handler,
+        coalesce(run_schedule_now.payload, payload), queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
+        lease, delivery, meta
+    from rota.schedule_definitions where schedule_id = target_schedule_id;
     if not found then
         raise exception using errcode = 'RT002',
-            message = format('schedule %L was removed at this very moment', left(run_schedule_now.name, 200)),
+            message = format('schedule %L was removed during this call', left(run_schedule_now.name, 200)),
             hint = 'Nothing was enqueued.';
     end if;
-    insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, why);
-    return made;
+    insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, reason_text);
+    return new_job_id;
 end $$;
 
 COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text) IS 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
@@ -1835,15 +1847,15 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    -- Daemons step over a schedule whose clock is locked. Without this, their insert of its next job would wait for the end of
-    -- this transaction, to know whether the job that goes back here is live, and the fires of all other schedules with it.
+    -- Lock the clocks of exclusive jobs' schedules: daemons skip a schedule whose clock is locked. Without this, their insert of the
+    -- schedule's next job would wait for this transaction at jobs_exclusive_idx, and the fires of all other schedules with it.
     select from rota.schedule_clocks
     where schedule_id = any (array(
         select schedule_id from rota.dead_letters where job_id = any (send_back.job_ids) and exclusive))
     order by schedule_id
     for update;
 
-    with picked as materialized (
+    with letters as materialized (
         select job_id, scheduled_for, created_at, fence_token, schedule_id, max_attempts, priority, exclusive,
             handler, queue, created_by, coalesce(send_back.payload, dead_letters.payload) as payload, delivery, backoff_base,
             backoff_cap, timeout, lease, unique_key, idempotency_key, meta, checkpoint
@@ -1851,8 +1863,8 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
         where job_id = any (send_back.job_ids)
         order by job_id
         for update
-    ), fresh as (
-        -- fence_token stays: it says that this job has been claimed before.
+    ), sent_jobs as (
+        -- fence_token stays: it shows that this job has been claimed before.
         insert into rota.jobs (job_id, run_at, scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
             unique_key, idempotency_key, meta, checkpoint)
@@ -1863,16 +1875,16 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
             scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
             unique_key, idempotency_key, meta, checkpoint
-        from picked
+        from letters
         order by job_id
         on conflict do nothing
         returning job_id
-    ), gone as (
-        delete from rota.dead_letters where job_id = any (array(select job_id from fresh))
-    ), moot as (
-        delete from rota.cancel_requests where job_id = any (array(select job_id from fresh))
+    ), deleted_letters as (
+        delete from rota.dead_letters where job_id = any (array(select job_id from sent_jobs))
+    ), deleted_requests as (
+        delete from rota.cancel_requests where job_id = any (array(select job_id from sent_jobs))
     )
-    select coalesce(array_agg(job_id), '{}') from fresh
+    select coalesce(array_agg(job_id), '{}') from sent_jobs
 $$;
 
 CREATE FUNCTION rota.signed_note(verb text, note text) RETURNS text
@@ -1886,7 +1898,7 @@ CREATE FUNCTION rota.start_clocks() RETURNS trigger
 begin
     insert into rota.schedule_clocks (schedule_id, next_fire_at)
     select schedule_id, case when not paused then timestamptz '-infinity' else resume_at end
-    from made;
+    from new_schedules;
     perform rota.wake_schedulers();
     return null;
 end $$;
@@ -1938,7 +1950,7 @@ begin
     end if;
 end $$;
 
-COMMENT ON FUNCTION rota.tell(channel text, message text) IS 'NOTIFY where that can be done. `set local rota.notify = off` is for transactions that are to be prepared: polling finds what they bring.';
+COMMENT ON FUNCTION rota.tell(channel text, message text) IS 'NOTIFY, unless the server''s notification queue is nearly full or rota.notify is off. `set local rota.notify = off` is for transactions that are to be prepared; polling finds their rows.';
 
 CREATE FUNCTION rota.tell_of_dead_letter() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1996,7 +2008,7 @@ CREATE TABLE rota.audit (
     affected bigint DEFAULT 1 NOT NULL
 );
 
-COMMENT ON TABLE rota.audit IS 'Who did what to which, when and why.';
+COMMENT ON TABLE rota.audit IS 'Every action of an operator: who did it, on what, when and why.';
 
 ALTER TABLE rota.audit ALTER COLUMN audit_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME rota.audit_audit_id_seq
@@ -2052,7 +2064,7 @@ CREATE TABLE rota.dead_letters (
     CONSTRAINT "permanent, exhausted, poison, lost, bad_payload or expired" CHECK ((reason = ANY (ARRAY['permanent'::text, 'exhausted'::text, 'poison'::text, 'lost'::text, 'bad_payload'::text, 'expired'::text])))
 );
 
-COMMENT ON TABLE rota.dead_letters IS 'Jobs that will not be tried again by themselves. rota.redrive() sends one back, rota.discard() ends it.';
+COMMENT ON TABLE rota.dead_letters IS 'Jobs that are not tried again automatically. rota.redrive() makes one live again, rota.discard() moves it to the ledger.';
 
 CREATE SEQUENCE rota.fence_tokens
     START WITH 1
@@ -2068,17 +2080,17 @@ CREATE TABLE rota.fires (
     job_id bigint,
     missed_from timestamp with time zone,
     missed_count integer,
+    replaces boolean,
     disposition text NOT NULL,
     name text NOT NULL,
     note text,
-    replaces boolean,
     CONSTRAINT "disposition must be one of the ten" CHECK ((disposition = ANY (ARRAY['enqueued'::text, 'waiting'::text, 'replaced'::text, 'run_now'::text, 'skipped_misfire'::text, 'skipped_overlap'::text, 'skipped_gap'::text, 'skipped_paused'::text, 'skipped_edit'::text, 'skipped_deleted'::text])))
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.05');
 
-COMMENT ON TABLE rota.fires IS 'What became of each due instant of each schedule. A row with missed_from stands for all instants from that one to scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Outlives the schedule.';
+COMMENT ON TABLE rota.fires IS 'The decision about each due instant of each schedule. A row with missed_from covers all instants from missed_from to scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Rows outlive the schedule.';
 
-COMMENT ON COLUMN rota.fires.replaces IS 'True: it asked the live job to cancel, and waits for its end.';
+COMMENT ON COLUMN rota.fires.replaces IS 'True: this fire asked the live job to cancel, and waits until that job ends.';
 
 CREATE TABLE rota.job_runs (
     job_id bigint NOT NULL,
@@ -2102,7 +2114,7 @@ CREATE TABLE rota.job_runs (
 )
 PARTITION BY RANGE (finished_at);
 
-COMMENT ON TABLE rota.job_runs IS 'The ledger: one row per finished job. Partitioned by the UTC day of its end; rota.rotate_ledger() makes and drops partitions.';
+COMMENT ON TABLE rota.job_runs IS 'The ledger: one row per finished job, partitioned by the UTC day of finished_at. rota.rotate_ledger() creates and drops partitions.';
 
 CREATE TABLE rota.jobs (
     job_id bigint NOT NULL,
@@ -2142,6 +2154,7 @@ CREATE TABLE rota.jobs (
     CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_cap))),
     CONSTRAINT "checkpoint must be at most 64 KiB as text" CHECK ((octet_length((checkpoint)::text) <= 65536)),
     CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
+    CONSTRAINT "handler and unique_key must have at most 2680 bytes together" CHECK (((fence_token IS NOT NULL) OR ((octet_length(handler) + octet_length(unique_key)) <= 2680))),
     CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (((state = 'running'::text) OR (((length(handler) >= 1) AND (length(handler) <= 200)) AND (handler !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
     CONSTRAINT "idempotency_key must have 1 to 500 characters" CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 500))),
     CONSTRAINT "idempotency_key must not begin with rota:" CHECK ((NOT starts_with(idempotency_key, 'rota:'::text))),
@@ -2291,7 +2304,7 @@ CREATE VIEW rota.fire_history AS
     note
    FROM rota.fires;
 
-COMMENT ON VIEW rota.fire_history IS 'What became of each due instant of each schedule, and of its job (NULL: none, or longer ago than the ledger is kept).';
+COMMENT ON VIEW rota.fire_history IS 'The decision about each due instant of each schedule, and the state of its job (NULL: no job, or no longer in the ledger).';
 
 CREATE TABLE rota.guards (
     resource text NOT NULL,
@@ -2300,7 +2313,7 @@ CREATE TABLE rota.guards (
     CONSTRAINT "resource must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(resource))
 );
 
-COMMENT ON TABLE rota.guards IS 'The highest fence token that rota.guard() has seen for a resource.';
+COMMENT ON TABLE rota.guards IS 'The highest fence token that rota.guard() has seen for each resource.';
 
 CREATE TABLE rota.handlers (
     handler text NOT NULL,
@@ -2326,7 +2339,7 @@ CREATE TABLE rota.handlers (
     CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (rota.is_duration(timeout))
 );
 
-COMMENT ON TABLE rota.handlers IS 'One row per handler name, written by daemons at their start; people write only paused, by rota.pause_handler().';
+COMMENT ON TABLE rota.handlers IS 'One row per handler name. Daemons write it when they start; operators change only paused, with rota.pause_handler().';
 
 CREATE TABLE rota.housekeeping (
     piece text NOT NULL,
@@ -2335,7 +2348,7 @@ CREATE TABLE rota.housekeeping (
     error text
 );
 
-COMMENT ON TABLE rota.housekeeping IS 'One row per piece of housekeeping: its last success by any daemon, and the error of its last run if that failed.';
+COMMENT ON TABLE rota.housekeeping IS 'One row per piece of housekeeping: its last success by any daemon, and the error of its last run if that run failed.';
 
 CREATE TABLE rota.job_runs_default (
     job_id bigint CONSTRAINT job_runs_job_id_not_null NOT NULL,
@@ -2373,7 +2386,7 @@ CREATE TABLE rota.locks (
     name text NOT NULL
 );
 
-COMMENT ON TABLE rota.locks IS 'Rows that rota''s functions lock, in place of advisory locks, which every login could hold.';
+COMMENT ON TABLE rota.locks IS 'Rows that rota''s functions lock. Any login could hold an advisory lock instead.';
 
 CREATE TABLE rota.lost_nodes (
     node_id uuid NOT NULL,
@@ -2391,7 +2404,7 @@ CREATE TABLE rota.lost_nodes (
     seen_at timestamp with time zone NOT NULL
 );
 
-COMMENT ON TABLE rota.lost_nodes IS 'Daemons that vanished without saying goodbye, for a day, or until they return, are replaced, or are forgotten by rota.forget_node().';
+COMMENT ON TABLE rota.lost_nodes IS 'Daemons that vanished without a shutdown. A row goes after a day, or when the daemon returns, is replaced, or is forgotten with rota.forget_node().';
 
 CREATE TABLE rota.meta (
     only_row boolean DEFAULT true NOT NULL,
@@ -2402,7 +2415,7 @@ CREATE TABLE rota.meta (
     CONSTRAINT "there is one installation" CHECK (only_row)
 );
 
-COMMENT ON COLUMN rota.meta.planned_with IS 'With which rota and zone data all next fires were found.';
+COMMENT ON COLUMN rota.meta.planned_with IS 'The rota and time zone data with which all next fires were computed. Daemons with other versions compute them again.';
 
 CREATE TABLE rota.migrations (
     version integer NOT NULL,
@@ -2431,9 +2444,9 @@ CREATE TABLE rota.nodes (
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='200');
 
-COMMENT ON TABLE rota.nodes IS 'One row per living daemon process (alive: seen within 15 s). Leases decide about jobs, never these rows.';
+COMMENT ON TABLE rota.nodes IS 'One row per daemon process, alive if seen within 15 s. Leases decide about jobs, never these rows.';
 
-COMMENT ON COLUMN rota.nodes.refused IS 'Rows with which the database refused an operation of this daemon within a minute: an array of objects, at most 20.';
+COMMENT ON COLUMN rota.nodes.refused IS 'Rows with which the database refused an operation of this daemon within the last minute: an array of at most 20 objects.';
 
 CREATE SEQUENCE rota.noted_database_oid
     START WITH 1
@@ -2467,7 +2480,7 @@ CREATE TABLE rota.queues (
     CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(queue))
 );
 
-COMMENT ON TABLE rota.queues IS 'Which queues are paused. The name * stands for all of them.';
+COMMENT ON TABLE rota.queues IS 'Which queues are paused. The name * means all queues.';
 
 CREATE TABLE rota.schedule_clocks (
     schedule_id bigint NOT NULL,
@@ -2483,7 +2496,7 @@ CREATE TABLE rota.schedule_clocks (
 )
 WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.05', autovacuum_analyze_threshold='1000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
 
-COMMENT ON TABLE rota.schedule_clocks IS 'What daemons and triggers write of schedules, one narrow row each. next_fire_at: the first instant that is not decided yet; -infinity: to be planned; NULL: none (paused, invalid, at its end). version grows with every edit of when it fires.';
+COMMENT ON TABLE rota.schedule_clocks IS 'The columns of schedules that daemons and triggers write, one narrow row each. next_fire_at: the first instant that is not decided yet; -infinity: to be computed; NULL: none (paused, invalid or ended). version grows with every edit of when it fires.';
 
 ALTER TABLE rota.schedule_definitions ALTER COLUMN schedule_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME rota.schedule_definitions_schedule_id_seq
@@ -2564,7 +2577,7 @@ CREATE VIEW rota.schedules AS
           WHERE (clock.schedule_id = definition.schedule_id)) AS state
    FROM rota.schedule_definitions definition;
 
-COMMENT ON VIEW rota.schedules IS 'What recurs. INSERT and UPDATE as you like, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
+COMMENT ON VIEW rota.schedules IS 'All schedules. INSERT and UPDATE freely, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (due for 30 s without a decision) or ended.';
 
 ALTER TABLE ONLY rota.job_runs ATTACH PARTITION rota.job_runs_default DEFAULT;
 
@@ -2586,17 +2599,11 @@ ALTER TABLE ONLY rota.fires
 ALTER TABLE ONLY rota.guards
     ADD CONSTRAINT guards_pkey PRIMARY KEY (resource);
 
-ALTER TABLE rota.jobs
-    ADD CONSTRAINT "handler and unique_key must have at most 2680 bytes together" CHECK (((fence_token IS NOT NULL) OR ((octet_length(handler) + octet_length(unique_key)) <= 2680))) NOT VALID;
-
 ALTER TABLE ONLY rota.handlers
     ADD CONSTRAINT handlers_pkey PRIMARY KEY (handler);
 
 ALTER TABLE ONLY rota.housekeeping
     ADD CONSTRAINT housekeeping_pkey PRIMARY KEY (piece);
-
-ALTER TABLE rota.schedule_definitions
-    ADD CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))) NOT VALID;
 
 ALTER TABLE ONLY rota.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
@@ -2684,13 +2691,13 @@ CREATE TRIGGER note_server BEFORE INSERT ON rota.jobs FOR EACH STATEMENT WHEN ((
 
 CREATE TRIGGER note_server BEFORE INSERT ON rota.schedule_definitions FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
 
-CREATE TRIGGER record_redrives AFTER DELETE ON rota.dead_letters REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION rota.record_redrives();
+CREATE TRIGGER record_redrives AFTER DELETE ON rota.dead_letters REFERENCING OLD TABLE AS deleted_letters FOR EACH STATEMENT EXECUTE FUNCTION rota.record_redrives();
 
 CREATE TRIGGER refuse_long_key BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN (((octet_length(new.handler) + octet_length(new.unique_key)) > 2600)) EXECUTE FUNCTION rota.refuse_long_key();
 
 CREATE TRIGGER replan AFTER UPDATE OF cron, every, timezone, start_at, end_at, paused, resume_at, dst_gap, dst_fold ON rota.schedule_definitions FOR EACH ROW WHEN ((((((((((new.cron IS DISTINCT FROM old.cron) OR (new.every IS DISTINCT FROM old.every)) OR (new.timezone IS DISTINCT FROM old.timezone)) OR (new.start_at IS DISTINCT FROM old.start_at)) OR (new.end_at IS DISTINCT FROM old.end_at)) OR (new.paused IS DISTINCT FROM old.paused)) OR (new.resume_at IS DISTINCT FROM old.resume_at)) OR (new.dst_gap IS DISTINCT FROM old.dst_gap)) OR (new.dst_fold IS DISTINCT FROM old.dst_fold))) EXECUTE FUNCTION rota.replan_schedule();
 
-CREATE TRIGGER start_clocks AFTER INSERT ON rota.schedule_definitions REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION rota.start_clocks();
+CREATE TRIGGER start_clocks AFTER INSERT ON rota.schedule_definitions REFERENCING NEW TABLE AS new_schedules FOR EACH STATEMENT EXECUTE FUNCTION rota.start_clocks();
 
 CREATE TRIGGER stop_all_clocks AFTER TRUNCATE ON rota.schedule_definitions FOR EACH STATEMENT EXECUTE FUNCTION rota.stop_all_clocks();
 

@@ -1,7 +1,8 @@
--- Live jobs: scheduled or running. A finished job leaves for the ledger, so the cost of this table follows the work at hand.
+-- Live jobs (scheduled or running) and the requests to cancel them. A finished job moves to the ledger, so that this table stays
+-- as small as the work at hand.
 
--- Every CHECK is evaluated at every update, too. Those that look into text begin with "state = 'running' or", so that claims and
--- heartbeats don't look again at what was fit to be inserted.
+-- Every CHECK also runs at each update. The CHECKs on text begin with "state = 'running' or", so that claims and heartbeats do not
+-- check again what was valid at the insert.
 create table rota.jobs (
     job_id            bigint generated always as identity primary key,
     run_at            timestamptz not null
@@ -32,7 +33,7 @@ create table rota.jobs (
         constraint "queue must be a name of 1 to 200 characters on one line" check (state = 'running' or length(queue) between 1 and 200 and queue !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'),
     created_by        text not null,
     payload           jsonb not null
-        -- A document of 100 levels has at least 200 bytes: small payloads, nearly all of them, skip the walk.
+        -- A document of 100 levels has at least 200 bytes: shorter payloads, nearly all of them, skip the path query.
         constraint "payload must be at most 1 MiB as text, and at most 100 deep"
             check (state = 'running' or case
                 when octet_length(payload::text) < 200 then true
@@ -66,10 +67,14 @@ create table rota.jobs (
     constraint "running means an owner, a lease and a token; waiting, no owner"
         check (case state when 'running'
                then leased_by is not null and lease_expires_at is not null and fence_token is not null
-               else leased_by is null and lease_expires_at is null end)
+               else leased_by is null and lease_expires_at is null end),
+    -- An entry of jobs_unique_key_idx has at most 2704 bytes. Rows claimed before pass: a key that was compressed into the index must
+    -- not keep its job from being retried.
+    constraint "handler and unique_key must have at most 2680 bytes together"
+        check (fence_token is not null or octet_length(handler) + octet_length(unique_key) <= 2680)
 ) with (
     fillfactor = 80,
-    -- Vacuum early and without pauses, and never take the exclusive lock that truncating the file needs.
+    -- Vacuum early and without pauses, but never truncate: truncating needs an exclusive lock.
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
     autovacuum_vacuum_insert_scale_factor = 0.2,
     autovacuum_analyze_scale_factor = 0.1, autovacuum_analyze_threshold = 2000,
@@ -77,46 +82,53 @@ create table rota.jobs (
 );
 comment on table rota.jobs is 'Live jobs only (scheduled or running). Insert with any subset of the public columns; NULL means the default.';
 
--- What a claim looks through. The third column is 1 for suspects (lost twice in a row), 0 for all others: it sets them apart without
--- a walk over the others. A number, because the planner rewrites comparisons with a boolean so that the index no longer gives the order.
+-- Claims read this index. The third column is 1 for suspects (lost twice in a row) and 0 for other jobs, so that a scan finds one
+-- group without reading the other. It is a number because the planner rewrites comparisons with a boolean, and then the index no
+-- longer gives the order.
 create index claim_due_jobs_idx on rota.jobs (queue, handler, (losses / 2), priority, run_at) where state = 'scheduled';
--- lease_expires_at stays out of every index, so that a heartbeat is a HOT update.
+-- lease_expires_at is in no index, so that a heartbeat is a HOT update.
 create index find_expired_leases_idx on rota.jobs (job_id) where state = 'running';
 create index expire_unstarted_jobs_idx on rota.jobs (start_by) where start_by is not null and state = 'scheduled' and fence_token is null;
 create unique index jobs_unique_key_idx on rota.jobs (handler, unique_key) where unique_key is not null;
 create unique index jobs_exclusive_idx on rota.jobs (schedule_id) where exclusive;
 
--- ORMs send explicit NULLs, so a column's DEFAULT isn't enough.
+-- ORMs send explicit NULLs, so a column's DEFAULT is not enough. It runs once for each row, where a SET clause costs too much: so it
+-- names the schema of every function and operator.
 create function rota.fill_in_job() returns trigger language plpgsql as $$
 begin
     if new.queue is null then
-        new.queue := coalesce((select handlers.queue from rota.handlers where handlers.handler = new.handler), 'default');
+        new.queue := coalesce(
+            (select handlers.queue from rota.handlers where handlers.handler operator(pg_catalog.=) new.handler), 'default'
+        );
     end if;
-    new.run_at := coalesce(new.run_at, now());
+    new.run_at := coalesce(new.run_at, pg_catalog.now());
     new.scheduled_for := coalesce(new.scheduled_for, new.run_at);
     new.priority := coalesce(new.priority, 5);
     new.payload := coalesce(new.payload, '{}');
-    if new.created_by is null then  -- a redriven job brings its own; clients have no privilege on this column
-        new.created_by := coalesce(nullif(current_setting('role', true), 'none'), session_user::text);
+    if new.created_by is null then  -- a redriven job keeps its own; clients have no privilege on this column
+        new.created_by := pg_catalog.current_setting('role', true);
+        if new.created_by is null or new.created_by operator(pg_catalog.=) 'none' then
+            new.created_by := session_user;
+        end if;
     end if;
     return new;
 end $$;
 
--- With the condition, what a daemon inserts complete, a schedule's fire, doesn't pay for the call.
+-- The condition spares daemons the call: they insert a schedule's job with all columns set.
 create trigger fill_in before insert on rota.jobs for each row
     when (num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)
     execute function rota.fill_in_job();
 
--- NOTIFY at every commit would serialise the commits of all who insert. So a dispatcher that waits holds a shared advisory
--- lock on its listening connection, and an insert notifies only when it can't take that lock for itself. The lock
--- lives in shared memory: no rows, no WAL, and it goes with the session of a dispatcher that dies.
+-- NOTIFY at every commit would serialise the commits of all clients. So a dispatcher that waits holds a shared advisory lock on its
+-- listening connection, and an insert notifies only when it cannot take that lock for itself. The lock lives in shared memory: no
+-- rows, no WAL, and it ends with the session of a dispatcher that dies.
+-- The lock is taken and released within one expression. A cancel between two statements would end the function and leave the lock
+-- to the session: no dispatcher could take its own, and every insert would notify.
 create function rota.wake_dispatchers() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if pg_try_advisory_lock(1919906913, 1) then
-        perform pg_advisory_unlock(1919906913, 1);
-    else
-        perform pg_notify('rota_wake', '');
+    if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
+        perform rota.tell('rota_wake', '');
     end if;
     return null;
 end $$;
@@ -124,7 +136,28 @@ end $$;
 create trigger wake after insert on rota.jobs for each statement execute function rota.wake_dispatchers();
 create trigger wake_again after update of run_at on rota.jobs for each statement execute function rota.wake_dispatchers();
 
--- Cancelling a running job is a row here and never a lock on the job's row.
+-- A trigger, because stored keys that are longer and compress well must still be claimed, retried and released.
+create function rota.refuse_long_key() returns trigger
+    language plpgsql as $$
+begin
+    raise exception using errcode = 'check_violation',
+        message = pg_catalog.format('handler and unique_key must have at most 2600 bytes together, not %s',
+            pg_catalog.octet_length(new.handler) operator(pg_catalog.+) pg_catalog.octet_length(new.unique_key)),
+        hint = 'A digest of a long key, such as encode(sha256(…), ''hex''), is as unique.';
+end $$;
+
+create trigger refuse_long_key before insert on rota.jobs for each row
+    when (octet_length(new.handler) + octet_length(new.unique_key) > 2600)
+    execute function rota.refuse_long_key();
+
+create trigger note_server before insert on rota.jobs for each statement
+    when (current_setting('rota.server_noted', true) is distinct from 'on')
+    execute function rota.note_server_of_session();
+
+-- Note the server on which this database was created.
+select rota.note_server();
+
+-- To cancel a running job inserts a row here, and never locks the job's row.
 create table rota.cancel_requests (
     job_id            bigint primary key,
     requested_at      timestamptz not null default clock_timestamp(),

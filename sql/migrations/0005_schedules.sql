@@ -1,156 +1,7 @@
--- What recurs, and what became of each of its instants.
+-- Schedules, their clocks, and the fires: the decision about each due instant.
 --
--- What people write is one table, what changes at every fire another: a fire recorded in a row with a payload would write
--- the payload's page again. rota.schedules is the view in which both are one row, and the only name that people use.
-
-
--- ---------------------------------------------------------------------------------------------------- cron expressions
-
--- One value of a field: a number within its bounds, or a name. field: 1 second … 4 day of month, 5 month, 6 weekday.
-create function rota.cron_value(field integer, word text) returns integer
-    language plpgsql immutable strict parallel safe as $$
-declare
-    lows constant integer[] := '{0,0,0,1,1,0}';
-    highs constant integer[] := '{59,59,23,31,12,7}';
-    labels constant text[] := '{second,minute,hour,day of month,month,weekday}';
-    value numeric;
-begin
-    if word ~ '^[0-9]+$' then
-        value := word::numeric;
-        if value not between lows[field] and highs[field] then
-            raise exception using errcode = 'check_violation',
-                message = format('cron: %s %s is outside %s-%s', labels[field], left(word, 20), lows[field], highs[field]);
-        end if;
-        return value;
-    end if;
-    if field = 5 then
-        value := array_position('{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'::text[], word);
-    elsif field = 6 then
-        value := array_position('{sun,mon,tue,wed,thu,fri,sat}'::text[], word) - 1;
-    end if;
-    if value is null then
-        raise exception using errcode = 'check_violation', message = format('cron: %L is no %s', left(word, 20), labels[field]);
-    end if;
-    return value;
-end $$;
-
--- For the CHECK alone: true, or an error of its own that says what is wrong. It accepts and refuses what rota.cron does (a
--- test holds the two together); the daemon's word is the last one, by invalid_reason.
-create function rota.is_cron(expression text) returns boolean
-    language plpgsql immutable strict parallel safe as $$
-declare
-    lows constant integer[] := '{0,0,0,1,1,0}';
-    highs constant integer[] := '{59,59,23,31,12,7}';
-    sizes constant integer[] := '{60,60,24,31,12,7}';
-    labels constant text[] := '{second,minute,hour,day of month,month,weekday}';
-    longest constant integer[] := '{31,29,31,30,31,30,31,31,30,31,30,31}';
-    expr text;
-    fields text[];
-    item text;
-    parts text[];
-    low integer;
-    high integer;
-    step numeric;
-    days integer[] := '{}';      -- of the month; 0 is its last one
-    months integer[] := '{}';
-    weeks integer[] := '{}';     -- of the month, for numbered weekdays; 0 is the last one
-    plain_weekdays boolean := false;
-begin
-    -- The plain ones, nearly all of them, at the price of one match.
-    if expression ~ '^(\*|[0-5]?[0-9]|\*/([1-9]|[1-5][0-9]|60)) (\*|[01]?[0-9]|2[0-3]|\*/([1-9]|1[0-9]|2[0-4])) (\*|0?[1-9]|1[0-9]|2[0-8]) (\*|0?[1-9]|1[0-2]) (\*|[0-7])$' then
-        return true;
-    end if;
-    if length(expression) > 1000 then
-        raise exception using errcode = 'check_violation', message = 'cron: at most 1000 characters are read';
-    end if;
-    expr := btrim(expression, E' \t\r\n');
-    if expr ~ '[^\u0020-\u007e\u0009]' then
-        raise exception using errcode = 'check_violation', message = 'cron: there is a character that has no place in an expression';
-    end if;
-    expr := lower(expr);
-    if expr in ('@yearly', '@annually', '@monthly', '@weekly', '@daily', '@midnight', '@hourly') then
-        return true;
-    elsif starts_with(expr, '@') then
-        raise exception using errcode = 'check_violation',
-            message = format('cron: %L is not supported', left(expr, 20)),
-            hint = '@yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly are. For an interval, use the column every.';
-    end if;
-    if position('=' in expr) > 0 then
-        raise exception using errcode = 'check_violation', message = 'cron: "=" has no place in an expression',
-            hint = 'The timezone is a column of its own.';
-    end if;
-    fields := regexp_split_to_array(expr, '[ \t]+');
-    if cardinality(fields) = 5 then
-        fields := array_prepend('0', fields);
-    end if;
-    if cardinality(fields) <> 6 then
-        raise exception using errcode = 'check_violation',
-            message = format('cron: %s fields where 5 or 6 are needed', case expr when '' then 0 else cardinality(fields) end),
-            hint = 'minute hour day month weekday, with seconds in front if you like.';
-    end if;
-
-    for field in 1..6 loop
-        foreach item in array string_to_array(fields[field], ',') loop
-            parts := regexp_match(item, '^(?:\*|(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?)(?:/(\d+))?$');
-            if parts is not null then
-                low := coalesce(rota.cron_value(field, parts[1]), lows[field]);
-                high := case when parts[2] is not null then rota.cron_value(field, parts[2])
-                             when parts[1] is not null and parts[3] is null then low
-                             else highs[field] end;
-                step := coalesce(parts[3], '1')::numeric;
-                if low > high then
-                    raise exception using errcode = 'check_violation',
-                        message = format('cron: the %s range %L runs backwards', labels[field], left(item, 20));
-                end if;
-                if step not between 1 and sizes[field] then
-                    raise exception using errcode = 'check_violation',
-                        message = format('cron: the step of the %s %L is outside 1-%s', labels[field], left(item, 20), sizes[field]);
-                end if;
-                if field = 4 then
-                    days := days || array(select generate_series(low, high, step::integer));
-                elsif field = 5 then
-                    months := months || array(select generate_series(low, high, step::integer));
-                elsif field = 6 then
-                    plain_weekdays := true;
-                end if;
-            elsif field = 4 and item = 'l' then
-                days := days || 0;
-            elsif field = 6 and item ~ '^(l(\d+|[a-z]{3})|(\d+|[a-z]{3})l)$' then
-                perform rota.cron_value(field, coalesce(substring(item from '^l(.+)$'), substring(item from '^(.+)l$')));
-                weeks := weeks || 0;
-            elsif field = 6 and item ~ '^(\d+|[a-z]{3})#0*[1-5]$' then
-                perform rota.cron_value(field, split_part(item, '#', 1));
-                weeks := weeks || split_part(item, '#', 2)::integer;
-            else
-                raise exception using errcode = 'check_violation',
-                    message = format('cron: the %s %L is not a value, a range (1-5) or a step (*/5, 10-50/5)',
-                        labels[field], left(item, 20)),
-                    hint = 'L is the last day of the month; 5L or L5 the last Friday, 5#3 the third; ?, W, H and R are not supported.';
-            end if;
-        end loop;
-    end loop;
-
-    -- Where one day field starts with a star both must match, and some combinations never do: 0 0 30 2 *.
-    if fields[4] not like '*%' and fields[6] not like '*%' then
-        return true;
-    end if;
-    if exists (
-        select from unnest(months) as month
-        cross join lateral generate_series(longest[month] - (month = 2)::integer, longest[month]) as length
-        cross join unnest(days) as listed
-        cross join lateral (select case listed when 0 then length else listed end as day) as one
-        where day <= length
-          and (plain_weekdays or (day + 6) / 7 = any (weeks) or (0 = any (weeks) and day > length - 7))
-    ) then
-        return true;
-    end if;
-    raise exception using errcode = 'check_violation',
-        message = 'cron: there is no such day in any year, so this would never fire',
-        hint = 'Both day fields must match as soon as one of them starts with *.';
-end $$;
-
-
--- -------------------------------------------------------------------------------------------------------------- tables
+-- People write one table, and every fire changes another: an update of a row with a payload would write the payload's page again.
+-- The view rota.schedules shows both as one row, and is the only name that people use.
 
 create table rota.schedule_definitions (
     schedule_id     bigint generated always as identity primary key,
@@ -216,7 +67,11 @@ create table rota.schedule_definitions (
     dst_fold        text not null default 'first'
         constraint "dst_fold must be first or both" check (dst_fold in ('first', 'both')),
     jitter          interval not null default interval '0'
-        constraint "jitter must lie between 0 and 366 days, without months" check (jitter = interval '0' or rota.is_duration(jitter)),
+        constraint "jitter must lie between 0 and 366 days, without months" check (jitter = interval '0' or rota.is_duration(jitter))
+        -- An interval of value 0 passes the check above, whatever its parts.
+        constraint "jitter must have no negative parts"
+            check (jitter <> interval '0'
+                   or extract(year from jitter) = 0 and extract(month from jitter) = 0 and extract(day from jitter) = 0),
 
     expect_success_within interval
         constraint "expect_success_within must be positive, at most 366 days" check (rota.is_duration(expect_success_within)),
@@ -238,10 +93,18 @@ create table rota.schedule_definitions (
     constraint "end_at must lie after start_at" check (end_at > start_at),
     constraint "resume_at needs paused" check (paused or resume_at is null)
 ) with (fillfactor = 90);
-comment on table rota.schedule_definitions is 'What people write of schedules, by way of the view rota.schedules.';
-comment on column rota.schedule_definitions.edited_at is 'The last edit that changed when it fires: what comes next lies strictly after it.';
+comment on table rota.schedule_definitions is 'The columns of schedules that people write, through the view rota.schedules.';
+comment on column rota.schedule_definitions.edited_at is 'The last edit that changed when the schedule fires. The next fire lies strictly after it.';
 
--- Who looks is a matter of shards, what is due is not: a shard in the index would make one look 256.
+-- For rota schedule list, rota.pause_schedules() and rota.resume_schedules(): by owner, by handler, by the start of the name.
+create index list_schedules_by_owner_idx on rota.schedule_definitions (owner, name) where owner is not null;
+create index list_schedules_by_handler_idx on rota.schedule_definitions (handler, name);
+create index list_schedules_by_name_idx on rota.schedule_definitions (name text_pattern_ops);
+-- Reports count only the paused and the watched schedules; of the others they need the total alone.
+create index count_paused_schedules_idx on rota.schedule_definitions (schedule_id) where paused;
+create index sample_watched_schedules_idx on rota.schedule_definitions (schedule_id) where expect_success_within is not null;
+
+-- No index begins with shard: a daemon would scan it once for each of its shards, up to 256 times.
 create table rota.schedule_clocks (
     schedule_id           bigint primary key,
     next_fire_at          timestamptz,
@@ -260,11 +123,12 @@ create table rota.schedule_clocks (
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off
 );
 comment on table rota.schedule_clocks is
-    'What daemons and triggers write of schedules, one narrow row each. next_fire_at: the first instant that is not decided '
-    'yet; -infinity: to be planned; NULL: none (paused, invalid, at its end). version grows with every edit of when it fires.';
--- With the schedule_id, a look goes on where the last one stopped, also among the thousands that are due at the same instant.
+    'The columns of schedules that daemons and triggers write, one narrow row each. next_fire_at: the first instant that is not '
+    'decided yet; -infinity: to be computed; NULL: none (paused, invalid or ended). version grows with every edit of when it fires.';
+-- schedule_id lets a query continue where the last one stopped, even among thousands that are due at the same instant.
 create index take_due_schedules_idx on rota.schedule_clocks (next_fire_at, schedule_id) where next_fire_at is not null;
 create index revive_invalid_schedules_idx on rota.schedule_clocks (schedule_id) where invalid_reason is not null;
+create index count_stopped_schedules_idx on rota.schedule_clocks (schedule_id) where next_fire_at is null;
 
 create table rota.fires (
     scheduled_for   timestamptz not null,
@@ -273,22 +137,32 @@ create table rota.fires (
     job_id          bigint,
     missed_from     timestamptz,
     missed_count    integer,
+    replaces        boolean,
     disposition     text not null
         constraint "disposition must be one of the ten"
             check (disposition in ('enqueued', 'waiting', 'replaced', 'run_now', 'skipped_misfire', 'skipped_overlap',
                                    'skipped_gap', 'skipped_paused', 'skipped_edit', 'skipped_deleted')),
     name            text not null,
     note            text,
-    -- In this order a spike writes to few pages; the other way round each fire would touch a page of its own.
+    -- In this order the fires of one instant lie on few pages; in the other order each fire would touch a page of its own.
     primary key (scheduled_for, schedule_id)
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.05);
 comment on table rota.fires is
-    'What became of each due instant of each schedule. A row with missed_from stands for all instants from that one to '
-    'scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Outlives the schedule.';
+    'The decision about each due instant of each schedule. A row with missed_from covers all instants from missed_from to '
+    'scheduled_for, missed_count of them (NULL: more than 1000, or not counted). Rows outlive the schedule.';
+-- With misfire all and overlap replace, several caught-up fires wait in turn, and only one of them replaces the live job.
+comment on column rota.fires.replaces is 'True: this fire asked the live job to cancel, and waits until that job ends.';
 create index promote_waiting_fires_idx on rota.fires (schedule_id, scheduled_for) where disposition = 'waiting';
+-- The history of one schedule. An index by schedule_id would touch a page of its own for each fire of an instant. By day first, fires
+-- of one instant lie together, and a schedule's history costs one probe per day that fires are kept.
+-- One number of the UTC day and the lowest 40 bits of schedule_id, so a reader compares the schedule_id, too. With two columns, a
+-- plan made while the table is empty would use this index instead of the primary key, and later scan all of it.
+create index list_fires_idx on rota.fires (
+    ((((scheduled_for at time zone 'UTC')::date - date '1970-01-01')::int8 << 40) | (schedule_id & 1099511627775))
+);
 
--- One statement reads and writes all columns that are people's; what daemons and triggers write are subqueries, and thereby
--- read-only. A single table behind FROM keeps INSERT … ON CONFLICT, UPDATE, DELETE and RETURNING working without a trigger.
+-- The columns that people write come from the table in FROM and are updatable. The others are subqueries and thereby read-only.
+-- A single table behind FROM keeps INSERT … ON CONFLICT, UPDATE, DELETE and RETURNING working without a trigger.
 create view rota.schedules as
 select schedule_id, name, cron, every, timezone,
     handler, payload, queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,
@@ -313,24 +187,26 @@ select schedule_id, name, cron, every, timezone,
          when invalid_reason is not null then 'invalid'
          when paused then 'paused'
          when next_fire_at is null then 'ended'
-         -- One that is to be planned has -infinity, and should not have had it for long.
+         -- -infinity means to be computed, which daemons should do right after the edit.
          when coalesce(nullif(next_fire_at, '-infinity'), edited_at) < now() - interval '30 seconds' then 'overdue'
          else 'ok' end
      from rota.schedule_clocks as clock
      where clock.schedule_id = definition.schedule_id) as state
 from rota.schedule_definitions as definition;
+-- Only daemons and the owner may DELETE through the view: a login with DELETE may lock the tables beneath it.
 comment on view rota.schedules is
-    'What recurs. INSERT, UPDATE and DELETE as you like: daemons notice at once. NULL means the default. state: ok, invalid, '
-    'paused, overdue (an instant has come, and for 30 s nobody has decided about it) or ended.';
+    'All schedules. INSERT and UPDATE freely, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, '
+    'paused, overdue (due for 30 s without a decision) or ended.';
 
 
 -- ------------------------------------------------------------------------------------------------------------ triggers
 
-create function rota.fill_in_schedule() returns trigger language plpgsql as $$
+create function rota.fill_in_schedule() returns trigger
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    at timestamptz := clock_timestamp();
+    effective_at timestamptz := clock_timestamp();
 begin
-    -- ORMs send explicit NULLs, so a column's DEFAULT isn't enough.
+    -- ORMs send explicit NULLs, so a column's DEFAULT is not enough.
     new.timezone := coalesce(new.timezone, 'UTC');
     new.payload := coalesce(new.payload, '{}');
     new.priority := coalesce(new.priority, 5);
@@ -343,7 +219,7 @@ begin
     new.dst_fold := coalesce(new.dst_fold, 'first');
     new.jitter := coalesce(new.jitter, interval '0');
     if tg_op = 'INSERT' then
-        new.created_at := coalesce(new.created_at, at);
+        new.created_at := coalesce(new.created_at, effective_at);
         new.edited_at := coalesce(new.edited_at, new.created_at);
         new.created_by := coalesce(new.created_by, rota.caller());
         new.paused_at := case when new.paused then new.edited_at end;
@@ -353,10 +229,10 @@ begin
     new.created_by := coalesce(new.created_by, old.created_by);
     new.schedule_id := old.schedule_id;
     if new.paused and not old.paused then
-        new.paused_at := at;
+        new.paused_at := effective_at;
     elsif not new.paused and old.paused then
-        -- Its time had come earlier, but nobody was up to see it: then it was paused until then, and what fell due since was missed.
-        at := case when old.resume_at between old.edited_at and at then old.resume_at else at end;
+        -- If no daemon ran at resume_at, the pause still ends at resume_at, and later instants count as missed.
+        effective_at := case when old.resume_at between old.edited_at and effective_at then old.resume_at else effective_at end;
         new.resume_at := null;
         new.paused_at := null;
     end if;
@@ -364,7 +240,7 @@ begin
        (new.cron, new.every, new.timezone, new.start_at, new.end_at, new.paused, new.dst_gap, new.dst_fold)
        is distinct from
        (old.cron, old.every, old.timezone, old.start_at, old.end_at, old.paused, old.dst_gap, old.dst_fold) then
-        new.edited_at := at;
+        new.edited_at := effective_at;
     end if;
     new.edited_at := coalesce(new.edited_at, old.edited_at);
     return new;
@@ -373,14 +249,16 @@ end $$;
 create trigger fill_in before insert or update on rota.schedule_definitions
     for each row execute function rota.fill_in_schedule();
 
--- Those who wait for jobs are those who plan: see rota.wake_dispatchers(). The payload spares them the look at the jobs.
+create trigger note_server before insert on rota.schedule_definitions for each statement
+    when (current_setting('rota.server_noted', true) is distinct from 'on')
+    execute function rota.note_server_of_session();
+
+-- Daemons that wait for jobs also compute next fires: see rota.wake_dispatchers(). The payload spares them the query for jobs.
 create function rota.wake_schedulers() returns void
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if pg_try_advisory_lock(1919906913, 1) then
-        perform pg_advisory_unlock(1919906913, 1);
-    else
-        perform pg_notify('rota_wake', 'schedules');
+    if not (pg_try_advisory_lock(1919906913, 1) and pg_advisory_unlock(1919906913, 1)) then
+        perform rota.tell('rota_wake', 'schedules');
     end if;
 end $$;
 
@@ -389,46 +267,46 @@ create function rota.start_clocks() returns trigger
 begin
     insert into rota.schedule_clocks (schedule_id, next_fire_at)
     select schedule_id, case when not paused then timestamptz '-infinity' else resume_at end
-    from made;
+    from new_schedules;
     perform rota.wake_schedulers();
     return null;
 end $$;
 
 create trigger start_clocks after insert on rota.schedule_definitions
-    referencing new table as made for each statement execute function rota.start_clocks();
+    referencing new table as new_schedules for each statement execute function rota.start_clocks();
 
--- The instants from next_fire_at on that are due and not decided, as one row; nothing is due while a schedule is paused.
+-- Record the instants from next_fire_at on that are due and not decided, as one row. Nothing is due while a schedule is paused.
 create function rota.record_undecided(
     definition rota.schedule_definitions, next_fire_at timestamptz, disposition text, note text
 ) returns void
-    language plpgsql as $$
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    first timestamptz := record_undecided.next_fire_at;
+    first_instant timestamptz := record_undecided.next_fire_at;
     until timestamptz := clock_timestamp();
-    more bigint := 0;
+    later_count bigint := 0;
     note text := record_undecided.note;
 begin
-    if first is null or first = '-infinity' or first > until or definition.paused then
+    if first_instant is null or first_instant = '-infinity' or first_instant > until or definition.paused then
         return;
     end if;
     if definition.every is not null then
-        more := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first)
-                      / extract(epoch from definition.every));
+        later_count := floor(extract(epoch from least(until, definition.end_at - interval '1 microsecond') - first_instant)
+                             / extract(epoch from definition.every));
     else
-        -- How many instants a cron expression has, only the daemons can tell.
-        note := concat_ws('; ', note, 'stands for every instant until ' || until);
+        -- Only daemons can count the instants of a cron expression.
+        note := concat_ws('; ', note, 'covers every instant until ' || until);
     end if;
     insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
     values (
-        -- Not more * every: days added to an instant are days of the session's timezone.
-        first + make_interval(secs => (more * extract(epoch from coalesce(definition.every, '0')))::double precision),
-        definition.schedule_id, definition.name, record_undecided.disposition, first,
-        case when definition.every is not null and more < 1000 then more + 1 end, until, note)
+        -- In seconds, because an added day would be a day of the session's timezone.
+        first_instant + make_interval(secs => (later_count * extract(epoch from coalesce(definition.every, '0')))::double precision),
+        definition.schedule_id, definition.name, record_undecided.disposition, first_instant,
+        case when definition.every is not null and later_count < 1000 then later_count + 1 end, until, note)
     on conflict do nothing;
 end $$;
 
--- An edit of when it fires: what was due and not decided is written down, decisions under way are made void by the version,
--- and what comes next is planned anew. The lock on the clock orders this edit and the daemons' decisions.
+-- After an edit of when a schedule fires: record the instants that are due and not decided, raise the version, so that decisions
+-- under way are rejected, and have daemons compute the next fire. The lock on the clock orders this edit and the decisions.
 create function rota.replan_schedule() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -489,282 +367,3 @@ end $$;
 
 create trigger stop_all_clocks after truncate on rota.schedule_definitions
     for each statement execute function rota.stop_all_clocks();
-
-
--- ----------------------------------------------------------------------------------------------------------- functions
-
--- How much later than its nominal instant a schedule's job runs: always the same for a schedule, spread evenly over all.
-create function rota.jitter_offset(schedule_id bigint, jitter interval) returns interval
-    language sql immutable strict parallel safe
-    return case when jitter = interval '0' then interval '0'
-        else interval '1 microsecond' * (
-            ('x' || left(encode(sha256(schedule_id::text::bytea), 'hex'), 15))::bit(60)::bigint
-            % (extract(epoch from jitter) * 1000000)::bigint) end;
-
-create function rota.find_schedule(name text) returns bigint
-    language plpgsql stable as $$
-declare
-    found_id bigint;
-begin
-    select schedule_id into found_id from rota.schedule_definitions where schedule_definitions.name = find_schedule.name;
-    if found_id is null then
-        raise exception using errcode = 'RT002',
-            message = format('there is no schedule %L', left(find_schedule.name, 200)),
-            hint = 'rota.schedules lists them all, by name.';
-    end if;
-    return found_id;
-end $$;
-
--- The whole definition at once: what isn't named gets its default, but a pause stays what it is. As its caller.
-create function rota.put_schedule(
-    name text,
-    handler text,
-    cron text default null,
-    every interval default null,
-    timezone text default null,
-    payload jsonb default null,
-    queue text default null,
-    priority integer default null,
-    max_attempts integer default null,
-    backoff_base interval default null,
-    backoff_cap interval default null,
-    retry_for interval default null,
-    timeout interval default null,
-    lease interval default null,
-    delivery text default null,
-    start_within interval default null,
-    meta jsonb default null,
-    start_at timestamptz default null,
-    end_at timestamptz default null,
-    paused boolean default null,
-    resume_at timestamptz default null,
-    misfire text default null,
-    on_time_within interval default null,
-    too_late_after interval default null,
-    catch_up_limit integer default null,
-    overlap text default null,
-    dst_gap text default null,
-    dst_fold text default null,
-    jitter interval default null,
-    expect_success_within interval default null,
-    description text default null,
-    owner text default null
-) returns bigint
-    language plpgsql as $$
-#variable_conflict use_column
-declare
-    put_id bigint;
-begin
-    if put_schedule.name is null or put_schedule.handler is null then
-        raise exception using errcode = 'RT006', message = 'name and handler must be given',
-            hint = 'And exactly one of cron and every.';
-    end if;
-    insert into rota.schedules as known (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
-        backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
-        resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter,
-        expect_success_within, description, owner)
-    values (put_schedule.name, put_schedule.handler, put_schedule.cron, put_schedule.every, put_schedule.timezone,
-        put_schedule.payload, put_schedule.queue, put_schedule.priority, put_schedule.max_attempts,
-        put_schedule.backoff_base, put_schedule.backoff_cap, put_schedule.retry_for, put_schedule.timeout,
-        put_schedule.lease, put_schedule.delivery, put_schedule.start_within, put_schedule.meta, put_schedule.start_at,
-        put_schedule.end_at, put_schedule.paused, put_schedule.resume_at, put_schedule.misfire,
-        put_schedule.on_time_within, put_schedule.too_late_after, put_schedule.catch_up_limit, put_schedule.overlap,
-        put_schedule.dst_gap, put_schedule.dst_fold, put_schedule.jitter, put_schedule.expect_success_within,
-        put_schedule.description, put_schedule.owner)
-    on conflict (name) do update
-    set handler = excluded.handler, cron = excluded.cron, every = excluded.every, timezone = excluded.timezone,
-        payload = excluded.payload, queue = excluded.queue, priority = excluded.priority,
-        max_attempts = excluded.max_attempts, backoff_base = excluded.backoff_base, backoff_cap = excluded.backoff_cap,
-        retry_for = excluded.retry_for, timeout = excluded.timeout, lease = excluded.lease, delivery = excluded.delivery,
-        start_within = excluded.start_within, meta = excluded.meta, start_at = excluded.start_at,
-        end_at = excluded.end_at, misfire = excluded.misfire, on_time_within = excluded.on_time_within,
-        too_late_after = excluded.too_late_after, catch_up_limit = excluded.catch_up_limit, overlap = excluded.overlap,
-        dst_gap = excluded.dst_gap, dst_fold = excluded.dst_fold, jitter = excluded.jitter,
-        expect_success_within = excluded.expect_success_within, description = excluded.description,
-        owner = excluded.owner,
-        paused = coalesce(put_schedule.paused, known.paused),
-        resume_at = coalesce(put_schedule.resume_at, known.resume_at)
-    returning schedule_id into put_id;
-    return put_id;
-end $$;
-comment on function rota.put_schedule is
-    'Insert a schedule, or make the one of that name be as given (NULL: the default; whether it is paused stays, unless named).';
-
-create function rota.remove_schedule(name text, reason text default null) returns void
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-    why text := rota.bounded_note(remove_schedule.reason);
-begin
-    delete from rota.schedule_definitions where schedule_id = rota.find_schedule(remove_schedule.name);
-    insert into rota.audit (action, target, reason) values ('remove', 'schedule ' || remove_schedule.name, why);
-end $$;
-comment on function rota.remove_schedule is 'Remove a schedule; its history stays, and so do its live jobs.';
-
--- Returns whether anything has changed.
-create function rota.pause_schedule(
-    name text, cancel_live boolean default null, reason text default null, resume_at timestamptz default null
-) returns boolean
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-    why text := rota.bounded_note(pause_schedule.reason);
-    which bigint := rota.find_schedule(pause_schedule.name);
-    changed boolean;
-    live bigint;
-begin
-    update rota.schedule_definitions
-    set paused = true, resume_at = pause_schedule.resume_at
-    where schedule_id = which and (not paused or resume_at is distinct from pause_schedule.resume_at);
-    changed := found;
-    if changed then
-        insert into rota.audit (action, target, reason) values ('pause', 'schedule ' || pause_schedule.name, why);
-    end if;
-    if pause_schedule.cancel_live then
-        for live in select job_id from rota.jobs where schedule_id = which order by job_id loop
-            perform rota.cancel(live, note => concat_ws(': ', 'its schedule was paused', why));
-        end loop;
-    end if;
-    return changed;
-end $$;
-comment on function rota.pause_schedule is
-    'Keep a schedule from firing, until resume_at if given; cancel_live also cancels the jobs that it has enqueued.';
-
-create function rota.resume_schedule(name text, reason text default null) returns boolean
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-    why text := rota.bounded_note(resume_schedule.reason);
-begin
-    update rota.schedule_definitions set paused = false, resume_at = null
-    where schedule_id = rota.find_schedule(resume_schedule.name) and paused;
-    if not found then
-        return false;
-    end if;
-    insert into rota.audit (action, target, reason) values ('resume', 'schedule ' || resume_schedule.name, why);
-    return true;
-end $$;
-comment on function rota.resume_schedule is 'Let a paused schedule fire again, at its next instant strictly after now.';
-
--- Beside whatever else runs, also of a paused schedule; an instant and thereby an idempotency key of its own.
-create function rota.run_schedule_now(name text, payload jsonb default null, reason text default null) returns bigint
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-    why text := rota.bounded_note(run_schedule_now.reason);
-    which bigint := rota.find_schedule(run_schedule_now.name);
-    at timestamptz := clock_timestamp();
-    made bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
-begin
-    loop
-        -- Between the whole seconds, where no cron expression ever fires.
-        if at = date_trunc('second', at) then
-            at := at + interval '1 microsecond';
-        end if;
-        insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, note)
-        values (at, which, run_schedule_now.name, 'run_now', made, rota.signed_note('asked for', why))
-        on conflict do nothing;
-        exit when found;
-        at := at + interval '1 microsecond';
-    end loop;
-    insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue, priority,
-        max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
-    overriding system value
-    select made, schedule_id, at, at, at + start_within, rota.caller(), handler, coalesce(run_schedule_now.payload, payload),
-        queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
-    from rota.schedule_definitions where schedule_id = which;
-    insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, why);
-    return made;
-end $$;
-comment on function rota.run_schedule_now is 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
-
--- Enqueue jobs for instants that are past and did not run, each at most once. Which instants a schedule has had only rota.cron can
--- tell, so they are given: rota schedule backfill does that. An instant with a row of its own is left out; one that was skipped
--- together with others, as a stretch, has none. What is not decided yet is the daemons', and counted as undecided.
-create function rota.backfill_schedule(
-    name text, instants timestamptz[], run_at timestamptz[] default null, reason text default null,
-    out enqueued bigint, out left_out bigint, out undecided bigint
-)
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-    why text := rota.bounded_note(backfill_schedule.reason);
-    which bigint := rota.find_schedule(backfill_schedule.name);
-    definition rota.schedule_definitions;
-    clock rota.schedule_clocks;
-    at timestamptz;
-    known bigint;
-begin
-    if cardinality(backfill_schedule.instants) > 10000 then
-        raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
-            hint = 'Each call is one transaction: give them in several.';
-    end if;
-    -- Whoever decides takes the same lock: what is undecided now stays so until the end of this transaction.
-    select * into clock from rota.schedule_clocks where schedule_id = which for update;
-    select * into definition from rota.schedule_definitions where schedule_id = which;
-    at := least(clock_timestamp(), case
-        when clock.next_fire_at = '-infinity' then greatest(definition.edited_at, clock.last_fire_at)
-        when clock.next_fire_at is not null then clock.next_fire_at - interval '1 microsecond'
-        else clock_timestamp() end);
-    select count(distinct given.instant), count(distinct given.instant) filter (where given.instant > at)
-    into known, undecided
-    from unnest(backfill_schedule.instants) as given (instant);
-    with wanted as (
-        select distinct on (given.instant) given.instant, coalesce(given.run_at, clock_timestamp()) as run_at
-        from unnest(backfill_schedule.instants, backfill_schedule.run_at) as given (instant, run_at)
-        where given.instant <= at
-        order by given.instant, given.run_at
-    ),
-    missing as materialized (
-        select wanted.instant, wanted.run_at, nextval('rota.jobs_job_id_seq') as job_id
-        from wanted
-        where not exists (
-            select from rota.fires as fire
-            where fire.scheduled_for = wanted.instant
-              and fire.schedule_id = which
-              and (fire.missed_from is null or fire.job_id is not null)
-        )
-    ),
-    recorded as (
-        insert into rota.fires as fire (scheduled_for, schedule_id, name, disposition, job_id, note)
-        select missing.instant, which, definition.name, 'enqueued', missing.job_id, rota.signed_note('backfilled', why)
-        from missing
-        -- The last instant of a stretch: its row goes on to stand for the others, too.
-        on conflict (scheduled_for, schedule_id) do update
-        set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
-            note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
-        returning fire.job_id
-    ),
-    made as (
-        insert into rota.jobs (job_id, schedule_id, scheduled_for, run_at, start_by, created_by, handler, payload, queue,
-            priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta)
-        overriding system value
-        select missing.job_id, which, missing.instant, missing.run_at, missing.run_at + definition.start_within,
-            rota.caller(), definition.handler, definition.payload, definition.queue, definition.priority,
-            definition.max_attempts, definition.backoff_base, definition.backoff_cap, definition.retry_for,
-            definition.timeout, definition.lease, definition.delivery, definition.meta
-        from missing
-        where missing.job_id in (select recorded.job_id from recorded)
-        order by missing.instant
-        returning 1
-    )
-    select count(*) into enqueued from made;
-    left_out := known - undecided - enqueued;
-    insert into rota.audit (action, target, reason, affected) values ('backfill', 'schedule ' || definition.name, why, enqueued);
-end $$;
-comment on function rota.backfill_schedule is
-    'Enqueue jobs for past instants of a schedule that did not run, under their true scheduled_for, each at most once. They run '
-    'beside each other and beside its other jobs, as far as slots and run_at let them.';
-
--- True: a job of this fire has succeeded, and the ledger still knows. Also for schedules that have been removed since.
-create function rota.ran(schedule text, scheduled_for timestamptz) returns boolean
-    language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select exists (
-        select from rota.fires
-        where fires.scheduled_for = ran.scheduled_for
-          and fires.name = ran.schedule
-          and exists (select from rota.job_runs where job_runs.job_id = fires.job_id and job_runs.outcome = 'succeeded'))
-$$;
-comment on function rota.ran is 'Did this fire already run? True when its job has succeeded and is still in the ledger.';
-
-revoke all on all functions in schema rota from public;

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from rota.db.sql import MIGRATIONS
-
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-    from servers import Database
 
 HOSTILE_INTERVALS = (
     "106751000 days -2562023976 hours",  # 24 hours by value
@@ -147,33 +144,3 @@ async def test_one_bad_dead_letter_keeps_no_other_from_being_redriven(conn: Conn
     assert await conn.fetchval("select array_agg(job_id) from rota.dead_letters") == [2]
     with pytest.raises(asyncpg.CheckViolationError, match="must"):
         await conn.execute("select rota.redrive(2)")
-
-
-async def test_stored_intervals_keep_their_length_when_their_parts_are_bounded(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """The migration repairs rows of before; it neither waits for a locked one nor fails for one that breaks other constraints."""
-    (migration,) = [text for name, text in MIGRATIONS.items() if name.endswith("_bounded_intervals")]
-    await conn.execute(
-        """
-        alter table rota.schedule_definitions drop constraint "jitter must have no negative parts";
-        drop function rota.bounded_duration;
-        create or replace function rota.is_duration(value interval) returns boolean
-            language plpgsql immutable strict parallel safe as $$
-        begin return value > interval '0' and value <= interval '366 days'; end $$;
-        insert into rota.jobs (handler, retry_for, lease)
-            select 'h', '106751000 days -2562023976 hours', '1 day -1 hour' from generate_series(1, 2);
-        insert into rota.schedules (name, handler, every, jitter) values ('s', 'h', '-1 days 25 hours', '1 day -24 hours');
-        """
-    )
-    async with database.connect() as other, other.transaction():
-        await other.execute("select from rota.jobs order by job_id limit 1 for update")
-        await conn.execute(migration)
-    lengths = await conn.fetch("select retry_for::text, lease::text from rota.jobs order by job_id")
-    assert [tuple(row) for row in lengths] == [
-        ("106751000 days -2562023976:00:00", "1 day -01:00:00"),
-        ("24:00:00", "23:00:00"),
-    ]
-    schedule = await conn.fetchrow("select every::text, jitter::text from rota.schedules")
-    assert schedule is not None
-    assert tuple(schedule) == ("01:00:00", "00:00:00")

@@ -1,16 +1,21 @@
-"""The release before, as real processes on this one's schema: how every rolling upgrade begins, and how a rollback ends."""
+"""A daemon on a schema one version newer, beside a daemon of that version: the first and last minutes of a rolling upgrade.
+
+The newer version is this code and one migration more, which exists in this test alone.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 
 from processes import SOURCE, TESTS, stopped
+from rota.db.migrate import VERSION
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -19,55 +24,60 @@ if TYPE_CHECKING:
 
     from scenes import Scene
 
-ROOT = SOURCE.parent
+ADDITIVE = """-- Add what an additive migration may add: columns to all tables that daemons write, a table and an index.
 
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"the code before the newest migration can't be had here: {done.stderr.strip()}")
-    return done.stdout.strip()
+do $$
+declare
+    extended text;
+begin
+    foreach extended in array '{jobs,job_runs,attempts,dead_letters,cancel_requests,handlers,queues,nodes,housekeeping,'
+        'schedule_definitions,schedule_clocks,fires,meta}'::text[] loop
+        execute format('alter table rota.%I add column added_later text default %L', extended, 'later');
+    end loop;
+end $$;
+create table rota.later (job_id bigint primary key);
+create index later_idx on rota.jobs (added_later);
+"""
 
 
 @pytest.fixture(scope="module")
-def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code as it was before the newest migration came."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
-    newest = max(path.name for path in (ROOT / "sql" / "migrations").glob("*.sql"))
-    came_with = _git("log", "--diff-filter=A", "--format=%H", "-1", "--", f"sql/migrations/{newest}")
-    if not came_with:
-        pytest.skip(f"{newest} isn't committed yet")
-    folder = tmp_path_factory.mktemp("former")
-    _git("archive", "-o", str(folder / "code.tar"), f"{came_with}~1", "src", "sql")
-    shutil.unpack_archive(folder / "code.tar", folder)
-    assert not (folder / "sql" / "migrations" / newest).exists()
-    return folder
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this code with the additive migration; returns the folder to import it from."""
+    folder = tmp_path_factory.mktemp("newer")
+    shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE.parent / "sql", folder / "sql")
+    (folder / "sql" / "migrations" / "9999_later.sql").write_text(ADDITIVE)
+    return folder / "src"
 
 
-async def test_the_release_before_works_beside_this_one_and_takes_over_from_it(scene: Scene, former: Path) -> None:
-    """Both claim, fire, heartbeat, settle and reap in one database; what one of them leaves behind the other finishes."""
-    before = os.pathsep.join([str(TESTS), str(former / "src")])
-    old, new = scene.daemons.start(PYTHONPATH=before), scene.daemons.start()
+async def test_an_older_daemon_works_beside_a_newer_one_and_takes_over_from_it(scene: Scene, newer: Path) -> None:
+    """Both claim, fire, heartbeat, settle and reap in one database. Each finishes the jobs of the other when that dies."""
+    code = os.pathsep.join([str(TESTS), str(newer)])
+    migrate = [sys.executable, "-m", "rota", "migrate", "--dsn", scene.dsn]
+    subprocess.run(migrate, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})  # noqa: ASYNC221
+    assert await scene.value("select schema_version from rota.meta") == VERSION + 1
+
+    old, new = scene.daemons.start(), scene.daemons.start(PYTHONPATH=code)
     await scene.execute("insert into rota.schedules (name, handler, every) values ('each second', 'noop', '1 second')")
     jobs = [await scene.enqueue("transactional", {"seconds": 0.3}) for _ in range(60)]
     flaky = [await scene.enqueue("flaky", {"fails": 0.5}, backoff_base="100ms") for _ in range(10)]
 
-    async def ended(which: Sequence[int]) -> bool:
-        return not await scene.value("select exists (select from rota.jobs where job_id = any ($1))", which)
+    async def ended(job_ids: Sequence[int]) -> bool:
+        return not await scene.value("select exists (select from rota.jobs where job_id = any ($1))", job_ids)
 
     await eventually(lambda: ended([*jobs, *flaky]), within=60, what="the end of all jobs")
     ran = await scene.fetch("select pid, count(*) from executions group by pid")
     assert {row["pid"] for row in ran} == {old.pid, new.pid}
     assert await scene.value("select count(*) from effects") == len(jobs)
 
+    # The older daemon dies first, then the newer one, whose job an older one takes over, as in a rollback.
     for dies, lives in ((old, new), (new, None)):
         with stopped(lives) if lives else nullcontext():
             job = await scene.enqueue("work", {"seconds": 600})
             (execution,) = await scene.begins(job)
         assert execution["pid"] == dies.pid
         dies.kill()
-        other = lives or scene.daemons.start(PYTHONPATH=before)
+        other = lives or scene.daemons.start()
         *_, last = await scene.begins(job, 2)
         assert last["pid"] == other.pid
         assert await scene.value("select rota.cancel($1)", job) == "requested"

@@ -95,6 +95,16 @@ async def test_a_newer_daemon_waits_for_its_migration(rota: Shell, conn: Connect
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
+async def test_a_schema_made_by_other_migrations_is_refused(rota: Shell, conn: Connection[Record]) -> None:
+    """The migrations were numbered anew before the first release: the message says how to start again."""
+    await conn.execute("update rota.migrations set name = '0001_ground', checksum = 'sum' where version = 1")
+    for options in ((), ("--check",)):
+        said = await rota("migrate", *options)
+        assert said.code == 3
+        assert "migration 1 of this database is 0001_ground" in said.err
+        assert "drop schema rota cascade" in said.err
+
+
 def test_what_breaks_older_daemons_says_so_in_its_migration() -> None:
     """The mark is what raises oldest_compatible, so that an additive migration leaves the release before it running."""
     breaking = [number for number, text in enumerate(sql.MIGRATIONS.values(), 1) if f"\n{module.BREAKING}" in text]

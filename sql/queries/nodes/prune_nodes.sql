@@ -1,6 +1,6 @@
 -- Move nodes that were not seen for a minute to rota.lost_nodes, and delete lost nodes after a day.
 --   -> node_id uuid
--- index: prune_lost_nodes_idx (0015)
+-- index: prune_lost_nodes_idx (0001)
 with removed as (
     delete from rota.nodes as node
     where node.seen_at < now() - interval '1 minute'

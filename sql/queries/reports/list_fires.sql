@@ -2,7 +2,7 @@
 --   $1 schedule_id  int8
 --   $2 limit        int8
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
--- index: list_fires_idx (0007), fires_pkey (0005)
+-- index: list_fires_idx (0005), fires_pkey (0005)
 -- Reads one UTC day after the other, backwards from the latest fire of all schedules, until $2 rows are found.
 select
     fire.schedule_id, fire.name, fire.scheduled_for, fire.disposition, fire.decided_at, fire.job_id, fire.job_state,

@@ -1,7 +1,7 @@
 -- Read the metrics about watched schedules (those with expect_success_within): when each last succeeded.
 --   $1 most  int8  how many schedules to return by name
 --   -> watched text?, succeeded_at float8?
--- index: sample_watched_schedules_idx (0007), schedule_clocks_pkey (0005)
+-- index: sample_watched_schedules_idx (0005), schedule_clocks_pkey (0005)
 --   watched       name of a schedule that was declared in code; null: the oldest success among all other watched schedules
 --   succeeded_at  seconds since 1970
 select watched.name as watched, min(watched.succeeded_at) as succeeded_at

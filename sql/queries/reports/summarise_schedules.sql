@@ -1,6 +1,6 @@
 -- Count schedules by state. A schedule without a success within expect_success_within is counted a second time, as `silent`.
 --   -> state text?, schedules int8?
--- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0007), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
+-- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0005), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- The states must agree with the view rota.schedules. They are counted here from partial indexes on the exceptions, because the
 -- view takes four seconds for a million schedules.
 with not_ok as (

@@ -354,8 +354,9 @@ def _agree(known: Sequence[tuple[int, str, str]], oldest_compatible: int) -> Non
     for (version, name, was), (ours, text) in zip(known, MIGRATIONS.items(), strict=False):
         if name != ours or was != checksum(text):
             raise SchemaMismatch(
-                f"migration {version} was applied as {name} with another content than {ours} has here: "
-                "applied files must not change; install the rota that made this schema, or restore the file"
+                f"migration {version} of this database is {name} with another content than {ours} of this rota. "
+                "Install the rota that made this schema, or delete the schema and all its jobs with "
+                "`drop schema rota cascade` and run `rota migrate`"
             )
 
 

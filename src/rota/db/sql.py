@@ -34,7 +34,7 @@ SQL: Mapping[str, str] = _read("queries")
 """name -> text of sql/queries/<folder>/<name>.sql, one statement each, with parameters $1, $2, …"""
 
 MIGRATIONS: Mapping[str, str] = _read("migrations")
-"""`0001_ground` -> text of sql/migrations/0001_ground.sql, in the order in which they are applied."""
+"""`0001_schema` -> text of sql/migrations/0001_schema.sql, in the order in which they are applied."""
 
 ROLES: str = (_root() / "roles.sql").read_text("utf-8")
 """Text of sql/roles.sql: who may do what, by roles whose names begin with the setting rota.role_prefix."""

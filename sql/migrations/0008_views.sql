@@ -1,9 +1,9 @@
--- What people look at: one row per job, wherever it stands, without its payload.
+-- Views for people: one row per job wherever it is stored, without its payload, and one row per fire.
 -- Breaks older daemons: before this schema there was no release.
 
 -- The states are those that people ask about; rota.jobs itself knows only scheduled and running.
--- Subqueries in the select lists, no joins: a column that nobody asks for then costs nothing, and the three branches
--- stay so simple that a condition on job_id reaches the index of each.
+-- Subqueries in the select lists instead of joins: a column that a query does not select costs nothing, and a condition on job_id
+-- reaches the index of each of the three branches.
 create view rota.job_status as
 select job_id, handler, queue,
     case when state = 'running' then 'running'
@@ -38,4 +38,4 @@ select schedule_id, name, scheduled_for, disposition, decided_at, decided_at - s
     missed_from, missed_count, note
 from rota.fires;
 comment on view rota.fire_history is
-    'What became of each due instant of each schedule, and of its job (NULL: none, or longer ago than the ledger is kept).';
+    'The decision about each due instant of each schedule, and the state of its job (NULL: no job, or no longer in the ledger).';
