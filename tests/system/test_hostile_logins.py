@@ -261,3 +261,17 @@ async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_lock
 async def _named_nobody(rota: Shell) -> bool:
     shown = await rota("schedule", "show", "report", "--json")
     return shown.json["locked_by"] is None
+
+
+async def test_a_timeout_of_idle_transactions_set_for_the_database_ends_none_of_ours(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A command and a daemon's start send each statement in a transaction of several round trips."""
+    name = await scene.value("select current_database()")
+    await scene.execute(f"alter database {name} set idle_in_transaction_session_timeout = 1")
+    daemon = scene.daemons.start()
+    await _ready(daemon)
+    for command in ("status", "check"):
+        ran = await Shell(tmp_path, {"DATABASE_URL": scene.dsn})(command)
+        assert ran.code in (0, 1), ran
+    assert daemon.stop() == 0

@@ -66,10 +66,13 @@ NAMES = {"search_path": "pg_catalog, pg_temp", "row_security": "off"}
 With row_security off, a policy that would hide rows from this login raises an error instead.
 """
 
+IDLING = {"idle_in_transaction_session_timeout": "60000"}
+"""Milliseconds. A shorter timeout, set for the whole database, would end our transactions between two of their round trips."""
+
 SETTLED_BEGIN = "".join(
     [
         "begin isolation level read committed",
-        *(f"; set local {name} = {value}" for name, value in NAMES.items()),
+        *(f"; set local {name} = {value}" for name, value in (NAMES | IDLING).items()),
     ]
 )
 """Begins a transaction with our settings where a session can't have them: behind a pooler."""
