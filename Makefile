@@ -11,7 +11,7 @@ MADE := .venv/.made-$(shell cat pyproject.toml deploy/constraints.txt 2>/dev/nul
 INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify bench chaos chaos-time fuzz constraints
+.PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify docs bench chaos chaos-time fuzz constraints
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,9 +53,12 @@ schema: $(MADE) ## Write sql/schema.sql anew, from the migrations
 surface: $(MADE) ## Write tests/support/public_surface.txt anew, from the code
 	$(BIN)/python tests/support/public_surface.py --write
 
-verify: lint type ## Check all that can be checked without running the tests
+verify: lint type docs ## Check all that can be checked without running the tests
 	$(BIN)/python tests/support/schema_snapshot.py
 	$(BIN)/python tests/support/public_surface.py
+
+docs: $(MADE) ## Build the documentation as a site in .rota/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file .mkdocs.yml && echo "open .rota/site/index.html"
 
 bench: $(MADE) ## Measure on this machine
 	$(BIN)/rota bench $(ARGS)

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from pages import page
 from prometheus import filled_in, panels
 from rota import config
 from rota.config import load, parse_duration
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from servers import DurableServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-README = DEPLOY.parent / "README.md"
 PROMETHEUS = DEPLOY / "prometheus"
 UNIT = DEPLOY / "systemd" / "rota@.service"
 
@@ -132,7 +132,7 @@ def named_in(text: str) -> set[str]:
 
 def test_the_readme_lists_every_metric_with_its_labels() -> None:
     """Dashboards are written from that table: a name that isn't there isn't found, one that is gone shows nothing."""
-    table = README.read_text().partition("### Metrics")[2].partition("###")[0]
+    table = page("reference").partition("## Metrics")[2]
     listed = re.findall(r"`(rota_\w+)(?:\{([\w,]+)\})?`", table)
     assert {name: tuple(filter(None, labels.split(","))) for name, labels in listed} == metrics()
 
@@ -305,7 +305,7 @@ async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
 
 # --------------------------------------------------------------------------------------------------------------- the guide
 
-GUIDE = (DEPLOY / "README.md").read_text()
+GUIDE = page("operations")
 
 
 def test_the_guide_names_what_is_there() -> None:
@@ -323,7 +323,7 @@ def test_the_guide_names_what_is_there() -> None:
 def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
     """One heartbeat, one listener, and two pools; a server without a free connection stops all daemons."""
     database = load(environ={}).database
-    assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in GUIDE
+    assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in page("tuning")
 
 
 async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(

@@ -1,28 +1,21 @@
-"""What the README says about time is what rota does: its tables are computed again here, cell by cell."""
+"""The tables of docs/schedules.md are computed again here, cell by cell."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pages import page, table
 from rota.cron import Cron, zone
 from rota.domain.schedule import Fire, Rule, plan
 from rota.errors import InvalidCron
 from schedule_rows import utc
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+PAGE = page("schedules")
 BERLIN = zone("Europe/Berlin")
-
-
-def table(heading: str) -> list[list[str]]:
-    """The rows of the table whose first column is called that."""
-    start = README.index(f"| {heading} |")
-    lines = README[start:].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def settings(text: str) -> dict[str, str]:
@@ -34,7 +27,7 @@ def shown(fires: list[datetime]) -> str:
     return ", ".join(f"{at.astimezone(BERLIN):%H:%M} ({at:%H:%M}Z)" for at in fires) or "none"
 
 
-DST = table("expression")
+DST = table(PAGE, "expression")
 
 
 @pytest.mark.parametrize("row", DST, ids=lambda row: " ".join(row[:2]))
@@ -64,7 +57,7 @@ def missed(fire: Fire) -> str:
     return f"one row: {span}, {count} instant{'' if count == 1 else 's'}"
 
 
-@pytest.mark.parametrize("row", table("`misfire`"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", table(PAGE, "`misfire`"), ids=lambda row: row[0])
 def test_the_misfire_table_is_true(row: list[str]) -> None:
     """An hourly schedule, while nobody was up from 08:30 to 11:20."""
     which, runs, recorded = row
