@@ -292,10 +292,10 @@ def main() -> None:
     handler = find_app(order["app"]).handlers[order["handler"]]
     facts = order["facts"]
     logs.install(**order["log"])
-    logs.hide_stray_errors(_tell_stray)
-    logs.show_prints_at_once()
-    logs.carry_alike(facts["handler"], facts["queue"], facts["attempt"])
-    logs.carry(facts["job_id"], facts["schedule"])
+    logs.redirect_uncaught_errors(_tell_stray)
+    logs.flush_prints_by_line()
+    logs.set_shared_context(facts["handler"], facts["queue"], facts["attempt"])
+    logs.set_job_context(facts["job_id"], facts["schedule"])
     login = None if order["database"] is None else blocking.Login.of(order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
     claim = SimpleNamespace(payload=order["payload"])

@@ -78,7 +78,7 @@ def dev(
 def _prepare_process() -> None:
     """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
     from rota.observability import log_writer
-    from rota.observability.logs import show_prints_at_once
+    from rota.observability.logs import flush_prints_by_line
     from rota.runtime.init_process import fork_if_init
 
     fork_if_init()
@@ -93,7 +93,7 @@ def _prepare_process() -> None:
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda *_: None)
-    show_prints_at_once()
+    flush_prints_by_line()
     log_writer.install()
     with suppress(OSError, ValueError, AttributeError):  # no descriptor beneath standard error
         faulthandler.enable()  # the stacks of all threads, without values, if an extension of a handler crashes the process
@@ -126,7 +126,7 @@ def _run_daemon(
     from rota.daemon.main_loop import run_to_the_end
     from rota.errors import RotaError
     from rota.observability import log_writer
-    from rota.observability.logs import hide_stray_errors
+    from rota.observability.logs import redirect_uncaught_errors
 
     _spare_the_collector()
     daemon = Daemon(
@@ -137,7 +137,7 @@ def _run_daemon(
         read_log_level=lambda: configure(config_file).log.level,
         show_errors=show_errors,
     )
-    hide_stray_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
+    redirect_uncaught_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):
         try:
             run_to_the_end(daemon)

@@ -19,7 +19,7 @@ from rota.domain.payload import LIMITS
 from rota.handlers.byte_budget import ByteBudget
 from rota.handlers.failure import describe
 from rota.lifecycle.call_outcome import apply_commit_and_backoff, outcome_of_call
-from rota.observability.logs import carry, carry_alike
+from rota.observability.logs import set_job_context, set_shared_context
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, uncancel
 from rota.supervision.tasks import TaskSet
@@ -160,7 +160,7 @@ class Executor:
             return attempt.interruption
         claim = attempt.claim
         handler = self._handlers[claim.handler]
-        carry(claim.job_id, claim.schedule or claim.schedule_id)
+        set_job_context(claim.job_id, claim.schedule or claim.schedule_id)
         timer = self._start_timeout(attempt)
         try:
             result = await self._calls[claim.handler](attempt, self._environment)
@@ -189,5 +189,5 @@ class Executor:
 def _context(handler: str, queue: str, attempt: int) -> Context:
     """Return the context to copy for such attempts. Copying it is cheaper than setting its three variables each time."""
     context = copy_context()
-    context.run(carry_alike, handler, queue, attempt)
+    context.run(set_shared_context, handler, queue, attempt)
     return context

@@ -1,6 +1,6 @@
-"""The three pages for machines: `/metrics`, `/healthz` (restart me if red), `/readyz` (count on me if green).
+"""The HTTP endpoints: `/metrics`, `/healthz` (503 if a restart would help) and `/readyz` (503 if the node takes no jobs).
 
-Everything is answered from what the daemon already knows: no request touches the database, and none changes anything.
+All answers come from memory: a request never touches the database and never changes anything.
 """
 
 from __future__ import annotations
@@ -29,68 +29,69 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 ADDRESS_SECONDS = 5.0
-"""How long a daemon waits for the http port: the one before it may be on its way out."""
+"""How long a daemon waits for the http port: its predecessor may still be shutting down."""
 
 WATCH_SECONDS = 0.5
 """Seconds between two checks that the listening socket is open."""
 
-RECENT = timedelta(seconds=15)
-"""How long ago the database may have been reached; as long as a node counts as alive."""
+MAX_DATABASE_AGE = timedelta(seconds=15)
+"""A node is ready if the database answered within this time. Without a heartbeat for so long, a node counts as lost."""
 
 MAX_CONNECTIONS = 64
 """Beyond this the oldest connection is closed: slow and idle clients must not use up the daemon's file descriptors."""
+
 GRACE_SECONDS = 1.0
-"""A younger connection is closed only beyond four times as many: a burst must not close the scrape in its middle."""
+"""A younger connection is closed only beyond four times MAX_CONNECTIONS: a burst of clients must not cut off a scrape."""
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
 # aiohttp logs malformed requests and lost connections as errors with a traceback: any client could fill the log.
 _LOG = logging.getLogger("rota.health")
-_LOG.addFilter(_is_ours)
+_LOG.addFilter(_is_worth_logging)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceHealth:
-    """What is known of one service of this daemon."""
+    """The state of one service of this daemon."""
 
     name: str
     age: timedelta
-    """Since its last success; since its start, if it had none yet."""
+    """Time since the last success, or since the start if there was none."""
     allowed: timedelta
-    """The age from which on something is wrong with the service itself."""
+    """From this age on, the service itself counts as broken."""
     failures: int
-    """In a row, since that success."""
+    """Failures in a row since the last success."""
     database_away: bool
-    """Its last failure was the database's, so that it rightly backs off."""
+    """The last failure was a transient database error, so the service backs off as it should."""
 
     @property
     def well(self) -> bool:
-        """Nothing that a restart of this process could mend."""
+        """Whether a restart of this process would not help."""
         return self.database_away or self.age < self.allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What is known of this node's ability to work."""
+    """Whether this node takes jobs, and if not, why."""
 
     database_age: timedelta | None
-    """Since the database last answered; None: it never has."""
+    """Time since the database last answered; None if it never has."""
     draining: bool
     stalled: Sequence[str] = ()
-    """Kinds of work that get nothing done, each with its cause."""
+    """Kinds of work that make no progress, each with its cause."""
     blockers: Sequence[str] = ()
-    """Sessions whose locks this installation's sessions wait for."""
+    """Sessions that hold a lock for which a session of this installation waits."""
 
     @property
     def reasons(self) -> list[str]:
-        """Why this node doesn't take jobs; empty if it does."""
+        """The reasons why this node takes no jobs; empty if it takes jobs."""
         reasons: list[str] = []
         if self.database_age is None:
             reasons.append("the database has not been reached yet")
-        elif self.database_age > RECENT:
+        elif self.database_age > MAX_DATABASE_AGE:
             reasons.append(f"the database was last reached {self.database_age.total_seconds():.0f} s ago")
         reasons += self.stalled
         reasons += self.blockers
@@ -100,31 +101,31 @@ class Readiness:
 
 
 class Probe(Protocol):
-    """What the daemon answers at once, from memory."""
+    """The daemon's answers, from memory and without waiting."""
 
     def services(self) -> Sequence[ServiceHealth]:
         """Return the state of every service."""
 
     def readiness(self) -> Readiness:
-        """Return what decides whether this node is counted on."""
+        """Return whether this node takes jobs."""
 
     def socket_lost(self) -> None:
-        """Take note that something else in this process has closed the listening socket, so that no page answers any more."""
+        """Called when code in this process has closed the listening socket, so that no endpoint answers any more."""
 
 
 @asynccontextmanager
 async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Probe) -> AsyncIterator[tuple[str, int]]:
-    """Serve the pages until left; yield the address in fact bound.
+    """Serve the endpoints inside the block. Yields the bound (host, port).
 
-    Raises ConfigError if the address can't be bound, AddressInUse if another process serves there for ADDRESS_SECONDS.
+    Raises ConfigError if the address can't be bound, AddressInUse if another process keeps it for ADDRESS_SECONDS.
 
-    To run in the daemon's main loop: that `/healthz` answers at all says that this loop turns.
+    Call it in the daemon's main loop: any answer of `/healthz` then proves that this loop is not blocked.
     """
 
     async def healthz(_: web.Request) -> web.Response:
         services = probe.services()
         return web.json_response(
-            {"services": {service.name: _told(service) for service in services}},
+            {"services": {service.name: _as_json(service) for service in services}},
             status=200 if all(service.well for service in services) else 503,
         )
 
@@ -140,8 +141,8 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
             web.get("/readyz", readyz),
         ]
     )
-    # No keepalive: setting it raises in the loop where the client has reset the connection already.
-    # Without the short time-out, a scraper that keeps its connection would hold up the daemon's exit for a minute.
+    # No TCP keepalive: setting it raises in the loop if the client has already reset the connection.
+    # The short timeout is for scrapers that keep their connection open: they would delay the daemon's exit by a minute.
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, logger=_LOG, tcp_keepalive=False)
     await runner.setup()
     try:
@@ -149,7 +150,7 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
         close_in_child(listening, *listening.sockets)
         try:
             bound_host, bound_port = listening.sockets[0].getsockname()[:2]
-            with _watching(listening, probe.socket_lost):
+            with _watching_sockets(listening, probe.socket_lost):
                 yield bound_host, bound_port
         finally:
             listening.close()
@@ -158,7 +159,7 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
 
 
 @contextmanager
-def _watching(listening: asyncio.Server, lost: Callable[[], None]) -> Iterator[None]:
+def _watching_sockets(listening: asyncio.Server, lost: Callable[[], None]) -> Iterator[None]:
     """Call `lost` once if a listening socket is closed inside the block."""
     loop = asyncio.get_running_loop()
     numbers = [each.fileno() for each in listening.sockets]
@@ -231,7 +232,7 @@ async def _read_only(request: web.Request, handler: Handler) -> web.StreamRespon
     return await handler(request)
 
 
-def _told(service: ServiceHealth) -> dict[str, object]:
+def _as_json(service: ServiceHealth) -> dict[str, object]:
     return {
         "well": service.well,
         "age_s": round(service.age.total_seconds(), 3),

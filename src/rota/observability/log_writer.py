@@ -1,4 +1,4 @@
-"""Standard output and standard error that never block: a thread writes, and lines that a slow reader can't take are dropped."""
+"""Non-blocking standard output and standard error: a thread writes, and lines are dropped if the reader is too slow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from contextlib import suppress
 from typing import Any
 
 MAX_WAITING = 4_000_000
-"""Most characters that wait to be written to one stream."""
+"""Most characters that may wait to be written to one stream."""
 
 FLUSH_SECONDS = 2.0
-"""How long the end of the process waits for what is still to be written, to both streams together."""
+"""How long the process waits at its end for unwritten text, for both streams together."""
 
 PIECE_BYTES = 1 << 16
 
 
 class LogWriter(io.TextIOBase):
-    """Stands in for a standard stream. `write` returns at once, from any thread."""
+    """Replaces a standard stream. `write` never blocks and may be called from any thread."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -30,11 +30,11 @@ class LogWriter(io.TextIOBase):
         self._waiting: deque[str] = deque()
         self._size = 0
         self._lock = threading.Lock()
-        self._some = threading.Condition(self._lock)
+        self._not_empty = threading.Condition(self._lock)
         self._empty = threading.Condition(self._lock)
         self._writing = False
         self.dropped = 0
-        """Lines that were dropped because the reader is too slow, or gone."""
+        """Lines dropped because the reader is too slow, or gone."""
         threading.Thread(target=self._work, daemon=True, name=f"rota writes to {self._fd}").start()
 
     @property
@@ -49,15 +49,15 @@ class LogWriter(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """The binary stream beneath, which may block."""
+        """The underlying binary stream, which may block."""
         return self._stream.buffer
 
     def fileno(self) -> int:
-        """Return the descriptor beneath."""
+        """Return the underlying file descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Return whether a person reads it at a terminal."""
+        """Return whether the stream is a terminal."""
         return bool(self._stream.isatty())
 
     def writable(self) -> bool:
@@ -65,7 +65,7 @@ class LogWriter(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Take the text; drop it if too much is waiting. Raises TypeError for bytes, by which libraries know a text stream."""
+        """Queue the text, or drop it if too much is waiting. Raises TypeError for bytes: libraries detect a text stream by that."""
         if not isinstance(text, str):
             raise TypeError(f"write() takes text, not {type(text).__name__}")
         with self._lock:
@@ -74,11 +74,11 @@ class LogWriter(io.TextIOBase):
             else:
                 self._waiting.append(text)
                 self._size += len(text)
-                self._some.notify()
+                self._not_empty.notify()
         return len(text)
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything is written, at most so long."""
+        """Wait until everything is written, at most so many seconds."""
         with self._lock:
             self._empty.wait_for(lambda: not self._waiting and not self._writing, seconds)
 
@@ -86,14 +86,14 @@ class LogWriter(io.TextIOBase):
         alive = True
         while alive:
             with self._lock:
-                self._some.wait_for(lambda: bool(self._waiting))
+                self._not_empty.wait_for(lambda: bool(self._waiting))
                 text = "".join(self._waiting)
                 self._waiting.clear()
                 self._writing = True
             try:
                 self._put(text.encode(self.encoding, "backslashreplace"))
             except (OSError, ValueError):
-                # A full disk, or a reader that is gone. The next lines may fare better.
+                # a full disk, or a closed pipe: drop these lines and try the next ones
                 with self._lock:
                     self.dropped += text.count("\n")
             with self._lock:
@@ -107,7 +107,7 @@ class LogWriter(io.TextIOBase):
         while data:
             try:
                 data = data[os.write(self._fd, data[:PIECE_BYTES]) :]
-            except BlockingIOError:  # another process has made the pipe that we share non-blocking
+            except BlockingIOError:  # another process has set the shared pipe to non-blocking
                 select.select([], [self._fd], [], 1)
 
 
@@ -115,14 +115,14 @@ _writers: list[LogWriter] = []
 
 
 def install() -> None:
-    """Put a LogWriter in the place of standard output and standard error, for the rest of the process."""
+    """Replace standard output and standard error by LogWriters, for the rest of the process."""
     if _writers:
         return
     streams = (sys.stdout, sys.stderr)
     try:
         _writers.extend(LogWriter(stream) for stream in streams)
     except (AttributeError, OSError, ValueError):
-        return  # no descriptors beneath: a test has replaced the streams
+        return  # no file descriptors: a test has replaced the streams
     for stream in streams:
         with suppress(OSError, ValueError):
             stream.flush()
@@ -138,11 +138,11 @@ def _restore(streams: tuple[Any, Any]) -> None:
 
 
 def finish() -> None:
-    """Wait until what was logged and printed is written, at most FLUSH_SECONDS. To be called before os._exit()."""
+    """Wait until everything logged and printed is written, at most FLUSH_SECONDS. Call it before os._exit()."""
     for writer in _writers:
         writer.finish(FLUSH_SECONDS / len(_writers))
 
 
 def dropped() -> int:
-    """Return how many lines were dropped since the start."""
+    """Return how many lines of both streams were dropped since the start."""
     return sum(writer.dropped for writer in _writers)

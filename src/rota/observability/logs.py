@@ -1,8 +1,8 @@
-"""What log records written inside a handler carry: job_id, handler, queue, attempt, schedule.
+"""Add job_id, handler, queue, attempt and schedule to the log records that a handler writes.
 
-An attempt sets five context variables, under the names that structlog's `merge_contextvars` looks for (its default configuration
-has it), and nothing else: whoever logs pays. Records of the standard library get them as attributes, for `%(job_id)s` and for
-formatters that print all attributes; a root logger that the app has configured is left alone.
+An attempt only sets five context variables, which is cheap. structlog's `merge_contextvars` finds them by their names; it is part
+of structlog's default configuration. Records of the standard library get them as attributes, for `%(job_id)s` and for formatters
+that print all attributes. A root logger that the app has configured is not changed.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ _ALL = {"job_id": _JOB_ID, "handler": _HANDLER, "queue": _QUEUE, "attempt": _ATT
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def carry_alike(handler: str, queue: str, attempt: int) -> None:
-    """Have every record of this context, and of the threads and tasks that come of it, carry what many jobs have in common."""
+def set_shared_context(handler: str, queue: str, attempt: int) -> None:
+    """Add the values that many jobs share to all records of this context, and of the threads and tasks started in it."""
     _HANDLER.set(handler)
     _QUEUE.set(queue)
     _ATTEMPT.set(attempt)
 
 
 def job_of_context() -> int | None:
-    """Return the job in whose context the caller runs; None outside of any handler."""
+    """Return the id of the job whose handler called this, or None outside of any handler."""
     job_id: int | None = _JOB_ID.get(None)
     return job_id
 
 
 def handler_of_context() -> str | None:
-    """Return the handler in whose context the caller runs; None outside of any handler."""
+    """Return the name of the handler that called this, or None outside of any handler."""
     handler: str | None = _HANDLER.get(None)
     return handler
 
 
-def carry(job_id: int, schedule: str | int | None) -> None:
-    """Do the same with what is this job's alone."""
+def set_job_context(job_id: int, schedule: str | int | None) -> None:
+    """Add the job's own values to all records of this context, and of the threads and tasks started in it."""
     _JOB_ID.set(job_id)
     if schedule is not None:
         _SCHEDULE.set(schedule)
 
 
 class JobRecord(logging.LogRecord):
-    """A record that knows in which job it was made, and has it among its attributes as soon as it is formatted.
+    """A record that keeps the context of its job and adds it to its attributes when it is formatted.
 
-    Not before: `log.info(…, extra={"queue": …})` raises for names that a new record has already.
+    Adding it earlier would break `log.info(…, extra={"queue": …})`: logging raises for names that a new record already has.
     """
 
     __slots__ = ("_job",)
@@ -70,27 +70,27 @@ class JobRecord(logging.LogRecord):
         self._job = {name: value for name, var in _ALL.items() if (value := var.get(None)) is not None}
 
     def getMessage(self) -> str:  # noqa: N802  the standard library's name
-        """Return the message, as every formatter asks for first."""
+        """Return the message. Formatters call this first, so the job's attributes are added here."""
         for name, value in self._job.items():
             self.__dict__.setdefault(name, value)
         return super().getMessage()
 
 
-def readable(format: str) -> bool:  # noqa: A002
-    """Return whether lines are for a person at a terminal, and not JSON."""
+def is_console(format: str) -> bool:  # noqa: A002
+    """Return whether to log plain lines for a terminal instead of JSON."""
     return format == "console" or (format == "auto" and sys.stderr.isatty())
 
 
 def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
-    """Have the standard library's records know their job; give the root logger a handler if it has none, and return that."""
+    """Make the standard library's records carry their job. Give the root logger a handler if it has none, and return that."""
     if logging.getLogRecordFactory() is logging.LogRecord:
         logging.setLogRecordFactory(JobRecord)
     root = logging.getLogger()
     if root.handlers:
         return None
-    person = readable(format)
-    render: Any = structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer()
-    errors: list[Any] = [] if person else [structlog.processors.format_exc_info]
+    console = is_console(format)
+    render: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    errors: list[Any] = [] if console else [structlog.processors.format_exc_info]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -106,41 +106,41 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
         )
     )
     root.addHandler(handler)
-    if root.level == logging.WARNING:  # as Python leaves it
+    if root.level == logging.WARNING:  # Python's default
         root.setLevel(LEVELS[level])
     return handler
 
 
 def set_level(level: str) -> None:
-    """Have the root logger log from this level on, if its handler is ours."""
+    """Set the root logger's level, if install() gave it its handler."""
     root = logging.getLogger()
     if any(isinstance(each.formatter, structlog.stdlib.ProcessorFormatter) for each in root.handlers):
         root.setLevel(LEVELS[level])
 
 
-def show_prints_at_once() -> None:
-    """Have what is printed to a file or a pipe appear line by line, and not when 8 KiB have gathered or never."""
+def flush_prints_by_line() -> None:
+    """Flush standard output after each line, also into a file or a pipe, where Python buffers 8 KiB."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
-def hide_stray_errors(tell: Callable[[BaseException | None], None]) -> None:
-    """Have `tell` hear of errors that leave a thread or come up where nothing can be raised, instead of Python printing them.
+def redirect_uncaught_errors(report: Callable[[BaseException | None], None]) -> None:
+    """Pass errors that end a thread, or occur where nothing can be raised, to `report` instead of letting Python print them.
 
-    Python prints their text, and an error's text likes to be a payload's.
+    Python would print the error's text, which may contain a payload.
     """
 
     def of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
-            tell(args.exc_value)
+            report(args.exc_value)
 
     threading.excepthook = of_thread
-    sys.unraisablehook = lambda unraisable: tell(unraisable.exc_value)
+    sys.unraisablehook = lambda unraisable: report(unraisable.exc_value)
 
 
 @contextmanager
 def installed(*, level: str, format: str) -> Iterator[None]:  # noqa: A002
-    """Do the same; what the root logger was given is taken away at the end of the block."""
+    """Like install(), for one block: at its end the root logger's handler and level are restored."""
     before = logging.getLogger().level
     handler = install(level=level, format=format)
     try:

@@ -1,4 +1,4 @@
-"""The metrics of one daemon: what they are called, by which labels they are parted, and what they say of themselves."""
+"""The metrics of one daemon: names, labels and help texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Histogram(Collector):
         self._sums[label] += total
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return them for a scrape."""
+        """Return the buckets and sums for a scrape."""
         name, documentation, labels = self._family
         family = HistogramMetricFamily(name, documentation, labels=labels)
         for label, counts in list(self._counts.items()):
@@ -51,17 +51,17 @@ class Histogram(Collector):
 
 
 class SampledGauge(Gauge):
-    """A gauge of the whole installation, which is not shown while its sample is too old."""
+    """A gauge of the whole installation. It is hidden while its sample is too old."""
 
     hidden = False
 
     def collect(self) -> Iterable[Metric]:
-        """Return its values for a scrape; nothing while it is hidden."""
+        """Return the values for a scrape, or nothing while the gauge is hidden."""
         return [] if self.hidden else super().collect()
 
 
 class Metrics:
-    """All of them, in a registry of their own. `telemetry` alone moves them."""
+    """All metrics, in their own registry. Only `telemetry` updates them."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -71,90 +71,99 @@ class Metrics:
         self.failed = Counter("rota_attempts_failed", "Attempts that did not succeed.", ["handler", "kind"], registry=r)
         self.lost = Counter("rota_leases_lost", "Leases that this daemon lost while it ran the job.", registry=r)
         self.stale = Counter("rota_stale_writes", "Writes refused because their fence token was stale.", registry=r)
-        self.reaped = Counter("rota_reaped", "Expired leases taken back from whoever held them.", registry=r)
-        self.start_delay = Histogram("rota_start_delay_seconds", "From the instant a job was due to its start.")
+        self.reaped = Counter("rota_reaped", "Expired leases taken back by this daemon's reaper.", registry=r)
+        self.start_delay = Histogram("rota_start_delay_seconds", "Seconds from the instant a job was due to its start.")
         self.run_seconds = Histogram("rota_run_seconds", "How long attempts ran.", "handler")
-        self.fires = Counter("rota_fires", "Fires of schedules, by what became of them.", ["disposition"], registry=r)
+        self.fires = Counter("rota_fires", "Fires of schedules by disposition.", ["disposition"], registry=r)
         self.lateness = Histogram(
-            "rota_fire_lateness_seconds", "From the instant a fire was due to the moment its job was enqueued."
+            "rota_fire_lateness_seconds", "Seconds from the instant a fire was due until its job was enqueued."
         )
         for histogram in (self.start_delay, self.run_seconds, self.lateness):
             r.register(histogram)
         self.slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
         self.loop_lag = Gauge(
-            "rota_loop_lag_seconds", "How late the main loop turned, at worst in half a minute.", registry=r
+            "rota_loop_lag_seconds", "The longest delay of the main loop in the last half minute.", registry=r
         )
-        self.listener_up = Gauge("rota_listener_up", "1 while notifications can arrive.", registry=r)
+        self.listener_up = Gauge("rota_listener_up", "1 while notifications can arrive, else 0.", registry=r)
         self.service_age = Gauge(
-            "rota_service_age_seconds", "Since the service last succeeded.", ["service"], registry=r
+            "rota_service_age_seconds", "Seconds since the service last succeeded.", ["service"], registry=r
         )
         self.lock_wait = Gauge(
             "rota_lock_wait_seconds",
-            "How long this daemon has been waiting for a lock that another session holds; 0 if it isn't.",
+            "How long this daemon has waited for a lock that another session holds; 0 if it does not wait.",
             registry=r,
         )
-        cluster = "Of the whole installation: aggregate with max, not sum."
+        cluster = "Counts the whole installation: aggregate with max, not sum."
         self.oldest_due = SampledGauge(
             "rota_oldest_due_seconds", f"Age of the oldest due job. {cluster}", ["queue", "priority"], registry=r
         )
         self.oldest_running = SampledGauge(
-            "rota_oldest_running_seconds", f"Age of the attempt that runs longest. {cluster}", ["queue"], registry=r
+            "rota_oldest_running_seconds", f"Age of the longest running attempt. {cluster}", ["queue"], registry=r
         )
         self.jobs = SampledGauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
         self.jobs_capped = SampledGauge(
             "rota_jobs_capped",
-            f"1 while there are too many jobs to count, so that rota_jobs is a lower bound. {cluster}",
+            f"1 while there are too many jobs to count: rota_jobs is then a lower bound. {cluster}",
             registry=r,
         )
         self.dead = SampledGauge("rota_dead_letters", f"Dead letters. {cluster}", ["queue"], registry=r)
-        self.oldest_dead = SampledGauge("rota_oldest_dead_letter_seconds", f"Age of the oldest. {cluster}", registry=r)
-        self.expired = SampledGauge("rota_leases_expired", f"Expired and not yet reaped. {cluster}", registry=r)
+        self.oldest_dead = SampledGauge(
+            "rota_oldest_dead_letter_seconds", f"Age of the oldest dead letter. {cluster}", registry=r
+        )
+        self.expired = SampledGauge(
+            "rota_leases_expired", f"Leases that have expired and are not reaped yet. {cluster}", registry=r
+        )
         self.unclaimable = SampledGauge(
             "rota_jobs_unclaimable", f"Due jobs whose handler no living node has. {cluster}", registry=r
         )
         self.unserved = SampledGauge(
             "rota_jobs_unserved",
-            f"Due jobs whose queue no living node that has their handler serves. {cluster}",
+            f"Due jobs whose queue is not served by any living node that has their handler. {cluster}",
             registry=r,
         )
         self.schedules = SampledGauge(
             "rota_schedules",
-            f"Schedules: ok (those at their end, too), invalid, paused, or overdue: due for 30 s and not decided. {cluster}",
+            f"Schedules by state: ok (ended ones included), invalid, paused, or overdue (due for 30 s and not decided). {cluster}",
             ["state"],
             registry=r,
         )
         self.last_success = SampledGauge(
             "rota_schedule_last_success_timestamp_seconds",
-            "When the last success of a schedule with expect_success_within was, or its creation. Those that code declares by "
-            f"name; of all others the one that has waited longest, as other. {cluster}",
+            "Time of the last success of a schedule with expect_success_within, else of its creation. A schedule declared in "
+            f"code has its own series; `other` is the oldest time of all remaining schedules. {cluster}",
             ["schedule"],
             registry=r,
         )
-        self.paused = SampledGauge("rota_paused", f"1 while it is paused. {cluster}", ["kind", "name"], registry=r)
+        self.paused = SampledGauge(
+            "rota_paused",
+            f"1 while the queue, handler or schedule set is paused. {cluster}",
+            ["kind", "name"],
+            registry=r,
+        )
         self.oldest_snapshot = SampledGauge(
             "rota_oldest_snapshot_seconds",
-            f"Age of the oldest snapshot or prepared transaction that this login sees; it keeps dead rows. {cluster}",
+            f"Age of the oldest snapshot or prepared transaction that this login sees. It prevents vacuum. {cluster}",
             registry=r,
         )
         self.dead_tuples = SampledGauge("rota_dead_tuples", f"Dead rows of a table. {cluster}", ["table"], registry=r)
         self.log_dropped = Counter(
-            "rota_log_lines_dropped", "Lines of the log dropped because its reader is too slow.", registry=r
+            "rota_log_lines_dropped", "Log lines dropped because the log's reader is too slow.", registry=r
         )
         self.loop_crashes = Counter(
             "rota_loop_crashes",
-            "Unexpected exceptions in a loop of this daemon, which was restarted.",
+            "Crashes of a loop of this daemon by an unexpected exception. The loop was restarted.",
             ["loop"],
             registry=r,
         )
         self.housekeeping_age = SampledGauge(
             "rota_housekeeping_age_seconds",
-            f"Since a piece of housekeeping last succeeded, on whichever daemon. {cluster}",
+            f"Seconds since a piece of housekeeping last succeeded on any daemon. {cluster}",
             ["piece"],
             registry=r,
         )
         self.nodes = SampledGauge(
             "rota_nodes",
-            f"Daemons: running, draining, or lost within a day (vanished, and not replaced). {cluster}",
+            f"Daemons: running, draining, or lost (vanished within the last day and not replaced). {cluster}",
             ["state"],
             registry=r,
         )

@@ -11,12 +11,12 @@ MAX_REMEMBERED = 1000
 MAX_REPORTED = 20
 
 FORGET_SECONDS = 60.0
-"""Forget a row after this long without a refusal: each operation is tried again earlier than that, so it has succeeded."""
+"""Forget a row after so long without a refusal. Operations are retried sooner, so by then the row was accepted."""
 
 
 @dataclass(slots=True)
 class RefusedRow:
-    """A row, and when the database refused it for the first and the last time, on this node's clock."""
+    """A refused row: the error's type, and the first and last refusal in seconds of boottime()."""
 
     kind: str
     first: float
@@ -25,14 +25,14 @@ class RefusedRow:
 
 
 class RefusedRows:
-    """The rows that were refused lately. Safe to use from several threads."""
+    """The rows that the database refused recently. Thread-safe."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, int], RefusedRow] = {}
-        """(operation, job or schedule, its number) -> the refusal"""
+        """(operation, "job" or "schedule", its id) -> the refusal"""
 
     def add(self, doing: str, what: str, number: int, kind: str, *, again_in: float = 0.0) -> None:
-        """Note a refusal; the operation is tried again after `again_in` seconds at the earliest."""
+        """Record a refusal. The operation is not tried again for `again_in` seconds."""
         now, key = boottime(), (doing, what, number)
         row = self._rows.get(key)
         if row is None and len(self._rows) >= MAX_REMEMBERED:

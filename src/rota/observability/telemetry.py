@@ -1,7 +1,7 @@
-"""Everything rota tells the outside: one method per event, which writes the log line and moves the metrics.
+"""The events of a daemon: one method per event, which writes the log line and updates the metrics.
 
-Nobody else formats a log line or moves a metric; which there are, `metrics` says. No line carries a payload, a result, a DSN
-or a header. Label values come from what is configured or registered; what somebody merely inserted is `other`.
+No other module formats a log line or updates a metric. A line never contains a payload, a result, a DSN or a header. Only
+configured or registered names become label values. A name that exists only in an inserted row is reported as `other`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from rota.observability.logs import LEVELS, readable
+from rota.observability.logs import LEVELS, is_console
 from rota.observability.metrics import Metrics
 from rota.observability.refused_rows import RefusedRows
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.FilteringBoundLogger:  # noqa: A002
-    """Return a logger of rota's own on standard error: JSON, or lines to read at a terminal. The root logger is left alone."""
-    # Not structlog's default formatter: it warns about an `exception` that is text already.
+    """Return rota's own logger, which writes JSON or plain lines to standard error. The root logger is not changed."""
+    # Not structlog's default formatter: it warns about an `exception` field that is already text.
     console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    render: Any = console if readable(format) else structlog.processors.JSONRenderer()
+    render: Any = console if is_console(format) else structlog.processors.JSONRenderer()
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -47,15 +47,15 @@ def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.Fi
     return logger
 
 
-MOST_SUSPECTS = 20
+MAX_SUSPECTS = 20
 """Most running handlers that one log line names."""
 
 
 class Telemetry:
-    """Logs and counts the events of one daemon. Tests wait on `watch`, which gets each event, whatever the log level.
+    """Logs and counts the events of one daemon. `watch` is called with every event, at any log level. Tests use it to wait.
 
-    With `show_errors`, the lines about failed attempts include the error's text as it is stored: its traceback and message. A
-    production log must not: masking can't recognize each value that an error derives from a payload.
+    With `show_errors`, the lines about failed attempts include the stored traceback and message. Never use it in production: an
+    error's text may contain values of the payload, and masking can't find them all.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Telemetry:
         self.registry = self._metrics.registry
 
     def _event(self, level: int, event: str, **fields: Any) -> None:
-        # A full disk, or a pipe that nobody reads any more: elsewhere, an OSError means that the database is away.
+        # Logging fails on a full disk or a closed pipe. The caller would take that OSError for an unreachable database.
         with suppress(OSError, ValueError):
             self._log.log(level, event, **fields)
         if self._watch is not None:
@@ -92,45 +92,45 @@ class Telemetry:
     # The node.
 
     def node_started(self, *, version: str, release: str | None, tzdata: str | None, **fields: Any) -> None:
-        """Say that this daemon is up, and how it is configured."""
+        """This daemon has started, with this configuration."""
         self._metrics.build.labels(version, release or "", tzdata or "").set(1)
         self._event(logging.INFO, "node.started", version=version, release=release, **fields)
 
     def node_advised(self, advice: str) -> None:
-        """Say at start what an operator would want to change."""
+        """At start: a setting that an operator should change."""
         self._event(logging.WARNING, "node.advised", advice=advice)
 
     def node_stopping(self, *, running: int, how: str) -> None:
-        """Say that this daemon is on its way out: `drain` lets jobs finish, `interrupt` cuts them."""
+        """This daemon is shutting down. `how`: `drain` lets running jobs finish, `interrupt` interrupts them."""
         self._event(logging.INFO, "node.stopping", running=running, how=how)
 
     def node_stopped(self) -> None:
-        """Say goodbye."""
+        """This daemon has shut down."""
         self._event(logging.INFO, "node.stopped")
 
     def signal_ignored(self, name: str) -> None:
-        """Tell of a signal that has no meaning here and would have ended the process."""
+        """A signal was ignored that ends a process by default."""
         self._event(logging.WARNING, "signal.ignored", signal=name)
 
     def log_to(self, log: structlog.typing.FilteringBoundLogger) -> None:
-        """Log with another logger from now on, one of another level."""
+        """Use another logger from now on, for example one of another level."""
         self._log = log
         self._debug = log.is_enabled_for(logging.DEBUG) or self._watch is not None
 
     def reloaded(self, *, log_level: str) -> None:
-        """Tell of a SIGHUP."""
+        """The configuration was read again after a SIGHUP."""
         self._event(logging.WARNING, "node.reloaded", log_level=log_level)
 
     def reload_failed(self, kind: str) -> None:
-        """Tell that the configuration can't be read again, and that nothing has changed."""
+        """The configuration could not be read again. Nothing has changed."""
         self._event(logging.ERROR, "node.reload_failed", kind=kind, do="run rota config to see what is wrong")
 
     def stacks_dumped(self, *, threads: Mapping[str, list[str]], tasks: Mapping[str, list[str]]) -> None:
-        """Log where all threads and tasks are."""
+        """The stacks of all threads and tasks were requested by SIGUSR1."""
         self._event(logging.WARNING, "stacks", threads=threads, tasks=tasks)
 
     def node_hung(self) -> None:
-        """Say that the process ends without a word to its jobs, because the main loop doesn't turn."""
+        """A blocked main loop can't shut down, so the process ends without releasing its jobs."""
         self._event(
             logging.ERROR,
             "node.hung",
@@ -148,9 +148,9 @@ class Telemetry:
         where: Sequence[str],
         frozen: bool,
     ) -> None:
-        """Tell how late the main loop turned, and at worst of late; a second and more is a handler that blocks it.
+        """The main loop ran `lag` seconds late; `worst` is the recent maximum. From one second on, the suspects are logged.
 
-        `suspects`: the handlers that ran meanwhile; `where`: the main thread's stack, if another thread could look at it;
+        `suspects`: the handlers that ran meanwhile. `where`: the main thread's stack, if another thread could read it.
         `frozen`: no other thread could run either.
         """
         self._metrics.loop_lag.set(worst)
@@ -159,7 +159,7 @@ class Telemetry:
                 logging.WARNING,
                 "loop.blocked",
                 seconds=round(lag, 3),
-                suspects=[f"{handler} (job {job_id})" for handler, job_id in suspects[:MOST_SUSPECTS]],
+                suspects=[f"{handler} (job {job_id})" for handler, job_id in suspects[:MAX_SUSPECTS]],
                 where=list(where),
                 do="a handler held the interpreter, so that heartbeats stood still, too: give it runs_in='process' "
                 "(unless the whole process was held still)"
@@ -168,31 +168,31 @@ class Telemetry:
             )
 
     def log_lines_dropped(self, total: int) -> None:
-        """Count the lines that were dropped because the reader of the log is too slow, and log how many once lines pass again."""
-        if fresh := total - self._dropped:
+        """Log lines were dropped because the log's reader is too slow. `total` counts them since the start."""
+        if new := total - self._dropped:
             self._dropped = total
-            self._metrics.log_dropped.inc(fresh)
+            self._metrics.log_dropped.inc(new)
             self._event(
                 logging.WARNING,
                 "log.dropped",
-                lines=fresh,
+                lines=new,
                 do="look at what reads this log: it is too slow, blocked, or its disk is full",
             )
 
     def stray_error(self, context: Mapping[str, Any]) -> None:
-        """Tell of an error in something that a handler left behind, a task or a callback; its text may be the payload's."""
+        """A task or callback that a handler left behind raised an error. Its text is not logged: it may contain the payload."""
         error = context.get("exception")
         self._event(logging.ERROR, "loop.stray_error", kind=type(error).__name__ if error is not None else "unknown")
 
     # Services.
 
     def service_ran(self, service: str) -> None:
-        """Tell that a service has done its turn."""
+        """A service completed a run."""
         if self._watch is not None:
             self._watch("service.ran", {"service": service})
 
     def service_failed(self, service: str, error: BaseException, *, failures: int, again_in: float) -> None:
-        """Tell what cost this service its turn: the database was away, or there is a bug in a service that may have one."""
+        """A service's run failed: the database was unreachable, or a non-critical service has a bug."""
         level = logging.WARNING if failures in (1, 10, 100) else logging.DEBUG
         self._event(
             level,
@@ -204,11 +204,11 @@ class Telemetry:
         )
 
     def loop_supervised(self, loop: str) -> None:
-        """Show the count of its crashes from 0 on, so that the first one is seen as an increase."""
+        """A loop is now supervised. Its crash counter starts at 0, so that the first crash shows as an increase."""
         self._metrics.loop_crashes.labels(loop)
 
     def loop_crashed(self, loop: str, error: BaseException, *, crashes: int) -> None:
-        """Log and count an unexpected exception in a loop. The traceback names places only: an error's text may hold a payload."""
+        """An unexpected exception ended a loop. The traceback leaves out the error's text, which may contain a payload."""
         self._metrics.loop_crashes.labels(loop).inc()
         self._event(
             logging.ERROR,
@@ -221,31 +221,31 @@ class Telemetry:
         )
 
     def loop_given_up(self, loop: str, *, kind: str) -> None:
-        """Tell that the daemon drains and ends because a loop can't do its work."""
+        """A loop keeps failing, so the daemon drains and exits."""
         self._event(logging.ERROR, "loop.given_up", loop=loop, kind=kind)
 
     def main_loop_broken(self, error: BaseException, *, running: Sequence[tuple[str, int]]) -> None:
-        """Tell that code of a handler stopped the main loop or raised SystemExit in it; the daemon drains and ends."""
+        """Code of a handler stopped the main loop or raised SystemExit in it. The daemon drains and exits."""
         self._event(
             logging.ERROR,
             "loop.broken",
             kind=type(error).__name__,
             traceback="".join(traceback.format_tb(error.__traceback__, limit=-12)),
-            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MOST_SUSPECTS]],
+            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MAX_SUSPECTS]],
             do="find the handler that stops the loop or calls sys.exit(), among those that were running",
         )
 
     def socket_lost(self, *, running: Sequence[tuple[str, int]]) -> None:
-        """Log that code of a handler closed the listening socket; the daemon drains and ends."""
+        """Code of a handler closed the listening socket. The daemon drains and exits."""
         self._event(
             logging.ERROR,
             "socket.lost",
-            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MOST_SUSPECTS]],
+            suspects=[f"{handler} (job {job_id})" for handler, job_id in running[:MAX_SUSPECTS]],
             do="find the handler that closes file descriptors it did not open, among those that were running or had just ended",
         )
 
     def cancel_refused(self, *, job_id: int, handler: str | None) -> None:
-        """Tell that code of a job tried to cancel tasks that belong to the daemon or to other jobs."""
+        """Code of a job tried to cancel tasks of the daemon or of other jobs."""
         self._event(
             logging.ERROR,
             "handler.cancelled_others",
@@ -255,31 +255,31 @@ class Telemetry:
         )
 
     def service_aged(self, service: str, age: timedelta) -> None:
-        """Tell how long ago a service last succeeded."""
+        """A service's last success was `age` ago."""
         self._metrics.service_age.labels(service).set(age.total_seconds())
 
     def listener_changed(self, *, up: bool, why: str | None = None) -> None:
-        """Tell whether notifications can arrive; without them, polling finds the jobs. No `why`: it was we who ended it."""
+        """Notifications can arrive, or no longer can. `why` is None when the daemon itself started or ended the listener."""
         self._metrics.listener_up.set(up)
-        told = {} if why is None else {"why": why}
-        self._event(logging.WARNING if told else logging.INFO, "listener.up" if up else "listener.down", **told)
+        fields = {} if why is None else {"why": why}
+        self._event(logging.WARNING if fields else logging.INFO, "listener.up" if up else "listener.down", **fields)
 
     def server_moved(self, *, timeline: int) -> None:
-        """Report that connections now lead to another server, or to a newer timeline of the same."""
+        """Connections now lead to another server, or to a newer timeline of the same server."""
         self._event(logging.WARNING, "database.moved", timeline=timeline)
 
     def database_awaited(self, reason: str, *, waits: float) -> None:
-        """Report that no server takes us yet while the daemon starts, and for how many seconds it waits in all."""
+        """No server accepts connections while the daemon starts. It waits for `waits` seconds in all."""
         self._event(logging.WARNING, "database.awaited", reason=reason, waits_s=waits)
 
     def fence_tokens_raised(self) -> None:
-        """Tell that the sequence of tokens had fallen behind the clock: a fail-over, a restore, or a new database."""
+        """The fence token sequence lagged behind the clock and was advanced: after a fail-over, a restore, or in a new database."""
         self._event(logging.DEBUG, "fence_tokens.raised")
 
     # A job's path.
 
     def jobs_claimed(self, claims: list[Claim]) -> None:
-        """Count a batch of claims, and how late each started."""
+        """A batch of jobs was claimed. Observes each job's delay from due to started."""
         queues: defaultdict[str, int] = defaultdict(int)
         delays = []
         for claim in claims:
@@ -293,16 +293,16 @@ class Telemetry:
             self._event(logging.DEBUG, "jobs.claimed", count=len(claims), job_ids=[claim.job_id for claim in claims])
 
     def jobs_succeeded(self, done: Iterable[tuple[str, str, float]]) -> None:
-        """Count a settled batch of successes: (queue, handler, seconds) each."""
-        ran: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        """A batch of successes was settled: (queue, handler, seconds) each."""
+        run_times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         for queue, handler, seconds in done:
-            ran[queue, handler].append(seconds)
-        for (queue, handler), seconds_each in ran.items():
-            self._metrics.settled.labels(self._queue(queue), handler, "succeeded").inc(len(seconds_each))
-            self._metrics.run_seconds.observe(seconds_each, handler)
+            run_times[queue, handler].append(seconds)
+        for (queue, handler), times in run_times.items():
+            self._metrics.settled.labels(self._queue(queue), handler, "succeeded").inc(len(times))
+            self._metrics.run_seconds.observe(times, handler)
 
     def job_succeeded(self, job_id: int, **fields: Any) -> None:
-        """Tell of one success, at debug."""
+        """One success was settled. Logged at debug level only; jobs_succeeded() counts it."""
         if self._debug:
             self._event(logging.DEBUG, "job.settled", job_id=job_id, settlement="succeeded", **fields)
 
@@ -319,7 +319,7 @@ class Telemetry:
         error: str | None = None,
         **fields: Any,
     ) -> None:
-        """Log and count how an attempt ended that did not succeed; `error` is the stored text of its error."""
+        """An attempt that did not succeed was settled. `error` is the stored text of its error."""
         if self._show_errors:
             fields["exception"] = error
         known = handler if handler in self._handlers else "other"
@@ -344,29 +344,29 @@ class Telemetry:
         )
 
     def settlement_confirmed(self, *, job_id: int, handler: str) -> None:
-        """Tell that a settlement whose answer was lost had been written. What it said, its row in `rota.attempts` says."""
+        """The reply to a settlement was lost, but the settlement had been written: see `rota.attempts`."""
         self._event(logging.INFO, "settlement.confirmed", job_id=job_id, handler=handler)
 
     def write_refused(self, *, job_id: int, handler: str, what: str) -> None:
-        """Tell that a write showed a stale token and touched nothing."""
+        """A write carried a stale fence token and changed nothing."""
         self._metrics.stale.inc()
         self._event(logging.WARNING, "write.refused", job_id=job_id, handler=handler, what=what)
 
     def lease_lost(self, *, job_id: int, handler: str) -> None:
-        """Tell that this daemon lost the lease of a job that it ran, interrupted it, and wrote nothing."""
+        """This daemon lost the lease of a running job. It interrupted the job and wrote nothing."""
         self._metrics.lost.inc()
         self._event(logging.WARNING, "lease.lost", job_id=job_id, handler=handler)
 
     def lease_missed(self, *, job_id: int) -> None:
-        """Tell of a token that did not come back: the job has just been settled, or its lease is lost, as its end will tell."""
+        """A heartbeat did not extend a lease: the job was just settled, or the lease is lost (logged when the attempt ends)."""
         self._event(logging.DEBUG, "lease.missed", job_id=job_id)
 
     def leases_extended(self, *, held: int, extended: int) -> None:
-        """Tell of a heartbeat."""
+        """A heartbeat extended leases."""
         self._event(logging.DEBUG, "leases.extended", held=held, extended=extended)
 
     def handler_stuck(self, *, job_id: int, handler: str, why: str) -> None:
-        """Tell of a handler that goes on after it was told to stop: its slot stays taken, its lease runs out."""
+        """A handler ignores its interruption. It keeps its slot, and its lease will expire."""
         self._event(
             logging.ERROR,
             "handler.stuck",
@@ -377,17 +377,17 @@ class Telemetry:
         )
 
     def orphans_released(self, count: int) -> None:
-        """Tell that claims came back whose answer was lost with the connection."""
+        """Claims were released because their reply was lost with the connection."""
         self._event(logging.INFO, "claims.orphaned", count=count)
 
     def settlement_rejected(self, *, job_id: int, kind: str) -> None:
-        """Report a job that could not be settled as asked; it is settled with less, in the end as a dead letter."""
+        """The database rejected a settlement. The job is settled with less data, and at last as a dead letter."""
         self._event(logging.ERROR, "settlement.rejected", job_id=job_id, kind=kind)
 
     def row_refused(self, doing: str, error: Exception, *, again_in: float = 0.0, **where: object) -> None:
-        """Report a row with which the database refuses an operation: a bad value, or a trigger or constraint of the user's.
+        """The database refused an operation on a row: a bad value, or the user's own trigger or constraint.
 
-        `again_in`: seconds for which the operation is not tried again.
+        The operation is not tried again for `again_in` seconds.
         """
         for what in ("job", "schedule"):
             if isinstance(number := where.get(f"{what}_id"), int):
@@ -407,7 +407,10 @@ class Telemetry:
     def fires_recorded(
         self, *, planned: int, decided: int, fires: Sequence[tuple[str, datetime, int, timedelta]]
     ) -> None:
-        """Count a batch of fires: (disposition, scheduled_for, how many, how late); `planned` - `decided` others were faster at."""
+        """A batch of fires was recorded: (disposition, scheduled_for, count, lateness) each.
+
+        `planned` - `decided` is the number of decisions lost to another node.
+        """
         for disposition, _, count, late in fires:
             self._metrics.fires.labels(disposition).inc(count)
             if disposition == "enqueued":
@@ -422,39 +425,39 @@ class Telemetry:
             )
 
     def fires_promoted(self, promoted: int) -> None:
-        """Tell of fires that had waited for their turn and are enqueued now."""
+        """Waiting fires were enqueued."""
         if promoted:
             self._metrics.fires.labels("enqueued").inc(promoted)
             self._event(logging.DEBUG, "fires.promoted", count=promoted)
 
-    def jobs_replaced(self, asked: int) -> None:
-        """Tell of live jobs that were asked to cancel because a later fire of their schedule replaces them."""
-        if asked:
-            self._event(logging.INFO, "jobs.replaced", count=asked)
+    def jobs_replaced(self, count: int) -> None:
+        """Cancellation was requested of live jobs that a later fire of their schedule replaces."""
+        if count:
+            self._event(logging.INFO, "jobs.replaced", count=count)
 
     def schedule_invalid(self, *, schedule_id: int, name: str | None, reason: str) -> None:
-        """Tell of a schedule that stands still until somebody edits it."""
+        """A schedule is invalid and will not fire until it is edited."""
         self._event(
             logging.ERROR,
             "schedule.invalid",
             schedule_id=schedule_id,
             schedule=name,
             reason=reason,
-            do="correct the schedule: an edit has it planned again",
+            do="correct the schedule: it is planned again after an edit",
         )
 
     def schedules_resumed(self, count: int) -> None:
-        """Tell of paused schedules whose resume_at has come."""
+        """Paused schedules were resumed because their resume_at has passed."""
         if count:
             self._event(logging.INFO, "schedules.resumed", count=count)
 
     def schedules_moved(self, count: int) -> None:
-        """Tell of schedules that another rota or other zone data would have fired at another instant."""
+        """The next fire of schedules was planned again: another version of rota or of tzdata had planned it at another instant."""
         if count:
             self._event(logging.INFO, "schedules.moved", count=count)
 
     def schedules_declared(self, steps: Iterable[Step]) -> None:
-        """Tell what became of the schedules that the app's code declares: what was written, and what was left alone and why."""
+        """Schedules that the app's code declares were written, refused, or left unchanged for a reason."""
         for step in steps:
             if step.what in {"inserted", "updated"}:
                 self._event(logging.INFO, f"schedule.{step.what}", schedule=step.name, changed=step.why)
@@ -464,42 +467,42 @@ class Telemetry:
                 self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
 
     def shards_taken(self, count: int) -> None:
-        """Tell that this node looks at another part of the schedules than before, because nodes came or went."""
+        """This node now plans another share of the schedules, because nodes started or ended."""
         self._event(logging.DEBUG, "shards.taken", count=count)
 
     def blocked(self, by: str, *, do: str) -> None:
-        """Report a session whose lock this node's statements wait for."""
+        """Statements of this node wait for a lock that another session holds."""
         self._event(logging.WARNING, "lock.blocked", by=by, do=do)
 
     def lock_wait_sampled(self, seconds: float) -> None:
-        """Show for how long this node has been waiting for a lock of another session; 0 if it isn't."""
+        """This node has waited for another session's lock for so many seconds; 0 if it does not wait."""
         self._metrics.lock_wait.set(seconds)
 
     # Housekeeping.
 
     def lease_reaped(self, *, job_id: int, handler: str, settlement: str) -> None:
-        """Tell that an expired lease was taken back; what that means for the job, `job.settled` has told at its own level."""
+        """An expired lease was taken back. `job.settled` reports what becomes of the job."""
         self._metrics.reaped.inc()
         self._event(logging.INFO, "lease.reaped", job_id=job_id, handler=handler, settlement=settlement)
 
     def reaper_waits(self, *, jumped_by: float) -> None:
-        """Tell that the database's clock jumped ahead, so that expired leases prove nothing for now."""
+        """The reaper waits: the database's clock jumped ahead, so an expired lease does not prove that its holder is gone."""
         self._event(logging.WARNING, "reaper.waits", clock_jumped_by_s=round(jumped_by, 3))
 
     def jobs_ended(self, what: str, count: int) -> None:
-        """Tell of jobs that ended without an attempt: expired, cancelled."""
+        """Jobs ended without an attempt. `what`: expired or cancelled."""
         if count:
             self._event(logging.INFO, f"jobs.{what}", count=count)
 
     def pruned(self, what: str, count: int) -> None:
-        """Tell of history that was let go."""
+        """Expired history was deleted."""
         if count:
             self._event(logging.INFO, "history.pruned", what=what, count=count)
 
     # Sampled gauges.
 
     def slots_sampled(self, slots: Mapping[str, tuple[int, int]]) -> None:
-        """Show taken and free slots: queue -> (taken, free)."""
+        """Set the gauges of this daemon's slots: queue -> (taken, free)."""
         for queue, (taken, free) in slots.items():
             self._metrics.slots.labels(queue, "taken").set(taken)
             self._metrics.slots.labels(queue, "free").set(free)
@@ -517,14 +520,13 @@ class Telemetry:
         unserved: int,
         at_least: bool,
     ) -> None:
-        """Show what the last look at the whole installation found."""
+        """Set the gauges of the installation's jobs and dead letters."""
         for gauge in (self._metrics.jobs, self._metrics.oldest_due, self._metrics.oldest_running, self._metrics.dead):
             gauge.clear()
         for (queue, state), count in jobs.items():
             self._metrics.jobs.labels(self._queue(queue), state).inc(count)
-        for (queue, priority), age in sorted(
-            oldest_due.items(), key=itemgetter(1)
-        ):  # of those called other, the oldest
+        # In order of age: of the queues reported as `other`, the oldest is set last.
+        for (queue, priority), age in sorted(oldest_due.items(), key=itemgetter(1)):
             self._metrics.oldest_due.labels(self._queue(queue), priority).set(age)
         for queue, age in sorted(oldest_running.items(), key=itemgetter(1)):
             self._metrics.oldest_running.labels(self._queue(queue)).set(age)
@@ -537,14 +539,14 @@ class Telemetry:
         self._metrics.jobs_capped.set(at_least)
 
     def housekeeping_failed(self, errors: Mapping[str, str]) -> None:
-        """Log which pieces of housekeeping have failed, when that changes."""
+        """Pieces of housekeeping have failed. Logged only when a piece or its error changes."""
         for piece, error in errors.items() - self._housekeeping_errors.items():
             self._event(
                 logging.ERROR,
                 "housekeeping.failed",
                 piece=piece,
                 error=error,
-                do="mend what the error names; the piece is tried again each minute, the others go on. See also: rota check",
+                do="correct what the error names: the piece is tried again each minute, the others go on. See also: rota check",
             )
         self._housekeeping_errors = dict(errors)
 
@@ -557,7 +559,7 @@ class Telemetry:
         housekeeping: Mapping[str, float],
         nodes: Mapping[str, int],
     ) -> None:
-        """Show what is paused, and what the last look at the server's upkeep found."""
+        """Set the gauges of pauses, of the server's upkeep, and of the nodes."""
         self._metrics.paused.clear()
         for kind, name in paused:
             known = name == "*" or name in (self._queues if kind == "queue" else self._handlers)
@@ -571,11 +573,11 @@ class Telemetry:
             self._metrics.nodes.labels(state).set(nodes.get(state, 0))
 
     def jobs_unclaimed(self, *, queue: str, handler: str, due: int, why: str) -> None:
-        """Tell of due jobs that no living daemon would claim: the name is somebody's slip, or a service is down."""
+        """No living daemon claims some due jobs: their queue or handler is misspelled, or a service is down."""
         self._event(logging.WARNING, "jobs.unclaimed", queue=queue, handler=handler, due=due, why=why)
 
     def schedules_sampled(self, *, states: Mapping[str, int], last_success: Mapping[str | None, float]) -> None:
-        """Show how the schedules are, and when those that are watched last succeeded."""
+        """Set the gauges of schedules by state, and of the last success of those with expect_success_within."""
         for state in ("ok", "invalid", "paused", "overdue"):
             self._metrics.schedules.labels(state).set(
                 states.get(state, 0) + (states.get("ended", 0) if state == "ok" else 0)
@@ -585,6 +587,6 @@ class Telemetry:
             self._metrics.last_success.labels("other" if name is None else name).set(at)
 
     def sample_aged(self, age: timedelta, *, stale: bool) -> None:
-        """Show how old the sampled gauges are; hide them while they are stale."""
+        """Set the age of the sampled gauges, and hide them while they are stale."""
         self._metrics.sample_age.set(age.total_seconds())
         self._metrics.hide_sampled(stale)
