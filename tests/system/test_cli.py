@@ -396,7 +396,7 @@ async def test_a_key_that_is_taken_makes_no_second_job(rota: Shell) -> None:
     first = await rota("enqueue", "h", "--key", "k", "--json")
     second = await rota("enqueue", "h", "--key", "k", "--json")
     assert first.json["created"]
-    assert second.json == {**first.json, "created": False}
+    assert second.json == {**first.json, "created": False, "outcome": "kept"}
 
 
 async def test_what_a_job_carries_is_shown_only_when_asked_for(rota: Shell, conn: Connection[Record]) -> None:

@@ -19,7 +19,7 @@ join pg_catalog.pg_roles as login
     and not login.rolbypassrls
     and (tables.relforcerowsecurity or not pg_has_role(login.oid, tables.relowner, 'USAGE'))
     and (
-        has_table_privilege(login.oid, 'rota.nodes', 'INSERT')
+        has_table_privilege(login.oid, to_regclass('rota.nodes'), 'INSERT')
         or login.rolname = session_user and has_table_privilege(login.oid, tables.oid, 'SELECT')
     )
 where tables.relrowsecurity
@@ -63,7 +63,8 @@ from (
 cross join lateral (
     select wanted.relation, string_agg(each.privilege, ', ' order by each.ordinality) as privilege
     from unnest(wanted.privileges) with ordinality as each (privilege, ordinality)
-    where not has_table_privilege('rota.' || wanted.relation, each.privilege)
+    -- to_regclass() gives null for a table that is missing: other checks report that.
+    where not has_table_privilege(to_regclass('rota.' || wanted.relation), each.privilege)
 ) as needed
 where needed.privilege is not null
 order by kind, object, detail
