@@ -142,6 +142,7 @@ BROAD = {
     "supervision/supervisor.py": "a loop that crashes, which is logged, counted and restarted",
     "daemon/main_loop.py": "an error that left the event loop while jobs are under way",
     "daemon/daemon.py": "an error of the drain, which is taken for the next order to stop",
+    "lifecycle/call_outcome.py": "an exception of the handler's own class that raises when it is read",
     "lifecycle/settle.py": "one outcome that can not be written, beside others that can",
     "lifecycle/scheduler.py": "planning of one schedule, which is pure: the schedule is stopped with the error as its reason",
     "handlers/failure.py": "an exception whose own __str__ raises",

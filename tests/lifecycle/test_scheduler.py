@@ -16,7 +16,7 @@ from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
 from rota.runtime.clock import boottime
 from rota.services import schedule_stats as track_record
-from rota.services.schedule_stats import TrackRecord
+from rota.services.schedule_stats import ScheduleStats
 from schedule_rows import (
     Planner,
     clock,
@@ -709,7 +709,7 @@ async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
         await planner.turn()
     made = await make_schedule(conn)
     await make_due(conn, made, ago=8 * HOUR)
-    slept[0] += scheduler_module.SWEEP_AT_LAST
+    slept[0] += scheduler_module.MAX_SWEEP_SECONDS
     await planner.scheduler.turn()
     assert await dispositions(conn) == ["enqueued"]
 
@@ -733,7 +733,7 @@ async def test_successes_and_failures_are_noted(conn: Connection[Record], pool: 
     """A success ends the count of failures in a row."""
     one, other, gone = [await make_schedule(conn, name) for name in ("one", "other", "gone")]
     await conn.execute("delete from rota.schedules where name = 'gone'")
-    record = TrackRecord(pool, quiet_telemetry())
+    record = ScheduleStats(pool, quiet_telemetry())
     for which, succeeded in ((one, False), (other, True), (one, False), (other, False), (gone, True)):
         record.add(which, succeeded=succeeded)
     await record.run_once()
@@ -750,7 +750,7 @@ async def test_what_is_locked_is_noted_later(
 ) -> None:
     """An editor's open transaction delays the note, and doesn't lose it."""
     made = await make_schedule(conn)
-    record = TrackRecord(pool, quiet_telemetry())
+    record = ScheduleStats(pool, quiet_telemetry())
     record.add(made, succeeded=False)
     async with held(database, "update rota.schedules set paused = true"):
         await record.run_once()
@@ -765,7 +765,7 @@ async def test_at_the_end_of_a_node_all_is_noted_that_nobody_holds_locked(
     """No rest between the batches, and no wait for an editor's open transaction: the process is on its way out."""
     monkeypatch.setattr(track_record, "BATCH", 1)
     made = [await make_schedule(conn, name) for name in ("one", "other", "edited")]
-    record = TrackRecord(pool, quiet_telemetry())
+    record = ScheduleStats(pool, quiet_telemetry())
     for which in made:
         record.add(which, succeeded=False)
     async with held(database, "update rota.schedules set paused = true where name = 'edited'"):

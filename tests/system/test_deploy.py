@@ -20,7 +20,7 @@ from pages import page
 from prometheus import filled_in, panels
 from rota import config
 from rota.config import load, parse_duration
-from rota.daemon import daemon
+from rota.daemon.service_health import EVENT_DRIVEN_SERVICES
 from rota.observability.telemetry import Telemetry, make_logger
 from scenes import Scene
 
@@ -144,7 +144,7 @@ def test_alerts_watch_metrics_that_exist() -> None:
     assert len(named_in(expressions)) > 10
     assert named_in(rules) - metrics().keys() == set()
     (left_out,) = re.findall(r'service!~"([^"]+)"', rules)
-    assert set(left_out.split("|")) == daemon.WAITING
+    assert set(left_out.split("|")) == EVENT_DRIVEN_SERVICES
 
 
 def test_prometheus_takes_the_configuration_and_the_rules() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rota.db import schedule_queries
-from rota.lifecycle.scheduler import found_with
+from rota.lifecycle.scheduler import planner_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,6 @@ async def plant(ground: Ground, tell: Callable[[int], None], *, first: int, last
         await ground.db.execute(PLAN)
         tell(end - start + 1)
     # Or else the daemons would begin by finding out that these are not the instants which the expressions yield.
-    await schedule_queries.stamp_plans(ground.db, **found_with())
+    await schedule_queries.stamp_plans(ground.db, **planner_versions())
     await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
     await ground.db.execute("vacuum (analyze) rota.schedule_definitions")

@@ -18,7 +18,7 @@ from rota.db.connecting import close_connection, open_connection
 from rota.db.pool import PLANS
 from rota.db.schedule_queries import NO_FLOOR
 from rota.domain.shards import EVERY_SHARD
-from rota.lifecycle.scheduler import BATCH, OVERDUE
+from rota.lifecycle.scheduler import BATCH, OVERDUE_AFTER
 
 if TYPE_CHECKING:
     from rota.bench.figures import Show
@@ -31,7 +31,7 @@ SETTLES_WITHIN = 8.0
 
 LOOK: schedule_queries.Look = {
     "shards": EVERY_SHARD,
-    "overdue": OVERDUE,
+    "overdue": OVERDUE_AFTER,
     "turn": 0,
     "floor": NO_FLOOR,
     "limit": BATCH,

@@ -123,7 +123,7 @@ def _run_daemon(
     config: "Config", app: "RotaApp", config_file: Path | None, *, until_idle: bool = False, show_errors: bool = False
 ) -> None:
     from rota.daemon.daemon import Daemon
-    from rota.daemon.main_loop import run_to_the_end
+    from rota.daemon.main_loop import run_until_drained
     from rota.errors import RotaError
     from rota.observability import log_writer
     from rota.observability.logs import redirect_uncaught_errors
@@ -140,7 +140,7 @@ def _run_daemon(
     redirect_uncaught_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
     with explaining(config.require_database()):
         try:
-            run_to_the_end(daemon)
+            run_until_drained(daemon)
         except (ExceptionGroup, SystemExit) as error:
             # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass
             # for a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.

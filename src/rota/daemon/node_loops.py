@@ -1,7 +1,7 @@
-"""The loops of one daemon: how each is built, and built again after a crash.
+"""The loops of one daemon, and the objects that they share.
 
-The settler, the track record, presence, the heartbeat and the listener keep what was handed to them across a crash: outcomes,
-the node's state, requests to look. The others begin anew.
+After a crash, a loop is run again. Some loops are then rebuilt with new state; the settler, the schedule statistics, presence,
+the heartbeat and the listener keep theirs, because it holds outcomes and requests of others.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.db.listen import Listener, NoListener
-from rota.db.pool import Pool, Route, connect
+from rota.db.pool import Route, connect
 from rota.db.salvage import LOST
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.drain import Drain
 from rota.lifecycle.executor import Executor
-from rota.lifecycle.heartbeat import Heartbeat, Trust
+from rota.lifecycle.heartbeat import Heartbeat, LeaseWatch
 from rota.lifecycle.running import Running
 from rota.lifecycle.scheduler import Scheduler
 from rota.lifecycle.settle import Settler
@@ -29,7 +29,7 @@ from rota.services.gauges import Gauges, LocalGauges
 from rota.services.lock_watch import LockWatch
 from rota.services.pruner import Pruner
 from rota.services.reaper import Reaper
-from rota.services.schedule_stats import TrackRecord
+from rota.services.schedule_stats import ScheduleStats
 from rota.supervision.loop import run_forever, run_on_own_thread
 
 if TYPE_CHECKING:
@@ -46,18 +46,17 @@ if TYPE_CHECKING:
     from rota.supervision.loop import Service
     from rota.supervision.service_monitor import ServiceMonitor
 
-FINAL_RECORD_SECONDS = 2.0
-"""How long a daemon whose jobs have ended may take to note their ends on schedules."""
+FINAL_STATS_TIMEOUT = 2.0
+"""Seconds that a stopping daemon spends at most on writing the last statistics of schedules."""
 
 
 class Loops:
-    """Each method without arguments runs one loop until it is cancelled; called again, it starts the loop anew."""
+    """Each coroutine method runs one loop until cancelled. It may be called again after a crash."""
 
     def __init__(
         self,
         config: Config,
         node: NodeId,
-        pool: Pool,
         environment: Environment,
         presence: Presence,
         *,
@@ -73,7 +72,7 @@ class Loops:
     ) -> None:
         self._config = config
         self._node = node
-        self._pool = pool
+        pool = self._pool = environment.pool
         self._presence = presence
         self._telemetry = telemetry
         self._monitor = monitor
@@ -87,9 +86,9 @@ class Loops:
         self.wake = Wake()
         self.running = Running(slots, self.wake, grace=self._grace)
         self.dispatched = asyncio.Event()
-        """Set once nothing more is claimed."""
+        """Set once the dispatcher has ended, after the order to stop."""
         self._dispatcher: Dispatcher | None = None
-        self._record = TrackRecord(pool, telemetry)
+        self._schedule_stats = ScheduleStats(pool, telemetry)
         self._scheduler = self._make_scheduler()
         self._gauges = Gauges(pool, telemetry)
         self._settler = Settler(
@@ -128,13 +127,13 @@ class Loops:
         )
 
     @property
-    def listens(self) -> bool:
-        """Whether notifications can arrive at all."""
+    def has_listener(self) -> bool:
+        """Whether this node receives notifications. A pooler does not pass them."""
         return isinstance(self._listener, Listener)
 
     @property
     def database_reached(self) -> float:
-        """When the database last answered the dispatcher, on this node's clock; 0 if it never did."""
+        """When the database last answered the dispatcher, on this node's clock; 0 if never."""
         return self._dispatcher.reached if self._dispatcher is not None else 0.0
 
     def reconnect(self) -> None:
@@ -147,14 +146,14 @@ class Loops:
         """Write outcomes."""
         await self._run(self._settler)
 
-    async def heartbeat(self) -> None:
-        """Extend leases, on a thread of its own."""
+    async def extend_leases(self) -> None:
+        """Extend leases, on a separate thread."""
         await run_on_own_thread(self._heartbeat, self._telemetry, self._monitor, close=self._heartbeat.close)
 
-    async def trust(self) -> None:
-        """Interrupt attempts whose lease can't be trusted any more."""
+    async def watch_leases(self) -> None:
+        """Interrupt attempts whose lease may have ended."""
         await self._run(
-            Trust(
+            LeaseWatch(
                 self.running,
                 self._telemetry,
                 self._heartbeat,
@@ -168,18 +167,18 @@ class Loops:
         self._scheduler = self._make_scheduler()
         await self._run(self._scheduler)
 
-    async def record(self) -> None:
-        """Note the ends of jobs on their schedules."""
-        await self._run(self._record)
+    async def update_schedule_stats(self) -> None:
+        """Write the statistics of schedules."""
+        await self._run(self._schedule_stats)
 
-    async def record_the_last(self) -> None:
-        """Note the ends of the last jobs on their schedules, if that takes no longer than FINAL_RECORD_SECONDS."""
+    async def finish_schedule_stats(self) -> None:
+        """Write the last statistics of schedules. Gives up on an error, or after FINAL_STATS_TIMEOUT."""
         with suppress(*LOST, asyncpg.PostgresError):
-            async with asyncio.timeout(FINAL_RECORD_SECONDS):
-                await self._record.finish()
+            async with asyncio.timeout(FINAL_STATS_TIMEOUT):
+                await self._schedule_stats.finish()
 
     async def reap(self) -> None:
-        """Take back expired leases."""
+        """Settle jobs whose lease has expired."""
         await self._run(
             Reaper(
                 self._pool,
@@ -192,8 +191,8 @@ class Loops:
             )
         )
 
-    async def presence(self) -> None:
-        """Keep the node's row."""
+    async def update_node(self) -> None:
+        """Update this node's row."""
         await self._run(self._presence)
 
     async def prune(self) -> None:
@@ -201,31 +200,31 @@ class Loops:
         await self._run(Pruner(self._pool, self._telemetry, self._config.retention))
 
     async def sample(self) -> None:
-        """Sample the database's part of the gauges."""
+        """Sample the gauges that come from the database."""
         self._gauges = Gauges(self._pool, self._telemetry)
         await self._run(self._gauges)
 
     async def sample_locally(self) -> None:
-        """Sample this node's part of the gauges."""
+        """Sample the gauges that come from this node."""
         await self._run(LocalGauges(self._telemetry, self.running, self._monitor, lambda: self._gauges))
 
     async def listen(self) -> None:
         """Wait for notifications."""
-        assert isinstance(self._listener, Listener)  # noqa: S101  see `listens`
+        assert isinstance(self._listener, Listener)  # noqa: S101  see `has_listener`
         try:
             await self._run(self._listener)
         finally:
-            self._listener.close()  # uvloop waits without end for a connection that is left open
+            self._listener.close()  # an open connection would keep uvloop's loop from closing
 
     async def watch_locks(self) -> None:
-        """Find out which sessions block this one's work."""
+        """Find the sessions that hold locks which this node's sessions wait for."""
         try:
             await self._run(self.lock_watch)
         finally:
             self.lock_watch.close()
 
     async def feed_watchdog(self, interval: timedelta) -> None:
-        """Tell systemd that the main loop turns."""
+        """Tell systemd that the main loop is not blocked."""
         await self._run(systemd.Watchdog(interval))
 
     async def dispatch(self) -> None:
@@ -256,7 +255,7 @@ class Loops:
 
     def _job_ended(self, schedule_id: int, succeeded: bool | None) -> None:
         if succeeded is not None:
-            self._record.add(schedule_id, succeeded=succeeded)
+            self._schedule_stats.add(schedule_id, succeeded=succeeded)
         self._scheduler.job_ended()
 
     def _make_scheduler(self) -> Scheduler:
@@ -283,8 +282,10 @@ class Loops:
             self._telemetry,
             node=self._node,
             connect=lambda: self._connect("heartbeat"),
-            main=asyncio.get_running_loop(),
-            beat=None if self._config.lease.heartbeat is None else self._config.lease.heartbeat.total_seconds(),
+            main_loop=asyncio.get_running_loop(),
+            interval_seconds=None
+            if self._config.lease.heartbeat is None
+            else self._config.lease.heartbeat.total_seconds(),
             grace=self._grace,
             wedged_after=self._config.lease.wedged_after.total_seconds(),
         )
@@ -304,7 +305,7 @@ class Loops:
             )
 
         def on_wake() -> None:
-            # Many daemons, one notification: without the jitter all of them claim at the same moment.
+            # Every daemon gets the notification. Without the jitter, all of them would claim at the same moment.
             others = self._presence.alive - 1
             if others > 0:
                 pause = random.uniform(0, min(others, 10) * 0.0005)  # noqa: S311  no secret
@@ -316,7 +317,7 @@ class Loops:
             connect_directly,
             self._telemetry,
             on_wake=on_wake,
-            on_cancel=self._heartbeat.look_now,
-            on_schedules=self._scheduler.look,
+            on_cancel=self._heartbeat.check_cancel_requests,
+            on_schedules=self._scheduler.wake,
             on_nodes=self._scheduler.nodes_changed,
         )

@@ -405,8 +405,8 @@ class Dispatcher:
         known = [attempt.claim.fence_token for attempt in self._running.attempts]
         found = await queries.find_orphaned_claims(db, node=self._node, known=known)
         # An attempt that began here and was let go is no orphan: its lease settles it.
-        self._running.let_go &= {token for _, token in found}
-        orphans = [(job_id, token) for job_id, token in found if token not in self._running.let_go]
+        self._running.unsettled &= {token for _, token in found}
+        orphans = [(job_id, token) for job_id, token in found if token not in self._running.unsettled]
         if orphans:
             await queries.release_claims(db, node=self._node, claims=orphans)
             self._telemetry.orphans_released(len(orphans))

@@ -1,4 +1,4 @@
-"""Step 8 of a job's life, where its daemon has to go: what runs may end, what doesn't is interrupted, what won't is left behind."""
+"""Stop a node's jobs: wait for them, interrupt those that are left, and release those whose handler does not stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Drain:
-    """The end of a node, as far as its jobs are concerned. Leases are extended meanwhile, by the heartbeat."""
+    """Stops the jobs of a node. The heartbeat keeps extending their leases meanwhile."""
 
     def __init__(
         self,
@@ -48,38 +48,38 @@ class Drain:
         self._alert = alert
 
     async def run(self, hurry: asyncio.Event, quitting: asyncio.Event) -> bool:
-        """Let jobs finish; at the deadline, or at `hurry`, interrupt them. Return whether all handlers have ended.
+        """Wait for the jobs; interrupt them at the timeout, or when `hurry` is set. Return whether all handlers have ended.
 
-        `quitting`: interrupted handlers get QUIT_SECONDS instead of the grace.
+        When `quitting` is set, interrupted handlers get QUIT_SECONDS instead of the grace.
         """
         self._telemetry.node_stopping(running=len(self._running), how="drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
-                await _first_of(self._running.wait_until_empty(), hurry.wait())
+                await _wait_for_first(self._running.wait_until_empty(), hurry.wait())
         if not len(self._running):
             return True
         self._telemetry.node_stopping(running=len(self._running), how="interrupt")
         self._running.interrupt_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                await _first_of(self._running.wait_until_empty(), _quit(quitting))
-        left = [attempt for attempt in self._running.snapshot() if not attempt.ended_at]
-        if left:
-            await self._leave_behind(left)
-        return not left
+                await _wait_for_first(self._running.wait_until_empty(), _wait_for_quit(quitting))
+        unstopped = [attempt for attempt in self._running.snapshot() if not attempt.ended_at]
+        if unstopped:
+            await self._release_unstopped(unstopped)
+        return not unstopped
 
-    async def _leave_behind(self, left: list[Attempt]) -> None:
-        """Release what still runs, from the end of its lease on. To be written last: the process must end now."""
-        for attempt in left:
+    async def _release_unstopped(self, unstopped: list[Attempt]) -> None:
+        """Release the jobs whose handlers still run: they run again when their leases end. The process must exit after this."""
+        for attempt in unstopped:
             if not attempt.stuck:
                 attempt.stuck = True
                 self._telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
-        stuck = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in left]
+        attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in unstopped]
         with suppress(*TRANSIENT):
             async with connection(self._pool) as db:
                 await settle_same_outcome(
                     db,
-                    await queries.load_terms(db, node=self._node, attempts=stuck),
+                    await queries.load_terms(db, node=self._node, attempts=attempts),
                     Interrupted(began=True, still_running=True),
                     self._telemetry,
                     random=self._random,
@@ -89,15 +89,15 @@ class Drain:
                 await queries.remove_node(db, node=self._node)
 
 
-async def _quit(quitting: asyncio.Event) -> None:
+async def _wait_for_quit(quitting: asyncio.Event) -> None:
     await quitting.wait()
     await asyncio.sleep(QUIT_SECONDS)
 
 
-async def _first_of(*events: Coroutine[Any, Any, Any]) -> None:
-    """Wait until the first of them is done, and end the others."""
+async def _wait_for_first(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Return when the first coroutine is done, and cancel the others."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(event) for event in events]
+        tasks = [group.create_task(coroutine) for coroutine in coroutines]
         done = asyncio.Event()
         for task in tasks:
             task.add_done_callback(lambda _: done.set())

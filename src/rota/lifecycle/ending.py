@@ -1,4 +1,4 @@
-"""End jobs that no node runs: those that did not start in time, and those with a request to cancel."""
+"""End jobs that are not running: jobs that did not start in time, and jobs with a request to cancel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Step 4 of a job's life: extend the leases of what runs here, and tell of those that were lost.
+"""Extend the leases of the attempts that run on this node, and interrupt attempts whose lease may have ended.
 
-The heartbeat turns on a thread of its own, with its own loop and connection, so that a handler which blocks the main loop loses
-neither its own lease nor its neighbours'. `Trust` turns on the main loop and ends what can't be trusted to be ours any more.
+`Heartbeat` has its own thread, event loop and connection: a handler that blocks the main loop must not cost any job its lease.
+`LeaseWatch` runs on the main loop.
 """
 
 from __future__ import annotations
@@ -35,26 +35,29 @@ if TYPE_CHECKING:
 
 TICK = timedelta(milliseconds=250)
 
-LOOKS = 2.0
-"""Seconds for which a request to cancel is looked for: it may overtake the answer to the claim, or find its row locked."""
+CANCEL_CHECK_SECONDS = 2.0
+"""How long after a cancel notification to keep checking for the request.
+
+It may arrive before the claim's own answer, or its row may be locked at first.
+"""
 
 SETTLE_SECONDS = 1.0
-"""How long beyond timeout and grace a lease holds: in that time an attempt whose handler does not stop is settled as timed out."""
+"""A lease lasts this long beyond timeout and grace, so that an attempt whose handler does not stop can be settled as timed out."""
 
 STALL_SECONDS = 1.0
-"""From so long a stall on, the handlers that ran meanwhile are named."""
+"""A stall of the main loop of at least this length is logged with the handlers that ran meanwhile."""
 
-LAG_SHOWN = 30.0
-"""Seconds for which a lag of the main loop is shown: a scrape that comes only now and then must see it."""
+LAG_SHOWN_SECONDS = 30.0
+"""How long the worst recent lag of the main loop stays in the gauge, so that a scrape sees it."""
 
 
 class Heartbeat:
-    """Service, on its own thread: one statement for all that runs here, when the first of it needs it."""
+    """Service on its own thread. Extends the leases of this node's attempts in one statement, as soon as the first one is due."""
 
     name = "heartbeat"
     interval: timedelta | None = TICK
     max_backoff_seconds = 1.0
-    """Seconds: leases don't wait for a long backoff to end."""
+    """Short, because leases end while the heartbeat pauses."""
 
     def __init__(
         self,
@@ -63,8 +66,8 @@ class Heartbeat:
         *,
         node: NodeId,
         connect: Callable[[], Awaitable[asyncpg.Connection]],
-        main: asyncio.AbstractEventLoop,
-        beat: float | None,
+        main_loop: asyncio.AbstractEventLoop,
+        interval_seconds: float | None,
         grace: float,
         wedged_after: float,
     ) -> None:
@@ -72,89 +75,89 @@ class Heartbeat:
         self._telemetry = telemetry
         self._node = node
         self._connect = connect
-        self._main = main
-        self._beat = beat
+        self._main_loop = main_loop
+        self._interval_seconds = interval_seconds
         self._grace = grace
         self._wedged_after = wedged_after
         self._conn: asyncpg.Connection | None = None
-        self._is_expired = False
+        self._must_reconnect = False
         self._used_at = -inf
-        self._told_at = -inf
+        self._cancel_notified_at = -inf
         self._main_thread = threading.get_ident()
-        self._ticked = boottime()
+        self._last_tick_at = boottime()
         self.frozen_at = -inf
-        """When this thread was last held up for STALL_SECONDS and more: some code kept the interpreter for itself."""
+        """When this thread was last delayed by STALL_SECONDS or more: some code held the interpreter's lock."""
         self.blocked_at: list[str] = []
-        """Where the main thread was when it was last seen not to turn."""
-        self.main_turned = boottime()
+        """The stack of the main thread when its loop was last found blocked."""
+        self.main_loop_ran_at = boottime()
 
-    def look_now(self) -> None:
-        """Extend what has not been extended since, because somebody may have asked to cancel it."""
-        self._told_at = boottime()
+    def check_cancel_requests(self) -> None:
+        """On the next ticks, extend every lease not yet extended after this call: the answer includes requests to cancel."""
+        self._cancel_notified_at = boottime()
 
     async def run_once(self) -> None:
-        """Extend what is due for it; does nothing, and asks nothing, when nothing is."""
+        """Extend the leases that are due. Sends nothing if none is."""
         now = boottime()
-        if now - self._ticked > STALL_SECONDS:
+        if now - self._last_tick_at > STALL_SECONDS:
             self.frozen_at = now
-        self._ticked = now
-        if now - self.main_turned > STALL_SECONDS:
+        self._last_tick_at = now
+        if now - self.main_loop_ran_at > STALL_SECONDS:
             self.blocked_at = stacks.frame_stack(sys._current_frames().get(self._main_thread))  # noqa: SLF001
-        if now - self.main_turned > self._wedged_after:
+        if now - self.main_loop_ran_at > self._wedged_after:
             return
-        held = [
-            a
-            for a in self._running.snapshot()
-            # Those that wait for their settlement, too: what is done must not be begun again because that takes long.
-            if not a.committed and not self._past_its_stop(a, now)
+        attempts = [
+            attempt
+            for attempt in self._running.snapshot()
+            # Include attempts that await settlement: a slow settle must not let finished work run again.
+            if not attempt.committed and not self._is_past_stop(attempt, now)
         ]
-        if not held and self._conn is not None and now > self._used_at + pool.IDLE_SECONDS:
+        if not attempts and self._conn is not None and now > self._used_at + pool.IDLE_SECONDS:
             await close_connection(self._conn)
             self._conn = None
-        told_at = self._told_at if now <= self._told_at + LOOKS else -inf
-        if not any(now >= self._due(a, 1.0) or self._renewed_at(a) <= told_at for a in held):
+        notified_at = self._cancel_notified_at if now <= self._cancel_notified_at + CANCEL_CHECK_SECONDS else -inf
+        if not any(now >= self._due_at(each, 1.0) or self._extended_at(each) <= notified_at for each in attempts):
             return
-        # All that will be due soon goes along, so that beats fall together.
-        chosen = [a for a in held if now >= self._due(a, 0.5) or self._renewed_at(a) <= told_at]
-        shortest = min(a.lease for a in chosen)
+        # Extend those that are due soon as well, so that later extensions share a statement.
+        chosen = [each for each in attempts if now >= self._due_at(each, 0.5) or self._extended_at(each) <= notified_at]
+        shortest = min(attempt.lease for attempt in chosen)
         found = await self._extend(chosen, patience=max(0.5, shortest / 3))
-        self._main.call_soon_threadsafe(self._renewed, chosen, found, now)
+        self._main_loop.call_soon_threadsafe(self._on_extended, chosen, found, now)
 
     def reconnect(self) -> None:
-        """Use a new connection from the next beat on: the database has moved. From any thread."""
-        self._is_expired = True
+        """Use a new connection from the next extension on. Callable from any thread."""
+        self._must_reconnect = True
 
     async def close(self) -> None:
-        """Give the connection back when the thread ends."""
+        """Close the connection."""
         if self._conn is not None:
             self._conn.terminate()
 
-    def _due(self, attempt: Attempt, share: float) -> float:
-        beat = self._beat or attempt.lease / 3
-        return self._renewed_at(attempt) + min(beat, attempt.lease / 3) * share
+    def _due_at(self, attempt: Attempt, share: float) -> float:
+        interval = self._interval_seconds or attempt.lease / 3
+        return self._extended_at(attempt) + min(interval, attempt.lease / 3) * share
 
-    def _renewed_at(self, attempt: Attempt) -> float:
-        """When the statement was sent that last extended it; at first, the one that claimed it."""
+    def _extended_at(self, attempt: Attempt) -> float:
+        """Return when the statement that last extended the lease was sent; before the first extension, the claim."""
         return attempt.trusted_until - attempt.lease + margin(attempt.lease)
 
-    def _past_its_stop(self, attempt: Attempt, now: float) -> bool:
+    def _is_past_stop(self, attempt: Attempt, now: float) -> bool:
         return attempt.stop_by is not None and now > attempt.stop_by
 
     async def _extend(self, chosen: list[Attempt], patience: float) -> dict[FenceToken, tuple[bool, bool]]:
-        if self._is_expired:
-            self._is_expired = False
+        if self._must_reconnect:
+            self._must_reconnect = False
             await self.close()
         self._used_at = boottime()
         conn = self._conn
         try:
             if conn is None or conn.is_closed():
                 conn = self._conn = await self._connect()
-                # The driver looks up its types at the first use, in several round trips: not within the patience of a beat.
+                # At its first use, the driver looks up types in several round trips. Do that now, with a longer timeout.
                 await queries.extend_leases(
                     conn, node=self._node, held=[(0, FenceToken(0))], grace=timedelta(0), patience=PATIENCE
                 )
-            held = [(a.claim.job_id, a.claim.fence_token) for a in chosen]
-            return await self._extend_on(conn, held, patience)
+            claims = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in chosen]
+            return await self._extend_on(conn, claims, patience)
         except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             if conn is not None and cut(conn):
                 self._conn = None
@@ -167,9 +170,9 @@ class Heartbeat:
             raise
 
     async def _extend_on(
-        self, conn: asyncpg.Connection, held: list[tuple[int, FenceToken]], patience: float
+        self, conn: asyncpg.Connection, claims: list[tuple[int, FenceToken]], patience: float
     ) -> dict[FenceToken, tuple[bool, bool]]:
-        """Extend all leases in one statement. A row that the server refuses is not extended: its lease ends."""
+        """Extend the leases in one statement. A row that the server refuses is skipped, so its lease ends."""
 
         async def extend(batch: Sequence[tuple[int, FenceToken]]) -> dict[FenceToken, tuple[bool, bool]]:
             return await queries.extend_leases(
@@ -185,15 +188,16 @@ class Heartbeat:
             self._telemetry.row_refused("heartbeat", error, job_id=job_id)
             return {token: (False, False)}
 
-        return {token: answer for found in await salvage(held, extend, refuse) for token, answer in found.items()}
+        return {token: answer for found in await salvage(claims, extend, refuse) for token, answer in found.items()}
 
-    def _renewed(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], asked: float) -> None:
-        """On the main loop: move what we may trust, interrupt what was lost or is to be cancelled."""
+    def _on_extended(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], sent_at: float) -> None:
+        """Take the answer of an extension, on the main loop: interrupt attempts that lost their lease or were asked to cancel."""
         extended = 0
         for attempt in chosen:
             claim = attempt.claim
             if (answer := found.get(claim.fence_token)) is None:
-                # Its settlement may have come in between, so this alone is no news. That it was lost is told when it ends.
+                # This alone does not prove that the lease was lost: the job may have been settled meanwhile. A lost lease is
+                # reported when the attempt ends.
                 self._telemetry.lease_missed(job_id=claim.job_id)
                 if attempt.completing:
                     attempt.committed = True  # by the transaction in which job.complete() was called
@@ -202,14 +206,14 @@ class Heartbeat:
             was_extended, cancel_requested = answer
             if was_extended:
                 extended += 1
-                attempt.trusted_until = asked + attempt.lease - margin(attempt.lease)
+                attempt.trusted_until = sent_at + attempt.lease - margin(attempt.lease)
             if cancel_requested:
                 attempt.interrupt(Cancelled("cancelled on request"), grace=self._grace)
         self._telemetry.leases_extended(held=len(chosen), extended=extended)
 
 
-class Trust:
-    """Service, on the main loop: interrupt what another node might have been given by now, and tell of handlers that don't stop."""
+class LeaseWatch:
+    """Service on the main loop: interrupts attempts whose lease may have ended, and reports handlers that do not stop."""
 
     name = "trust"
     interval: timedelta | None = TICK
@@ -228,23 +232,23 @@ class Trust:
         self._heartbeat = heartbeat
         self._settle_abandoned = settle_abandoned
         self._grace = grace
-        self._turned = self._worst_at = boottime()
-        self._worst = 0.0
+        self._ran_at = self._worst_lag_at = boottime()
+        self._worst_lag = 0.0
 
     async def run_once(self) -> None:
-        """Look at every attempt that runs here, by this node's own clock."""
+        """Check every attempt that runs here, by this node's own clock, and measure the lag of the main loop."""
         now = boottime()
-        lag = max(0.0, now - self._turned - TICK.total_seconds() * 1.1)
-        if lag >= self._worst or now > self._worst_at + LAG_SHOWN:
-            self._worst, self._worst_at = lag, now
+        lag = max(0.0, now - self._ran_at - TICK.total_seconds() * 1.1)
+        if lag >= self._worst_lag or now > self._worst_lag_at + LAG_SHOWN_SECONDS:
+            self._worst_lag, self._worst_lag_at = lag, now
         self._telemetry.loop_lagged(
             lag,
-            worst=self._worst,
+            worst=self._worst_lag,
             suspects=self._ran_since(now - lag) if lag >= STALL_SECONDS else [],
             where=self._heartbeat.blocked_at,
             frozen=self._heartbeat.frozen_at > now - lag,
         )
-        self._turned = self._heartbeat.main_turned = now
+        self._ran_at = self._heartbeat.main_loop_ran_at = now
         for attempt in self._running.snapshot():
             if attempt.ended_at:
                 continue
@@ -263,7 +267,7 @@ class Trust:
                 self._settle_abandoned(attempt)
 
     def _ran_since(self, moment: float) -> list[tuple[str, int]]:
-        """Return handler and job_id of the attempts that have run since then."""
+        """Return handler and job_id of the attempts that were running at or after this moment."""
         return [
             (attempt.claim.handler, attempt.claim.job_id)
             for attempt in self._running.snapshot()

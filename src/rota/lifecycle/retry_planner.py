@@ -1,4 +1,4 @@
-"""Step 5 of a job's life: outcome -> settlement, purely."""
+"""Decide what becomes of a job after an attempt: outcome -> settlement. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from rota.domain.job import Terms
 
 MAX_LOSSES = 3
-"""A job that lost its worker this often is poison."""
+"""A job that lost its worker this often becomes a dead letter with reason `poison`."""
 
 NOW = timedelta(0)
 
 ABANDONED_DELAY = timedelta(seconds=2)
-"""Until the lease of an attempt whose handler did not stop has surely ended: it is settled shortly before."""
+"""Minimum delay after an attempt whose handler did not stop. It is settled shortly before its lease ends, which must end first."""
 
 BASE, CAP = timedelta(seconds=5), timedelta(hours=1)
-"""The backoff of jobs that were claimed without one."""
+"""The backoff of jobs whose row has none."""
 
 
 def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settlement:
-    """Say what becomes of the job. Delays count from the database's now() when the settlement is written."""
-    once = terms.delivery == "at_most_once"
+    """Return what becomes of the job. Delays count from the database's now() when the settlement is written."""
+    at_most_once = terms.delivery == "at_most_once"
     match outcome:
         case Succeeded(result):
             return Succeed(result)
@@ -54,28 +54,33 @@ def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settl
         case Interrupted(began=False):
             return Release(NOW)
         case Interrupted(still_running=still_running):
-            return Bury("lost") if once else Release(None if still_running else NOW)
+            return Bury("lost") if at_most_once else Release(None if still_running else NOW)
         case Snoozed(after, at):
-            return Bury("exhausted") if once else Release(after, at)
+            return Bury("exhausted") if at_most_once else Release(after, at)
         case Failed(permanent=True):
             return Bury("permanent")
         case Failed(after=after, at=at):
-            return _again(terms, after, at, random)
+            return _retry_or_bury(terms, after, at, random)
         case TimedOut(after=after, abandoned=abandoned):
-            return _again(terms, after, None, random, least=ABANDONED_DELAY if abandoned else NOW)
+            return _retry_or_bury(terms, after, None, random, min_delay=ABANDONED_DELAY if abandoned else NOW)
         case HolderLost():
             return _after_loss(terms, random)
         case _:
             assert_never(outcome)
 
 
-def _again(
-    terms: Terms, after: timedelta | None, at: datetime | None, random: Callable[[], float], *, least: timedelta = NOW
+def _retry_or_bury(
+    terms: Terms,
+    after: timedelta | None,
+    at: datetime | None,
+    random: Callable[[], float],
+    *,
+    min_delay: timedelta = NOW,
 ) -> Settlement:
     if terms.delivery == "at_most_once" or terms.attempt >= (terms.max_attempts or 1):
         return Bury("exhausted")
     delay = after if after is not None else NOW if at is not None else _backoff(terms, terms.attempt, random)
-    delay = max(delay, least)
+    delay = max(delay, min_delay)
     if terms.retry_left is not None and delay > terms.retry_left:
         return Bury("expired")
     if terms.retry_until is not None and at is not None and at > terms.retry_until:
@@ -90,7 +95,7 @@ def _after_loss(terms: Terms, random: Callable[[], float]) -> Settlement:
         return Bury("poison")
     if terms.attempt >= (terms.max_attempts or 1):
         return Bury("exhausted")
-    # The first loss says nothing against the job; who loses its worker again is made to wait.
+    # The first loss is probably not the job's fault, so it runs again at once. After a second loss it waits.
     delay = _backoff(terms, terms.losses, random) if terms.losses else NOW
     if terms.retry_left is not None and delay > terms.retry_left:
         return Bury("expired")

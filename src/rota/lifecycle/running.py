@@ -1,6 +1,6 @@
-"""The attempts that run on this node, and the slots they take.
+"""The attempts that run on this node, and the slots that they occupy.
 
-Only the main loop changes them. The heartbeat's thread takes a `snapshot` and answers through `call_soon_threadsafe`.
+Only the main loop changes this state. The heartbeat's thread reads a `snapshot` and answers through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """The attempts under way, by fence token, and the free slots of each queue."""
+    """The running attempts by fence token, and the free slots of each queue."""
 
     def __init__(self, slots: Mapping[str, int], wake: Wake, *, grace: float) -> None:
         self._slots = dict(slots)
@@ -28,31 +28,31 @@ class Running:
         self._wake = wake
         self._grace = grace
         self._attempts: dict[FenceToken, Attempt] = {}
-        self._left = asyncio.Event()
+        self._attempt_removed = asyncio.Event()
         self.limited = True
-        """Whether the last look for jobs found fewer slots than it wanted, so that a freed one is a reason to look again."""
+        """Whether the last look for jobs lacked slots, so that the dispatcher must look again when a slot is freed."""
         self.probation = Probation()
-        self.let_go: set[FenceToken] = set()
-        """Attempts that ended here and are not settled by us, though their rows may still say that they are ours."""
+        self.unsettled: set[FenceToken] = set()
+        """Attempts that ended here without a settlement. Their rows may still name this node as their owner."""
 
     def __len__(self) -> int:
         return len(self._attempts)
 
     @property
     def attempts(self) -> Iterable[Attempt]:
-        """All attempts under way."""
+        """The running attempts."""
         return self._attempts.values()
 
     def snapshot(self) -> tuple[Attempt, ...]:
-        """Return the attempts under way, for another thread to read: copying a dict's values is atomic."""
+        """Return a copy of the running attempts. Callable from any thread: copying a dict's values is atomic."""
         return tuple(self._attempts.values())
 
     def room(self, queue: str) -> str:
-        """Return whose slots a job of this queue takes: its own, or those that all other queues share."""
+        """Return the queue whose slots a job of this queue occupies: `*` for queues without slots of their own."""
         return queue if queue in self._slots else "*"
 
     def rooms(self) -> dict[str, int]:
-        """Return queue -> free slots, of those that have any."""
+        """Return queue -> free slots, for the queues with at least one."""
         return {queue: free for queue, free in self._free.items() if free > 0}
 
     def has_room_everywhere(self) -> bool:
@@ -64,20 +64,20 @@ class Running:
         return {queue: (size - self._free[queue], self._free[queue]) for queue, size in self._slots.items()}
 
     def add(self, attempt: Attempt) -> None:
-        """Take a slot for it, now and not when its task first runs."""
+        """Occupy a slot at once: the attempt's task may start later."""
         self._attempts[attempt.claim.fence_token] = attempt
         self._free[self.room(attempt.claim.queue)] -= 1
         if attempt.suspect:
             self.probation.add(attempt.claim.fence_token, attempt.suspect, attempt.started)
 
     def remove(self, attempt: Attempt, *, settled: bool = True) -> None:
-        """Free its slot, and have the dispatcher look."""
+        """Free the attempt's slot, and wake the dispatcher if it lacked slots."""
         if self._attempts.pop(attempt.claim.fence_token, None) is None:
             return
         if not settled:
-            self.let_go.add(attempt.claim.fence_token)
+            self.unsettled.add(attempt.claim.fence_token)
         self._free[self.room(attempt.claim.queue)] += 1
-        self._left.set()
+        self._attempt_removed.set()
         if attempt.suspect:
             lost = not settled or attempt.stop_reason == "lease_lost"
             self.probation.remove(attempt.claim.fence_token, lost=lost)
@@ -86,12 +86,12 @@ class Running:
             self._wake.set()
 
     async def wait_until_empty(self) -> None:
-        """Return once every attempt has ended and is settled."""
+        """Return once every attempt has been removed."""
         while self._attempts:
-            self._left.clear()
-            await self._left.wait()
+            self._attempt_removed.clear()
+            await self._attempt_removed.wait()
 
     def interrupt_all(self) -> None:
-        """Cut whatever still runs, because the daemon has to go."""
+        """Interrupt all attempts, because the daemon is stopping."""
         for attempt in list(self._attempts.values()):
             attempt.interrupt(Interrupted(began=attempt.began), grace=self._grace)

@@ -1,8 +1,8 @@
-"""Step 7, and the first of a scheduled job's life: due schedules -> fires + jobs, once for each schedule and instant.
+"""Turn due schedules into fires and jobs, once for each schedule and instant.
 
-A turn reads what is due (`take_due_schedules`), decides purely (`domain.schedule`), and writes what was decided where it
-still holds (`record_fires`, one statement a batch). Any number of nodes may do so at once with the same schedules: the first to
-write has decided, the others' decisions touch nothing. So shards are about cost alone.
+A turn reads the due schedules (`take_due_schedules`), decides about them without the database (`domain.schedule`), and writes the
+decisions (`record_fires`, one statement a batch). Several nodes may decide about the same schedule: the first write wins, and the
+others change nothing. So shards only save work.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BATCH = 1000
-"""Most schedules, and about as many fires, in one statement."""
+"""Most schedules in one statement, and approximately most fires."""
 
-OVERDUE = timedelta(seconds=2)
-"""A schedule that has been due for longer is anybody's: whoever should have looked at it doesn't."""
+OVERDUE_AFTER = timedelta(seconds=2)
+"""Any node takes a schedule that has been due for longer, because the node of its shard does not."""
 
-UNSETTLED = 7.0
-"""Seconds for which a node looks at all schedules after others came or went: until every node's row has been seen."""
+ALL_SHARDS_SECONDS = 7.0
+"""How long a node searches all shards after other nodes came or went: until every node has seen every row of rota.nodes."""
 
-SWEEP = 0.9
-"""Seconds between two looks at everything that is due, however long it has been so, and at what others left undone."""
+SWEEP_SECONDS = 0.9
+"""Pause between two sweeps. A sweep searches all due schedules, and overdue ones of other nodes' shards."""
 
-SWEEP_AT_LAST = 30.0
-"""Most seconds between two of them, however long the first one took."""
+MAX_SWEEP_SECONDS = 30.0
+"""Longest pause between two sweeps, however long the first one took."""
 
-RECENT = timedelta(seconds=10)
-"""How far back the looks between two sweeps go."""
+SEARCH_BACK = timedelta(seconds=10)
+"""Between two sweeps, search only for schedules that became due within this time."""
 
-REPLACING = 2.0
-"""Seconds after which asking to cancel is put off: somebody else is asking for the same in an open transaction."""
+REPLACE_TIMEOUT_SECONDS = 2.0
+"""Give up replacing live jobs for now after this time: another open transaction has requested the same cancellation."""
 
 
 class Scheduler:
-    """Service: decide about the due instants of schedules, and sleep until the very next one."""
+    """Service: decides about the due instants of schedules, and sleeps until the next one."""
 
     name = "scheduler"
     interval: timedelta | None = None
@@ -80,67 +80,69 @@ class Scheduler:
         self._pool = pool
         self._wake = wake
         self._telemetry = telemetry
-        self._turn = node.int % SHARDS
-        self._shards = shards
+        self._node_number = node.int % SHARDS
+        self._read_shards = shards
         self._poll = poll_interval
         self._sweep_at = 0.0
-        self._unsettled_until = 0.0
+        self._all_shards_until = 0.0
         self._floor = NO_FLOOR
         self._decided = 0
-        self._others_left = False
-        self._revived = False
+        """Schedules whose decision this turn has stored."""
+        self._more_overdue = False
+        """Whether the last look may have missed overdue schedules of other shards."""
+        self._prepared = False
         self._checked_up_to: int | None = None
-        """Up to which schedule_id the next fires have been found anew; None: there is no need to, or no more."""
-        self._waiting = False
-        self._served: tuple[int, ...] = ()
+        """The last schedule_id whose next fire has been computed anew; None if no check is under way."""
+        self._has_waiting_fires = False
+        self._shards_served: tuple[int, ...] = ()
 
-    def look(self) -> None:
-        """Look now: somebody has edited a schedule."""
+    def wake(self) -> None:
+        """Look for due schedules now: a schedule has been edited."""
         self._wake.set()
 
     def job_ended(self) -> None:
-        """Look now if fires wait for their turn: a job of a schedule has ended here."""
-        if self._waiting:
+        """Look for due schedules now if fires are waiting: a job of a schedule has ended on this node."""
+        if self._has_waiting_fires:
             self._wake.set()
 
     def nodes_changed(self) -> None:
-        """Look at every schedule for a while: a node is going, and who takes over is not settled yet."""
-        self._unsettled_until = boottime() + UNSETTLED
+        """Search all shards for a while: a node is leaving, and the other nodes have not divided its shards yet."""
+        self._all_shards_until = boottime() + ALL_SHARDS_SECONDS
         self._wake.set()
 
     async def run_once(self) -> None:
-        """Decide about everything that is due, and return when there is a reason to look again."""
+        """Decide about all due schedules, then wait for the next reason to look."""
         self._wake.clear()  # before looking, never after
         pause = await self.turn()
         await self._wake.wait(pause)
 
     async def turn(self) -> float:
-        """Decide about what is due, and return for how many seconds there is no reason to look again, notifications aside.
+        """Decide about all due schedules. Return the seconds until the next look, unless a notification comes earlier.
 
-        While one full batch is being written, the next one is looked up, until a batch isn't full or a sweep is due.
+        While a full batch is being written, the next one is read, until a batch is not full or a sweep is due.
         """
-        given = self._shards()
-        if given is None:  # on its way out
+        assigned = self._read_shards()
+        if assigned is None:  # this node is leaving
             return self._poll.total_seconds()
-        shards = tuple(given)
-        if shards != self._served:
-            self._served = shards
+        shards = tuple(assigned)
+        if shards != self._shards_served:
+            self._shards_served = shards
             self._telemetry.shards_taken(len(shards))
             self._sweep_at = 0.0
-        asked = boottime()
-        looked = EVERY_SHARD if asked < self._unsettled_until else shards
+        looked_at = boottime()
+        searched = EVERY_SHARD if looked_at < self._all_shards_until else shards
         self._decided = 0
         soonest: list[datetime] = []
-        look = await self._look(looked, sweeps=asked >= self._sweep_at)
-        self._waiting = look.waiting
+        look = await self._look(searched, sweeps=looked_at >= self._sweep_at)
+        self._has_waiting_fires = look.waiting
         if look.waiting:
             await self._promote()
-        while (more := self._more(look, frozenset(looked))) and boottime() < self._sweep_at:
-            asked = boottime()
-            found, look = await run_both(self._decide(look), self._look(looked, sweeps=False))
-            soonest += found
+        while (more := self._has_more(look, frozenset(searched))) and boottime() < self._sweep_at:
+            looked_at = boottime()
+            next_instants, look = await run_both(self._decide(look), self._look(searched, sweeps=False))
+            soonest += next_instants
         soonest += await self._decide(look)
-        if self._others_left and self._decided:
+        if self._more_overdue and self._decided:
             self._sweep_at = 0.0
             return 0.0
         if self._checked_up_to is not None:
@@ -151,39 +153,39 @@ class Scheduler:
         pauses = [self._poll.total_seconds()]
         if look.next_in is not None:
             pauses.append(look.next_in.total_seconds())
-        pauses += ((each - look.now).total_seconds() - (boottime() - asked) for each in soonest)
+        pauses += ((each - look.now).total_seconds() - (boottime() - looked_at) for each in soonest)
         return max(0.0, min(pauses))
 
     async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueLook:
-        """Read what is due: all of it in a sweep, else what lies beyond the floor."""
-        asked = boottime()
+        """Read a batch of due schedules: any in a sweep, else only those beyond the floor."""
+        began = boottime()
         async with connection(self._pool) as db:
-            if not self._revived:
+            if not self._prepared:
                 await self._revive(db)
-                self._checked_up_to = None if await schedule_queries.examine_plans(db, **found_with()) else -1
-                self._revived = True
+                self._checked_up_to = None if await schedule_queries.examine_plans(db, **planner_versions()) else -1
+                self._prepared = True
 
             async def take() -> DueLook:
                 return await schedule_queries.take_due_schedules(
                     db,
                     shards=shards,
-                    overdue=OVERDUE,
-                    turn=self._turn,
+                    overdue=OVERDUE_AFTER,
+                    turn=self._node_number,
                     floor=NO_FLOOR if sweeps else self._floor,
                     limit=BATCH,
                     horizon=self._poll,
                 )
 
-            look = await self._without_unusable(db, take)
-        self._others_left = False
+            look = await self._stop_unusable_and_retry(db, take)
+        self._more_overdue = False
         if sweeps:
-            # A sweep may have to step over much that is dead: never more than a tenth of the time. Were there no end to it, a
-            # machine that slept a night in the middle of one would leave what came due by then for days.
-            self._sweep_at = asked + max(SWEEP, min((boottime() - asked) * THROTTLE_FACTOR, SWEEP_AT_LAST))
+            # Throttled, because a sweep may step over many dead rows. Capped: after the machine was suspended for a night during
+            # a sweep, an uncapped pause would last for days.
+            self._sweep_at = began + max(SWEEP_SECONDS, min((boottime() - began) * THROTTLE_FACTOR, MAX_SWEEP_SECONDS))
         return look
 
     async def _revive(self, db: Connection) -> None:
-        """Plan invalid schedules again, once per start. They stay invalid where that is refused."""
+        """Plan invalid schedules again, once per start: this version of rota may accept them. They stay invalid if that fails."""
         try:
             await schedule_queries.revive_invalid_schedules(db)
         except asyncpg.PostgresError as error:
@@ -191,8 +193,8 @@ class Scheduler:
                 raise
             self._telemetry.row_refused("revive", error)
 
-    async def _without_unusable(self, db: Connection, read: Callable[[], Awaitable[T]]) -> T:
-        """Read schedules. If one holds a value that can't be computed with or decoded, stop it and read again."""
+    async def _stop_unusable_and_retry(self, db: Connection, read: Callable[[], Awaitable[T]]) -> T:
+        """Read schedules. If one has a value that can't be decoded or computed with, stop that schedule and read again."""
         try:
             return await read()
         except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
@@ -205,43 +207,45 @@ class Scheduler:
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
         return await read()
 
-    def _more(self, look: DueLook, looked: frozenset[int]) -> bool:
-        """Tell whether there may be more of ours at this moment, and set the floor of the next look."""
+    def _has_more(self, look: DueLook, searched: frozenset[int]) -> bool:
+        """Return whether more schedules of the searched shards may be due, and set the floor of the next look."""
         due, new, others = [], [], 0
         for alike in look.due:
-            ours = [each for each in alike.schedule_ids if each % SHARDS in looked]
+            ours = [each for each in alike.schedule_ids if each % SHARDS in searched]
             others += len(alike.schedule_ids) - len(ours)
             if alike.next_fire_at is None:
                 new += ours
             else:
                 due += [(alike.next_fire_at, each) for each in ours]
         more_due, more_new = len(due) >= BATCH, len(new) >= BATCH // 2
-        # Where a batch was full, what lies before its end is decided, or locked by somebody: the next sweep's.
-        last = max(due) if more_due else (look.now - RECENT, -1)
+        # Schedules before the end of a full batch are decided, or locked by another session. The next sweep finds the latter.
+        last = max(due) if more_due else (look.now - SEARCH_BACK, -1)
         self._floor = Floor(*last, max(new) if more_new else -1)
-        self._others_left = self._others_left or others >= BATCH
+        self._more_overdue = self._more_overdue or others >= BATCH
         return more_due or more_new
 
     async def _promote(self) -> None:
-        """Enqueue the fires whose turn has come, and request cancellation of the jobs that a waiting fire replaces."""
+        """Enqueue waiting fires whose schedule has no live job, and request cancellation of jobs that a waiting fire replaces."""
         async with connection(self._pool) as db:
 
             async def promote(only: Sequence[int] | None) -> int:
-                promoted, left = await schedule_queries.promote_waiting_fires(db, limit=BATCH, only=only)
+                promoted, still_waiting = await schedule_queries.promote_waiting_fires(db, limit=BATCH, only=only)
                 self._telemetry.fires_promoted(promoted)
-                return left
+                return still_waiting
 
-            # A schedule whose job the server refuses keeps its fire waiting; all others go on.
+            # The fire of a schedule whose job the server refuses stays waiting.
             if any(await self._salvage_waiting(db, "promote", promote)):
                 await self._replace(db)
 
     async def _replace(self, db: Connection) -> None:
         async def replace(only: Sequence[int] | None) -> int:
-            asked = await schedule_queries.replace_live_jobs(db, limit=BATCH, patience=REPLACING, only=only)
-            self._telemetry.jobs_replaced(asked)
-            return asked
+            requested = await schedule_queries.replace_live_jobs(
+                db, limit=BATCH, patience=REPLACE_TIMEOUT_SECONDS, only=only
+            )
+            self._telemetry.jobs_replaced(requested)
+            return requested
 
-        # Another transaction that requests cancellation of the same job blocks this statement, and must block nothing else.
+        # A transaction that has requested cancellation of the same job blocks this statement. It must not block the scheduler.
         with suppress(TimeoutError):
             if any(await self._salvage_waiting(db, "replace", replace)):
                 await cancel_waiting_jobs(db, self._telemetry)
@@ -252,7 +256,7 @@ class Scheduler:
         doing: Literal["promote", "replace"],
         run: Callable[[Sequence[int] | None], Awaitable[int]],
     ) -> list[int]:
-        """Run a statement over the schedules with waiting fires, around those for which it fails."""
+        """Run a statement over the schedules with waiting fires, and report the schedules for which it fails."""
         names: dict[int, str | None] = {}
 
         async def find() -> Sequence[int]:
@@ -266,7 +270,7 @@ class Scheduler:
         return await salvage_selected(run, find, refuse)
 
     async def _decide(self, look: DueLook) -> list[datetime]:
-        """Decide about what a look has found due, write it, and return the instants that come next."""
+        """Decide about the due schedules of a look, and write the decisions. Return the next instant of each schedule."""
         if not look.due:
             return []
         async with connection(self._pool) as db:
@@ -275,7 +279,7 @@ class Scheduler:
     async def _decide_on(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> list[datetime]:
         soonest: list[datetime] = []
         batch: list[Decision] = []
-        gathered = 0
+        fire_count = 0
         invalid: list[tuple[int, int, str]] = []
         for alike in due:
             if alike.paused:
@@ -289,21 +293,21 @@ class Scheduler:
                     base=alike.base,
                     paused_from=alike.paused_from,
                 )
-            except Exception as error:  # noqa: BLE001  planning is pure: an exception is about this schedule
-                invalid += _refused(alike, error)
+            except Exception as error:  # noqa: BLE001  planning uses nothing but the schedule, so the error is about it
+                invalid += _invalid_schedules(alike, error)
                 continue
             following = planned.next_fire_at
             soonest.append(following or now + self._poll)
-            fires = _rows(planned)
+            fires = _fire_rows(planned)
             schedules = alike.schedules
-            at_once = max(1, BATCH // max(1, len(fires)))
-            for start in range(0, len(schedules), at_once):
-                part = schedules[start : start + at_once]
+            per_decision = max(1, BATCH // max(1, len(fires)))
+            for start in range(0, len(schedules), per_decision):
+                part = schedules[start : start + per_decision]
                 batch.append(Decision(part, alike.next_fire_at, following, planned.decided_up_to, fires))
-                gathered += len(part) * max(1, len(fires))
-                if gathered >= BATCH:
+                fire_count += len(part) * max(1, len(fires))
+                if fire_count >= BATCH:
                     await self._record(db, batch)
-                    batch, gathered = [], 0
+                    batch, fire_count = [], 0
         if batch:
             await self._record(db, batch)
         if invalid:
@@ -311,44 +315,44 @@ class Scheduler:
         return soonest
 
     async def _check_plans(self, after: int) -> None:
-        """Find the next fires of a page of schedules anew, because another rota or other zone data found them.
+        """Compute the next fires of a page of schedules again, because another version of rota or of the zone data computed them.
 
-        As after an edit, they lie after this moment. What is due already is left to be decided about.
+        As after an edit, the new instants lie in the future. Schedules that are due already are skipped.
         """
         async with connection(self._pool) as db:
 
             async def list_page() -> tuple[list[DueSchedules], int | None]:
                 return await schedule_queries.list_planned_schedules(db, after=after, limit=BATCH)
 
-            page, last = await self._without_unusable(db, list_page)
-            others: list[Decision] = []
+            page, last = await self._stop_unusable_and_retry(db, list_page)
+            changes: list[Decision] = []
             invalid: list[tuple[int, int, str]] = []
             for alike in page:
                 assert alike.base is not None  # noqa: S101  the query's greatest()
                 try:
                     following = alike.rule.first_after(alike.base)
                 except Exception as error:  # noqa: BLE001  as in _decide_on
-                    invalid += _refused(alike, error)
+                    invalid += _invalid_schedules(alike, error)
                     continue
                 if following != alike.next_fire_at:
-                    others.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
-            if others:
-                moved, _ = await self._record_fires(db, others)
+                    changes.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
+            if changes:
+                moved, _ = await self._record_fires(db, changes)
                 self._telemetry.schedules_moved(moved)
             if invalid:
                 await self._stop(db, invalid)
             if last is None:
-                await schedule_queries.stamp_plans(db, **found_with())
+                await schedule_queries.stamp_plans(db, **planner_versions())
             self._checked_up_to = last
 
     async def _resume(self, db: Connection, alike: DueSchedules) -> None:
-        """Resume paused schedules whose time has come. One whose update the server refuses is stopped."""
+        """Resume schedules whose pause has expired. Stop a schedule whose update the server refuses."""
 
         async def resume(some: Sequence[tuple[int, int]]) -> int:
             return await schedule_queries.resume_schedules(db, schedules=[schedule_id for schedule_id, _ in some])
 
-        async def refuse(which: tuple[int, int], error: Exception) -> int:
-            await self._stop(db, [(*which, _refusal("the database refuses to resume it", error))])
+        async def refuse(schedule: tuple[int, int], error: Exception) -> int:
+            await self._stop(db, [(*schedule, _refusal("the database refuses to resume it", error))])
             return 0
 
         resumed = sum(await salvage(alike.schedules, resume, refuse))
@@ -362,15 +366,15 @@ class Scheduler:
         planned = sum(len(decision.schedules) for decision in decisions)
         self._telemetry.fires_recorded(planned=planned, decided=decided, fires=fires)
         if any(disposition == "waiting" for disposition, _, _, _ in fires):
-            self._waiting = True
+            self._has_waiting_fires = True
             await self._replace(db)
 
     async def _record_fires(self, db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
-        """Write the decisions. A schedule whose job the server refuses is stopped, and its neighbours fire."""
+        """Write the decisions. Stop a schedule whose job the server refuses; the others fire."""
 
         async def record(some: Sequence[tuple[Decision, tuple[int, int]]]) -> tuple[int, list[RecordedFires]]:
             batch = [
-                decision._replace(schedules=[which for _, which in alike])
+                decision._replace(schedules=[schedule for _, schedule in alike])
                 for decision, alike in groupby(some, key=itemgetter(0))
             ]
             return await schedule_queries.record_fires(db, batch)
@@ -379,12 +383,12 @@ class Scheduler:
             await self._stop(db, [(*row[1], _refusal("the database refuses its job", error))])
             return 0, []
 
-        schedules = [(decision, which) for decision in decisions for which in decision.schedules]
-        recorded = await salvage(schedules, record, refuse)
+        rows = [(decision, schedule) for decision in decisions for schedule in decision.schedules]
+        recorded = await salvage(rows, record, refuse)
         return sum(decided for decided, _ in recorded), [fire for _, fires in recorded for fire in fires]
 
     async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
-        """Stop schedules with a reason, until they are edited."""
+        """Mark schedules as invalid, with a reason. They do not fire until they are edited."""
 
         async def stop(some: Sequence[tuple[int, int, str]]) -> None:
             for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, some):
@@ -396,20 +400,20 @@ class Scheduler:
         await salvage(invalid, stop, refuse)
 
 
-def _refusal(what: str, error: Exception) -> str:
-    return f"{what}: {getattr(error, 'constraint_name', None) or error}"[:500]
+def _refusal(message: str, error: Exception) -> str:
+    return f"{message}: {getattr(error, 'constraint_name', None) or error}"[:500]
 
 
 @cache
-def found_with() -> dict[str, str]:
-    """Return what the next fires that this node finds rest on."""
+def planner_versions() -> dict[str, str]:
+    """Return the versions on which the next fires depend that this node computes."""
     return {"rota_version": version("rota"), "tzdata": tzdata_version()}
 
 
-def _refused(alike: DueSchedules, error: Exception) -> list[tuple[int, int, str]]:
+def _invalid_schedules(alike: DueSchedules, error: Exception) -> list[tuple[int, int, str]]:
     reason = str(error)[:500] or type(error).__name__
-    return [(*which, reason) for which in alike.schedules]
+    return [(*schedule, reason) for schedule in alike.schedules]
 
 
-def _rows(planned: Plan) -> list[FireRow]:
+def _fire_rows(planned: Plan) -> list[FireRow]:
     return [(fire.scheduled_for, fire.plan, fire.missed_from, fire.missed_count, fire.note) for fire in planned.fires]

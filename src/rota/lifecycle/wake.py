@@ -1,4 +1,4 @@
-"""Step 1 of a job's life: when the dispatcher looks for due jobs. The scheduler waits for due schedules in the same way."""
+"""When the dispatcher looks for due jobs, and the scheduler for due schedules."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import suppress
 
 
 class Wake:
-    """One flag with many reasons: a notification, a freed slot, a stop. Clear it *before* you look, never after."""
+    """A flag that ends a wait: set by a notification, a freed slot, or the order to stop. Clear it *before* a look, never after."""
 
     def __init__(self) -> None:
         self._flag = asyncio.Event()
 
     def set(self) -> None:
-        """End the wait. A notification carries no data that is trusted: it only says that there may be work."""
+        """End the wait. A notification's payload is not trusted: it only means that there may be work."""
         self._flag.set()
 
     def clear(self) -> None:
-        """Forget all reasons so far. Call it just before looking."""
+        """Clear the flag. Call this just before a look."""
         self._flag.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is a reason to look, and after `seconds` in any case: polling finds what notifications miss."""
+        """Return when the flag is set, or after `seconds`: polling finds jobs whose notification was missed."""
         if self._flag.is_set() or seconds <= 0:
             await asyncio.sleep(0)
             return

@@ -24,7 +24,7 @@ LOCKED_PAUSE = 0.2
 """Seconds until schedules whose rows somebody holds locked are tried again."""
 
 
-class TrackRecord:
+class ScheduleStats:
     """Service: one statement carries whatever gathered during the last one.
 
     Beside the settlements and not in them: those must never wait for a schedule's row, nor pay for it. In a spike of fires
