@@ -1117,10 +1117,6 @@ declare
     micros bigint;
     is_raised boolean := rota.note_server();
 begin
-    for tries in 1..10 loop
-        exit when pg_try_advisory_xact_lock(1919906913, 4);
-        perform pg_sleep(0.01);
-    end loop;
     perform from rota.locks where name = 'fence_tokens' for update;
     micros := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     if micros <= (select last_value from rota.fence_tokens) then

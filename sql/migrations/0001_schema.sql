@@ -1,4 +1,4 @@
--- The schema, its version, names and intervals, the server it runs on, the daemons, and the audit.
+-- Schema, version, locks, helper functions, server identity, handlers, queues, daemons and audit.
 
 create schema rota;
 revoke all on schema rota from public;
@@ -32,7 +32,7 @@ comment on table rota.locks is 'Rows that rota''s functions lock. Any login coul
 -- ------------------------------------------------------------------------------------------------------------- helpers
 
 -- plpgsql, because the planner would inline an SQL function once for each CHECK of an INSERT, which takes longer than the insert.
--- It runs once for each row, where a SET clause costs too much: so it names the schema of every operator.
+-- The function runs for every row, and a SET clause would cost too much. So it names the schema of every operator instead.
 -- Parts of different signs are refused: '106751000 days -2562023976 hours' equals 24 hours, but PostgreSQL adds the days to an
 -- instant first, which overflows.
 create function rota.is_duration(value interval) returns boolean
@@ -69,9 +69,9 @@ create function rota.caller() returns text
     language sql stable parallel safe
     return coalesce(nullif(current_setting('role', true), 'none'), session_user::text);
 
--- The server has one queue of notifications. A session that listens and leaves a transaction open keeps it from being emptied.
--- Once it is full, each transaction that notifies fails at its end. Asking for its usage also moves the start of the queue on.
--- A transaction that has notified cannot be prepared (PREPARE TRANSACTION): the setting is for those.
+-- The server has one queue of notifications. A session that listens and leaves a transaction open keeps the queue from being emptied.
+-- Once the queue is full, each transaction that notifies fails at its end. Reading its usage also advances the start of the queue.
+-- A transaction that has notified cannot be prepared (PREPARE TRANSACTION): the setting rota.notify is for such transactions.
 create function rota.tell(channel text, message text) returns void
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -183,10 +183,6 @@ declare
     micros bigint;
     is_raised boolean := rota.note_server();
 begin
-    for tries in 1..10 loop
-        exit when pg_try_advisory_xact_lock(1919906913, 4);
-        perform pg_sleep(0.01);
-    end loop;
     perform from rota.locks where name = 'fence_tokens' for update;
     micros := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     if micros <= (select last_value from rota.fence_tokens) then

@@ -92,8 +92,8 @@ create index expire_unstarted_jobs_idx on rota.jobs (start_by) where start_by is
 create unique index jobs_unique_key_idx on rota.jobs (handler, unique_key) where unique_key is not null;
 create unique index jobs_exclusive_idx on rota.jobs (schedule_id) where exclusive;
 
--- ORMs send explicit NULLs, so a column's DEFAULT is not enough. It runs once for each row, where a SET clause costs too much: so it
--- names the schema of every function and operator.
+-- ORMs send explicit NULLs, so a column's DEFAULT is not enough. The function runs for every row, and a SET clause would
+-- cost too much. So it names the schema of every function and operator instead.
 create function rota.fill_in_job() returns trigger language plpgsql as $$
 begin
     if new.queue is null then
@@ -157,7 +157,7 @@ create trigger note_server before insert on rota.jobs for each statement
 -- Note the server on which this database was created.
 select rota.note_server();
 
--- To cancel a running job inserts a row here, and never locks the job's row.
+-- A request to cancel a running job is a row here, so that the request never locks the job's row.
 create table rota.cancel_requests (
     job_id            bigint primary key,
     requested_at      timestamptz not null default clock_timestamp(),
