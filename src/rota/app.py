@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from rota.domain.declaration import declare as declare_schedule
 from rota.domain.payload import encode
-from rota.domain.validation import check, check_name
+from rota.domain.validation import check_declaration, check_name
 from rota.errors import AppNotFound, ConfigError, InvalidPayload
 from rota.handler_exceptions import LONGEST_DELAY
 from rota.handlers import Handler
@@ -64,7 +64,7 @@ class App:
         lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         check_name("app", name)
-        check(f"app {name!r}", release=release)
+        check_declaration(f"app {name!r}", release=release)
         _check_lifespan(name, lifespan)
         self.name = name
         self.release = release
@@ -111,7 +111,7 @@ class App:
         if callable(name):
             raise ConfigError(f'write @app.handler("{getattr(name, "__name__", "name")}"): the handler needs a name')
         check_name("handler", name)
-        check(
+        check_declaration(
             f"handler {name!r}",
             queue=queue,
             max_attempts=max_attempts,
@@ -207,10 +207,10 @@ class App:
             "dst_fold": dst_fold, "jitter": jitter, "expect_success_within": expect_success_within,
             "description": description, "owner": owner,
         }  # fmt: skip
-        check("schedule", meta=meta, paused=paused)
+        check_declaration("schedule", meta=meta, paused=paused)
         if callable(cron):
             raise ConfigError('write @app.schedule("0 6 * * *"): the schedule needs a cron expression or every')
-        check("schedule", name=name, handler=handler)
+        check_declaration("schedule", name=name, handler=handler)
         # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
         declare_schedule(name or handler or str(cron or "?"), **{**given, "payload": None}, handler=handler or "?")
         if handler is not None:

@@ -25,7 +25,7 @@ from rota.app import find_app
 from rota.db import blocking, drivers, queries
 from rota.db.connecting import close_connection, open_connection
 from rota.domain.payload import encode, encode_result
-from rota.domain.validation import check_kinds, check_progress
+from rota.domain.validation import check_progress, check_types
 from rota.errors import Refused, StaleToken
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.failure import describe, why_again
@@ -159,7 +159,7 @@ class ChildSyncJob(ChildFacts):
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
-        check_kinds(timeout=timeout)
+        check_types(timeout=timeout)
         return self._line.stop.wait(timeout.total_seconds())
 
     @contextmanager

@@ -22,7 +22,7 @@ from rota.db.connecting import close_connection, open_connection
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
 from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
 from rota.domain.payload import encode
-from rota.domain.validation import check_handler, check_kinds, check_progress
+from rota.domain.validation import check_handler_name, check_progress, check_types
 from rota.errors import ConfigError, InvalidPayload
 from rota.handlers.attempt import Attempt
 from rota.handlers.handler_function import HANDLER_CODE
@@ -131,7 +131,7 @@ class InlineJob(_MadeFor, Job[P], Noted):
     async def guard(self, conn: AsyncConn, resource: str) -> None:
         """Note the resource."""
         del conn
-        check_kinds(resource=resource)
+        check_types(resource=resource)
         self.guarded.append(resource)
 
     async def save_checkpoint(self, value: Any, conn: AsyncConn | None = None) -> None:
@@ -188,7 +188,7 @@ class InlineSyncJob(_MadeFor, SyncJob[P], Noted):
     def guard(self, conn: SyncConn, resource: str) -> None:
         """Note the resource."""
         del conn
-        check_kinds(resource=resource)
+        check_types(resource=resource)
         self.guarded.append(resource)
 
     def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
@@ -268,8 +268,8 @@ def attempt_at(
     checkpoint: Any = None,
 ) -> Attempt:
     """Return an attempt at a job that is in no database. Raises TypeError or ValueError for a value of the wrong type."""
-    check_handler(handler)
-    check_kinds(
+    check_handler_name(handler)
+    check_types(
         job_id=job_id,
         queue=queue,
         attempt=attempt,
@@ -309,7 +309,7 @@ FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}
 
 def handler_of(app: App, name: str) -> Handler:
     """Return the app's handler, made to run in this process. Raises ConfigError, naming the closest, for one it lacks."""
-    check_handler(name)
+    check_handler_name(name)
     found = app.handlers.get(name)
     if found is None:
         close = get_close_matches(name, app.handlers, 1)

@@ -66,7 +66,7 @@ from rota.domain.outcome import (
     TimedOut,
     Undecodable,
 )
-from rota.domain.validation import check_handler, check_kinds
+from rota.domain.validation import check_handler_name, check_types
 from rota.handlers.attempt import Attempt
 from rota.handlers.job import Environment
 from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
@@ -190,7 +190,7 @@ async def drain(
     without an outcome.
     """
     _check_app(app)
-    check_kinds(at_once=at_once, limit=limit)
+    check_types(at_once=at_once, limit=limit)
     async with AsyncExitStack() as stack:
         blocking = None
         if isinstance(conn, str):
@@ -331,15 +331,15 @@ def _check_facts(facts: Iterable[str]) -> None:
 
 def _name(handler: str | HandlerFunction[Any, Any, Any]) -> str:
     name = getattr(handler, "name", handler)
-    check_handler(name)
+    check_handler_name(name)
     return str(name)
 
 
 def _found(row: Any, handler: str, payload: Any, count: int | None, columns: Mapping[str, Any]) -> list[int]:
-    check_kinds(count=count)
+    check_types(count=count)
     for name, value in columns.items():
         check_column(name)
-        check_kinds(**{name: value})
+        check_types(**{name: value})
     wanted = {name: _plain(value) for name, value in columns.items() if value is not None and name != "on_conflict"}
     if payload is not _ANY:
         wanted["payload"] = json.loads(encode_payload(payload))

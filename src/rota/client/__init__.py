@@ -18,7 +18,7 @@ from rota.client.columns import option
 from rota.client.many import Many
 from rota.db import copying, drivers
 from rota.domain import payload as json_text
-from rota.domain.validation import check_handler
+from rota.domain.validation import check_handler_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
     before all of it is checked, and other errors of the driver leave as they are.
     """
     drivers.check_async(conn, "rota.enqueue")
-    check_handler(handler)
+    check_handler_name(handler)
     text, options = _job(payload, columns)
     return _enqueued(await drivers.fetch(conn, "enqueue_job", handler, text, options, caller="rota.enqueue"))
 
@@ -62,7 +62,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
 def enqueue_sync(conn: SyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
     """Insert a job on a blocking connection, in whatever transaction is open on it; all else is as with `enqueue`."""
     drivers.check_sync(conn, "rota.enqueue_sync")
-    check_handler(handler)
+    check_handler_name(handler)
     text, options = _job(payload, columns)
     return _enqueued(drivers.fetch_sync(conn, "enqueue_job", handler, text, options, caller="rota.enqueue_sync"))
 

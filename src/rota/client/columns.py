@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from rota.domain import payload as json_text
-from rota.domain.validation import check_kinds
+from rota.domain.validation import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ DAEMONS = frozenset({
 def option(name: str, value: Any) -> Any:
     """Return a column's value as JSON. Raises TypeError or ValueError for an invalid one, TypeError for an unknown column."""
     check_column(name)
-    check_kinds(**{name: value})
+    check_types(**{name: value})
     match value:
         case datetime():
             return value.isoformat()

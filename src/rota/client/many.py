@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from rota.client.columns import option
-from rota.domain.validation import check_handler
+from rota.domain.validation import check_handler_name
 from rota.errors import InvalidPayload, Refused
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Many:
     """The jobs of one call. Raises TypeError for invalid arguments, and for columns that can't be shared."""
 
     def __init__(self, handler: str, payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode) -> None:
-        check_handler(handler)
+        check_handler_name(handler)
         # These are iterable, but one payload rather than many.
         if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | Mapping | BaseModel):
             raise TypeError(f"payloads can't be a {type(payloads).__name__}: write a list of payloads")

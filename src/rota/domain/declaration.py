@@ -1,4 +1,4 @@
-"""Schedules that code declares: what is stored, and what a start of the code makes of it. Decided here, written elsewhere."""
+"""Schedules declared in code: compare them with the stored schedules and decide what to write. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rota.domain.payload import encode, seconds
 from rota.domain.schedule import check_rule
-from rota.domain.validation import check
+from rota.domain.validation import check_declaration
 from rota.errors import ConfigError, InvalidCron
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ What = Literal["inserted", "updated", "noted", "unchanged", "newer_release", "no
 """What becomes of a schedule.
 
 inserted       it was missing
-updated        its declaration has changed since it was last applied: what has changed in it is written
-noted          it is as declared; that this release has seen it is written down, so that an older one is known as such
+updated        the declaration has changed since it was last applied: the changed columns are written
+noted          the schedule is as declared: only this release's name is written, so that older releases are recognised
 unchanged      nothing to write
-newer_release  left alone: what stands there a newer release has declared
-not_ours       left alone: somebody else made a schedule of that name
-undeclared     left alone: an earlier declaration of this app, which its code no longer has; removed only when asked
-refused        the database refuses it, or somebody keeps it locked
+newer_release  left unchanged: a newer release has declared it
+not_ours       left unchanged: a schedule of that name exists that this app has not declared
+undeclared     left unchanged: this app has declared it before, but its code no longer does; `--prune` removes it
+refused        the database rejects it, or another session keeps it locked
 """
 
-REMEMBERED = 20
-"""How many earlier releases are kept with a declaration."""
+MAX_OLDER_RELEASES = 20
+"""How many earlier releases are stored with a declaration."""
 
-LONG = 8192
-"""From how many characters on a payload is kept as its hash."""
+MAX_PAYLOAD_CHARACTERS = 8192
+"""Of a longer payload, only the hash is stored with the declaration."""
 
 _KEYS = {"release", "older"}
 _PAYLOAD = {"payload", "payload_sha256"}
@@ -44,28 +44,28 @@ _VERSION = re.compile(r"v?\d+(?:[._-]\d+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """One `@app.schedule`: the columns that it names, as JSON values. Whatever it doesn't name has its default."""
+    """One `@app.schedule`: the columns that it sets, as JSON values. All other columns have their defaults."""
 
     name: str
     columns: Mapping[str, Any]
     payload: str | None = None
-    """As JSON text, None for the default."""
+    """JSON text, or None for the default."""
     paused: bool = False
-    """How it is inserted; later that is a matter of operators."""
+    """Used only for the insert. Later, operators pause and resume the schedule."""
 
     @property
     def stored(self) -> dict[str, Any]:
-        """What is kept of it in the column `declared`; of a long payload, whether it is the same."""
+        """The value for the column `declared`. It contains a hash instead of a long payload."""
         if self.payload is None:
             return {**self.columns}
-        if len(self.payload) > LONG:
+        if len(self.payload) > MAX_PAYLOAD_CHARACTERS:
             return {**self.columns, "payload_sha256": sha256(self.payload.encode()).hexdigest()}
         return {**self.columns, "payload": _read(self.payload)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A schedule that is there: who declared it, and what was declared, as JSON text."""
+    """A schedule in the database: the app that declared it, and the declaration as JSON text."""
 
     name: str
     declared_by: str | None
@@ -74,7 +74,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What becomes of one schedule, and what to write for it."""
+    """What becomes of one schedule, and the values to write."""
 
     name: str
     what: What
@@ -86,7 +86,7 @@ class Step:
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether this step writes to the database."""
         return self.what in {"inserted", "updated", "noted"}
 
 
@@ -99,11 +99,11 @@ def declare(
     paused: bool,
     **columns: Any,
 ) -> Declaration:
-    """Check what code declares as far as that can be done without the database, and write it as JSON; the payload is JSON already.
+    """Validate a declaration without the database, and return it with JSON values. `payload` is already JSON text.
 
-    Raises ConfigError and InvalidCron, which name the schedule.
+    Raises ConfigError or InvalidCron with the schedule's name.
     """
-    check(f"schedule {name!r}", cron=cron, every=every, **columns)
+    check_declaration(f"schedule {name!r}", cron=cron, every=every, **columns)
     if (cron is None) is (every is None):
         raise ConfigError(f"schedule {name!r} needs either a cron expression or every")
     try:
@@ -129,24 +129,24 @@ def reconcile(
     release: str | None,
     force: bool = False,
 ) -> list[Step]:
-    """Decide what becomes of each declaration, and of each schedule that this app declared once. In the order of their names.
+    """Decide what becomes of each declaration, and of each schedule that this app declared earlier. Ordered by name.
 
-    Operators' edits survive: only what has changed *in the declaration* is written. `force` also takes over what a newer
-    release, or somebody else, has made.
+    Operators' edits survive: only columns that changed *in the declaration* are written. `force` also overwrites schedules that
+    a newer release has declared, or that this app has not declared.
     """
-    there = {each.name: each for each in stored}
+    existing = {each.name: each for each in stored}
     wanted = {each.name: each for each in declarations}
-    steps = [_step(each, there.get(name), app=app, release=release, force=force) for name, each in wanted.items()]
-    left_over = [each for each in there.values() if each.declared_by == app and each.name not in wanted]
-    steps += [_left_over(each, release=release, force=force) for each in left_over]
+    steps = [_step(each, existing.get(name), app=app, release=release, force=force) for name, each in wanted.items()]
+    undeclared = [each for each in existing.values() if each.declared_by == app and each.name not in wanted]
+    steps += [_undeclared_step(each, release=release, force=force) for each in undeclared]
     return sorted(steps, key=lambda step: step.name)
 
 
 def is_older(release: str | None, than: str | None, seen_before: Sequence[str] = ()) -> bool:
-    """Tell whether a release is known to be older than another, which came after those `seen_before`.
+    """Return whether a release is known to be older than the release `than`, which came after those `seen_before`.
 
-    Versions (`1.4.2`, `v12`, `2026-10-01`) are compared as such. Of anything else, a commit's hash for example, nobody can
-    tell but by the order in which they came: what was seen before the other one is older. Without a name, none is.
+    Versions (`1.4.2`, `v12`, `2026-10-01`) are compared as numbers. Other names, such as a commit hash, have no order of their
+    own: such a release is older if it is in `seen_before`. A release without a name is never older.
     """
     if release is None or than is None or release == than:
         return False
@@ -155,29 +155,34 @@ def is_older(release: str | None, than: str | None, seen_before: Sequence[str] =
     return release in seen_before
 
 
-def _step(wanted: Declaration, there: Stored | None, *, app: str, release: str | None, force: bool) -> Step:
-    new = wanted.stored
-    if there is None:
-        declared = _declared(new, release, ())
+def _step(wanted: Declaration, existing: Stored | None, *, app: str, release: str | None, force: bool) -> Step:
+    new_columns = wanted.stored
+    if existing is None:
+        declared = _declared(new_columns, release, ())
         columns = {**wanted.columns, "name": wanted.name, "paused": wanted.paused}
         return Step(name=wanted.name, what="inserted", columns=columns, payload=wanted.payload, declared=declared)
-    ours = there.declared_by == app
+    ours = existing.declared_by == app
     if not ours and not force:
-        whose = f"app {there.declared_by} declares it" if there.declared_by else "it was not declared by code"
+        whose = f"app {existing.declared_by} declares it" if existing.declared_by else "it was not declared by code"
         return Step(name=wanted.name, what="not_ours", why=f"{whose}: give one of them another name, or sync --force")
-    kept = _read(there.declared) if there.declared else {}
-    old = {key: value for key, value in kept.items() if key not in _KEYS} if ours else {}
-    stood, older = kept.get("release") if ours else None, kept.get("older", []) if ours else []
-    changed = {key for key in old.keys() | new.keys() if _differ(old.get(key), new.get(key))}
-    if not force and is_older(release, stood, older):
+    declared_before = _read(existing.declared) if existing.declared else {}
+    old_columns = {key: value for key, value in declared_before.items() if key not in _KEYS} if ours else {}
+    last_release, older = (
+        declared_before.get("release") if ours else None,
+        declared_before.get("older", []) if ours else [],
+    )
+    changed = {
+        key for key in old_columns.keys() | new_columns.keys() if _differ(old_columns.get(key), new_columns.get(key))
+    }
+    if not force and is_older(release, last_release, older):
         if not changed:
             return Step(name=wanted.name, what="unchanged")
-        why = f"release {stood} is newer than {release}; to go back: sync --force"
+        why = f"release {last_release} is newer than {release}; to go back: sync --force"
         return Step(name=wanted.name, what="newer_release", why=why)
-    if not changed and ours and release in {None, stood}:
+    if not changed and ours and release in {None, last_release}:
         return Step(name=wanted.name, what="unchanged")
-    if release is not None and stood not in {None, release}:
-        older = [*(each for each in older if each not in {release, stood}), stood]
+    if release is not None and last_release not in {None, release}:
+        older = [*(each for each in older if each not in {release, last_release}), last_release]
     columns = {key: wanted.columns.get(key) for key in changed - _PAYLOAD}
     return Step(
         name=wanted.name,
@@ -185,16 +190,20 @@ def _step(wanted: Declaration, there: Stored | None, *, app: str, release: str |
         why=", ".join(sorted(changed)),
         columns=columns,
         payload=(wanted.payload or "{}") if _PAYLOAD & changed else None,
-        declared=_declared(new, release if release is not None else stood, older),
-        expected=there.declared,
+        declared=_declared(new_columns, release if release is not None else last_release, older),
+        expected=existing.declared,
     )
 
 
-def _left_over(there: Stored, *, release: str | None, force: bool) -> Step:
-    kept = _read(there.declared) if there.declared else {}
-    if not force and is_older(release, kept.get("release"), kept.get("older", [])):
-        return Step(name=there.name, what="newer_release", why=f"release {kept['release']} is newer and declares it")
-    return Step(name=there.name, what="undeclared", why="the code no longer declares it: sync --prune removes it")
+def _undeclared_step(existing: Stored, *, release: str | None, force: bool) -> Step:
+    declared_before = _read(existing.declared) if existing.declared else {}
+    if not force and is_older(release, declared_before.get("release"), declared_before.get("older", [])):
+        return Step(
+            name=existing.name,
+            what="newer_release",
+            why=f"release {declared_before['release']} is newer and declares it",
+        )
+    return Step(name=existing.name, what="undeclared", why="the code no longer declares it: sync --prune removes it")
 
 
 def _declared(columns: Mapping[str, Any], release: str | None, older: Sequence[str]) -> str:
@@ -202,7 +211,7 @@ def _declared(columns: Mapping[str, Any], release: str | None, older: Sequence[s
     if release is not None:
         kept["release"] = release
     if older:
-        kept["older"] = list(older)[-REMEMBERED:]
+        kept["older"] = list(older)[-MAX_OLDER_RELEASES:]
     return json.dumps(kept, ensure_ascii=False, default=_number)
 
 
@@ -221,7 +230,7 @@ def _value(name: str, column: str, value: Any) -> Any:
 
 
 def _read(text: str) -> Any:
-    # As decimals, for the database writes 1e2 as 100, and keeps digits that a float would lose.
+    # As decimals: jsonb turns 1e2 into 100, and keeps digits that a float would lose.
     return json.loads(text, parse_int=Decimal, parse_float=Decimal)
 
 
@@ -234,7 +243,7 @@ def _exact(value: Any) -> Any:
 
 
 def _number(value: object) -> Any:
-    assert isinstance(value, Decimal)  # noqa: S101  nothing else is made here
+    assert isinstance(value, Decimal)  # noqa: S101  _read() makes no other types
     return int(value) if value == value.to_integral_value() else float(value)
 
 

@@ -1,4 +1,4 @@
-"""When a job that goes on failing will be given up."""
+"""Predict when a job that keeps failing becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rota.domain.backoff import backoff
 if TYPE_CHECKING:
     from datetime import datetime
 
-MOST_ATTEMPTS = 1000
-"""The highest max_attempts that can be inserted. A row that was written without the constraints must not cost more."""
+MAX_ATTEMPTS = 1000
+"""The highest max_attempts that the table accepts. Bounds the loop for rows written without the constraints."""
 
 LONGEST_DELAY = timedelta(days=366)
-"""The longest backoff that can be inserted, for the same reason."""
+"""The longest backoff that the table accepts."""
 
 
 class GivenUp(NamedTuple):
-    """The span in which the last attempt fails, if every attempt fails at once; what attempts take comes on top."""
+    """The time range of the last failure, if every attempt fails at once. The attempts' own run time is not included."""
 
     earliest: datetime
     latest: datetime
@@ -27,14 +27,14 @@ class GivenUp(NamedTuple):
 def given_up(
     *, attempt: int, at: datetime, max_attempts: int, base: timedelta, cap: timedelta, deadline: datetime | None = None
 ) -> GivenUp:
-    """Return when the job becomes a dead letter, whose attempt number `attempt` fails at `at`, as will all that follow.
+    """Return when a job becomes a dead letter if attempt number `attempt` fails at `at` and all later ones fail, too.
 
-    `deadline`: no retry is planned beyond it; a delay that leads there ends the job when it is planned.
+    No retry is planned after `deadline`: the job becomes a dead letter as soon as its next retry would be later.
     """
     base, cap = min(base, LONGEST_DELAY), min(cap, LONGEST_DELAY)
     low = high = at
     earliest: datetime | None = None
-    for failures in range(attempt, min(max_attempts, attempt + MOST_ATTEMPTS)):
+    for failures in range(attempt, min(max_attempts, attempt + MAX_ATTEMPTS)):
         longest = backoff(failures, base=base, cap=cap, random=lambda: 1.0)
         shortest = backoff(failures, base=base, cap=cap, random=lambda: 0.0)
         if deadline is not None and high + longest > deadline:

@@ -1,4 +1,4 @@
-"""A claim, as the database hands it out, and the terms on which its job is retried."""
+"""A claim as the database returns it, and the retry settings of its job."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Suspects(IntEnum):
 
 @dataclass(slots=True)
 class Claim:
-    """One row of `claim_due_jobs`. Payload, meta and checkpoint are still text: decoding them may fail, and is the attempt's."""
+    """One row of `claim_due_jobs`. Payload, meta and checkpoint are undecoded text: the attempt decodes them, as that may fail."""
 
     job_id: int
     handler: str
     queue: str
     priority: int
     payload: str | None
-    """None: too large to come with the claim; it is read when the attempt starts."""
+    """None if too large to be returned with the claim. It is then read when the attempt starts."""
     attempt: int
     fence_token: FenceToken
     run_at: datetime
@@ -46,11 +46,11 @@ class Claim:
     timeout: timedelta | None
     schedule_id: int | None = None
     scheduled_for: datetime | None = None
-    """None: as `run_at`."""
+    """None if equal to `run_at`."""
     created_at: datetime | None = None
-    """None: before the year 1000 or after 8000."""
+    """None if before the year 1000 or after 8000."""
     lease: timedelta | None = None
-    """None: the daemon's."""
+    """None: the daemon's default lease."""
     idempotency_key: str | None = None
     meta: str | None = None
     checkpoint: str | None = None
@@ -60,7 +60,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On which terms a job is retried, as its row says at the moment of deciding."""
+    """The retry settings and counters of a job, read when its settlement is decided."""
 
     job_id: int
     fence_token: FenceToken
@@ -75,17 +75,17 @@ class Terms:
     backoff_base: timedelta | None
     backoff_cap: timedelta | None
     retry_left: timedelta | None = None
-    """How long from now the job may still be retried; None: no such limit."""
+    """How much longer the job may be retried; None without a limit."""
     retry_until: datetime | None = None
-    """The same as an instant."""
+    """`retry_left` as an instant."""
     schedule_id: int | None = None
 
 
 def idempotency_key(claim: Claim, installation_id: str) -> str:
-    """Return the key that is the same for every attempt of a job: its own, or one derived from its row.
+    """Return the key that is the same for every attempt of a job: the one that it was inserted with, or one derived from its row.
 
-    A standby promoted while it lags issues job_ids again, so a derived key also holds the instant of the row's creation. The key
-    of a fire doesn't: it is the same for every job that runs this fire.
+    A standby promoted while it lags issues the same job_ids again, so a derived key contains the row's creation time. The key of a
+    fire does not: every job that runs this fire must have the same key.
     """
     if claim.idempotency_key is not None:
         return claim.idempotency_key
@@ -97,5 +97,5 @@ def idempotency_key(claim: Claim, installation_id: str) -> str:
 
 
 def instant(moment: datetime) -> str:
-    """Write an instant in UTC with microseconds, always alike: `2026-01-31T08:00:00.000000Z`."""
+    """Format an instant in UTC, always with microseconds: `2026-01-31T08:00:00.000000Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

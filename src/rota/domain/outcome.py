@@ -1,4 +1,4 @@
-"""What an attempt did. A failed job is a value here; an exception is a fault of ours."""
+"""What an attempt did. A job's failure is a value here. An exception means a bug in rota."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Succeeded:
 
     @property
     def value(self) -> Any:
-        """The result, decoded."""
+        """The decoded result."""
         return None if self.result is None else json.loads(self.result)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Effect and completion were committed together: nothing is left to settle."""
+    """The handler committed its effect and the job's completion together, so nothing is left to settle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The handler raised. `after` or `at` is what it wants for the next attempt, instead of the job's backoff."""
+    """The handler raised an error. `after` or `at` replaces the job's backoff, if the handler asked for that."""
 
     kind: str
     text: str
@@ -53,12 +53,12 @@ class TimedOut:
     timeout: timedelta
     after: timedelta | None = None
     abandoned: Literal["thread", "task"] | None = None
-    """What the handler still runs in, if it did not stop: its lease is about to end."""
+    """Where the handler still runs, if it did not stop. Its lease is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler wants to be called again later, and this not to count."""
+    """The handler asked to be called again later, without using up an attempt."""
 
     after: timedelta | None = None
     at: datetime | None = None
@@ -66,28 +66,28 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The job has become moot: the handler said so, or somebody asked for it."""
+    """The handler cancelled the job, or a client requested it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The daemon is stopping. `began`: the handler had been called."""
+    """The daemon is shutting down. `began`: the handler had been called."""
 
     began: bool
     still_running: bool = False
-    """The handler can't be stopped and will die with the process: its lease must end before the job runs again."""
+    """The handler can't be stopped before the process ends. Its lease must expire before the job runs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """The claim is no longer ours, or can't be trusted to be."""
+    """This node lost the lease, or can't be sure that it still has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderLost:
-    """A reaper found the lease expired: whoever held it has died, or was cut off."""
+    """A reaper found the lease expired: the node that held it died or was cut off."""
 
 
 Outcome = (

@@ -1,4 +1,4 @@
-"""JSON on its way into the database and out of it: what can't be stored is refused with the path to it."""
+"""Encode values as JSON for the database. A value that can't be stored is rejected with its path."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LIMITS = {"payload": 1 << 20, "checkpoint": 1 << 16, "meta": 1 << 16, "result": 1 << 13}
-"""Most bytes of each kind of value, as text."""
+"""The largest size of each kind of value, in bytes of JSON text."""
 
-DEPTH = 100
+MAX_DEPTH = 100
 
-_UNSEEN = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
+_CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
 
 
 def encode(value: Any, *, what: str = "payload") -> str:
-    """Return `value` as JSON text. Raises InvalidPayload, naming the path, for what PostgreSQL or other languages can't take."""
+    """Return `value` as JSON text. Raises InvalidPayload with the path of a value that PostgreSQL or other languages can't read."""
     try:
-        # With the blanks that the database writes, too, so that both count the same bytes.
+        # With the same spaces as jsonb output, so that Python and the database count the same bytes.
         text = _JSON.encode(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         _check(value, what)
         raise InvalidPayload(f"{what}: {error}") from error
-    # The walk that knows the path costs more than all the rest: only for what may have one.
+    # _check() finds the path of a fault, but is slow. Call it only for values that may be invalid.
     if "\\u0000" in text or not _is_plain(value, 0):
         _check(value, what)
     if size > LIMITS[what]:
@@ -40,9 +40,9 @@ def encode(value: Any, *, what: str = "payload") -> str:
 
 
 def encode_result(value: Any) -> str | None:
-    """Return a handler's result as JSON that can surely be stored, or None when it is nothing, no JSON, or too large.
+    """Return a handler's result as JSON that can be stored, or None if it is None, not JSON, or too large.
 
-    The work is done when a result is looked at: an odd one must not make the job fail. So NUL and lone surrogates are escaped.
+    The job's work is done at this point, so an unusual result must not fail it: NUL and lone surrogates are escaped.
     """
     if value is None:
         return None
@@ -50,25 +50,25 @@ def encode_result(value: Any) -> str | None:
         if not _may_fit(value, LIMITS["result"]):
             return None
         text = json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False)
-    except Exception:  # noqa: BLE001  objects of the handler's own making take part in this
+    except Exception:  # noqa: BLE001  methods of the handler's own objects may raise anything
         return None
     return text if len(text.encode()) <= LIMITS["result"] else None
 
 
 def seconds(value: timedelta) -> str:
-    """Write a duration exactly, as PostgreSQL reads it: not in days, which are of another kind there."""
-    # PostgreSQL 14 takes no number of microseconds beyond 32 bits.
-    whole, rest = divmod(abs(value // timedelta(microseconds=1)), 1_000_000)
+    """Format a duration exactly for PostgreSQL. Not in days: there, a day may last 23 or 25 hours."""
+    # Not in microseconds alone: PostgreSQL 14 limits them to 32 bits.
+    whole, microseconds = divmod(abs(value // timedelta(microseconds=1)), 1_000_000)
     sign = "-" if value < timedelta(0) else ""
-    return f"{sign}{whole}.{rest:06} seconds" if rest else f"{sign}{whole} seconds"
+    return f"{sign}{whole}.{microseconds:06} seconds" if microseconds else f"{sign}{whole} seconds"
 
 
 def plain(text: str, limit: int) -> str:
-    """Return text that PostgreSQL can store: no NUL, no surrogates, and at most `limit` bytes, of which the end counts most.
+    """Return text that PostgreSQL can store: no NUL, no surrogates, and at most the last `limit` bytes.
 
-    Other control characters are escaped, too, by fewer bytes than JSON would need: as JSON it is at most twice as long.
+    Other control characters are escaped, too, in fewer bytes than JSON needs: as JSON, the text is at most twice as long.
     """
-    raw = text[-limit:].translate(_UNSEEN).encode("utf-8", "backslashreplace")
+    raw = text[-limit:].translate(_CONTROL_ESCAPES).encode("utf-8", "backslashreplace")
     if len(raw) > limit or len(text) > limit:
         raw = b"... " + raw[-(limit - 4) :]
     return raw.decode("utf-8", "ignore")
@@ -87,17 +87,17 @@ def _escaped(value: Any) -> Any:
 
 
 def _may_fit(value: Any, size: int) -> bool:
-    """Say whether the value may have at most `size` bytes as JSON, in a time that is bounded by `size`."""
-    left = [value]
-    while left and size >= 0:
-        item = left.pop()
+    """Return False if the value needs more than `size` bytes as JSON. Takes time in proportion to `size`, not to the value."""
+    pending = [value]
+    while pending and size >= 0:
+        item = pending.pop()
         match item:
             case str():
                 size -= len(item)
             case dict() | list() | tuple():
                 size -= len(item)
                 if size >= 0:
-                    left += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+                    pending += [*item.keys(), *item.values()] if isinstance(item, dict) else item
             case _:
                 size -= 1
     return size >= 0
@@ -118,7 +118,7 @@ def _check(value: Any, what: str) -> None:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Say whether it surely has no key but text and doesn't nest too deep, neither of which JSON text shows."""
+    """Return whether all keys are str and the nesting is not too deep. The JSON text shows neither."""
     items: Iterable[Any]
     if isinstance(value, dict):
         for key in value:
@@ -129,17 +129,17 @@ def _is_plain(value: Any, depth: int) -> bool:
         items = value
     else:
         return True
-    if depth > DEPTH:
+    if depth > MAX_DEPTH:
         return False
-    for item in items:  # noqa: SIM110  a generator costs more than all of it
+    for item in items:  # noqa: SIM110  a generator is slower than this whole function
         if type(item) not in _SCALARS and not _is_plain(item, depth + 1):
             return False
     return True
 
 
 def _faults(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:  # noqa: PLR0912
-    if depth > DEPTH:
-        yield path[:200], f"nests more than {DEPTH} deep"
+    if depth > MAX_DEPTH:
+        yield path[:200], f"nests more than {MAX_DEPTH} deep"
         return
     match value:
         case str():

@@ -1,4 +1,4 @@
-"""Look ahead and around: the instants of a rule, and what daylight saving does to each."""
+"""Preview the instants of a rule, and the effect of daylight saving on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _A_SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instant:
-    """An instant of a rule, or one that it leaves out at a change of the clock, with its reading on the rule's clock."""
+    """An instant of a rule, or one that the rule leaves out at a clock change. `local` is its time in the rule's zone."""
 
     scheduled_for: datetime
     local: datetime
@@ -28,13 +28,13 @@ class Instant:
 
 
 def preview(rule: Rule, after: datetime, count: int) -> list[Instant]:
-    """Return the next `count` fires after `after`, and among them what the gap and the fold swallow. Raises InvalidCron."""
-    # This one has the others': what a rule leaves out, it would fire at if it were told so.
-    ample = replace(rule, dst_gap="after", dst_fold="both")
+    """Return the next `count` fires after `after`, and the instants left out at gaps and folds between them. Raises InvalidCron."""
+    # With these settings the rule fires at every instant, also at those that its own settings leave out.
+    fires_always = replace(rule, dst_gap="after", dst_fold="both")
     found: list[Instant] = []
     fires = 0
     moment = after
-    while fires < count and len(found) < count * 3 + 10 and (following := ample.first_after(moment)) is not None:
+    while fires < count and len(found) < count * 3 + 10 and (following := fires_always.first_after(moment)) is not None:
         moment = following
         found.append(instant(rule, moment))
         fires += found[-1].fires
@@ -44,7 +44,7 @@ def preview(rule: Rule, after: datetime, count: int) -> list[Instant]:
 
 
 def instant(rule: Rule, moment: datetime) -> Instant:
-    """Say of a moment how the rule's clock shows it, whether the rule fires then, and what daylight saving has to do with it."""
+    """Describe a moment: its local time, whether the rule fires then, and the effect of daylight saving."""
     local = moment.astimezone(zone(rule.timezone))
     fires = rule.first_after(moment - _A_MOMENT) == moment
     return Instant(scheduled_for=moment, local=local, fires=fires, note=_note(rule, moment, local, fires=fires))
@@ -70,7 +70,7 @@ def _fires_both_times(rule: Rule, moment: datetime) -> bool:
 
 
 def first_pass(rule: Rule, moment: datetime) -> datetime | None:
-    """Return the instant that a rule fires instead of this one, because its clock shows the reading twice; None if it doesn't."""
+    """If the rule skips this moment as the second pass of a fold, return the first pass, at which it fires; else None."""
     if rule.cron is None or rule.first_after(moment - _A_MOMENT) == moment or not _fires_both_times(rule, moment):
         return None
     local = moment.astimezone(zone(rule.timezone))
@@ -78,13 +78,13 @@ def first_pass(rule: Rule, moment: datetime) -> datetime | None:
 
 
 def names_reading(rule: Rule, reading: datetime) -> bool:
-    """Return whether a cron rule names this reading of its clock, also where the clock jumps over it."""
+    """Return whether a cron rule matches this local time, also if the clock jumps over it."""
     at = reading.replace(tzinfo=UTC)
     return replace(rule, timezone="UTC", start_at=None, end_at=None).first_after(at - _A_MOMENT) == at
 
 
 def jump_at(moment: datetime, timezone: str) -> datetime | None:
-    """Return the reading from which the zone's clock jumps ahead at this very moment; None if it doesn't."""
+    """If the zone's clock jumps ahead at this moment, return the local time before the jump; else None."""
     here = moment.astimezone(zone(timezone))
     before = (moment - _A_SECOND).astimezone(zone(timezone))
     ahead = here.utcoffset(), before.utcoffset()
@@ -94,13 +94,13 @@ def jump_at(moment: datetime, timezone: str) -> datetime | None:
 
 
 def moments(reading: datetime, timezone: str) -> list[datetime]:
-    """Return when a zone's clock shows this: once, twice in a fold; in a gap, the moment of the jump."""
+    """Return the moments at which a zone's clock shows this local time: one, two in a fold, or in a gap the moment of the jump."""
     info = zone(timezone)
     passes = [reading.replace(tzinfo=info, fold=fold).astimezone(UTC) for fold in (0, 1)]
     shown = [each for each in passes if each.astimezone(info).replace(tzinfo=None) == reading]
     if shown:
         return sorted(set(shown))
-    # Read by the offset before the gap it lies after the jump, by the one after it before: the jump is between them.
+    # In a gap, the two offsets give a moment before and a moment after the jump. Bisect between them.
     low, high = sorted(passes)
     offset = low.astimezone(info).utcoffset()
     while high - low > _A_SECOND:
@@ -110,7 +110,7 @@ def moments(reading: datetime, timezone: str) -> list[datetime]:
 
 
 def between(rule: Rule, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the instants from `start` on and before `end`, in order. Raises InvalidCron."""
+    """Yield the instants with start <= instant < end, in order. Raises InvalidCron."""
     moment = start - _A_MOMENT
     while (found := rule.first_after(moment)) is not None and found < end:
         yield found
@@ -118,6 +118,6 @@ def between(rule: Rule, start: datetime, end: datetime) -> Iterator[datetime]:
 
 
 def neighbours(rule: Rule, moment: datetime) -> tuple[datetime | None, datetime | None]:
-    """Return the last instant before a moment, and the first after it."""
+    """Return the last instant before a moment and the first one after it."""
     before = rule.last_until(moment - _A_MOMENT, 1)
     return before[-1] if before else None, rule.first_after(moment)

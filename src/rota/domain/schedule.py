@@ -1,7 +1,7 @@
-"""What becomes of a schedule's instants: (what is written of it, what has been decided, now) -> fires and the next instant.
+"""Decide about the instants of a schedule: (rule, last decision, now) -> fires and the next instant.
 
-However many instants were missed, the work is bounded: the newest are looked up backwards, the others counted up to a
-thousand and written as one stretch.
+The work is bounded, however many instants were missed: only the newest are looked up. The others become one row, and are
+counted up to a thousand.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Attempted = Literal["enqueue", "wait_behind_first", "enqueue_or_wait", "wait"]
 """How to try to run a fire. The statement that writes it decides the disposition: see record_fires.sql."""
 
 Recorded = Literal["replaced", "skipped_misfire", "skipped_overlap", "skipped_gap", "skipped_paused"]
-"""The dispositions that are decided here."""
+"""Dispositions that are final without trying to run the fire."""
 
-COUNTED = 1000
-"""Up to how many missed instants are counted exactly."""
+MAX_COUNTED = 1000
+"""Missed instants are counted exactly up to this number."""
 
 _END = datetime(2200, 1, 1, tzinfo=UTC)
 _A_MOMENT = timedelta(microseconds=1)
@@ -34,12 +34,12 @@ _A_MOMENT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """All of a definition that decides when it fires and what becomes of each fire."""
+    """The part of a schedule's definition that decides when it fires and what becomes of each fire."""
 
     cron: str | None = None
     every: timedelta | None = None
     anchor: datetime | None = None
-    """What `every` counts from."""
+    """The start of the interval `every`."""
     timezone: str = "UTC"
     start_at: datetime | None = None
     end_at: datetime | None = None
@@ -52,7 +52,7 @@ class Rule:
     overlap: Overlap = "skip"
 
     def validate(self) -> None:
-        """Raise ValueError for values that only a row written without the constraints can hold, and that would cost too much."""
+        """Raise ValueError for costly values that only a row written without the constraints can have."""
         if self.every is not None and self.every < timedelta(seconds=1):
             raise ValueError("every must lie between 1 second and 366 days")
         if not 1 <= self.catch_up_limit <= 1000:
@@ -77,19 +77,19 @@ class Rule:
         return tuple(each for each in found if self.start_at is None or each >= self.start_at)
 
     def count(self, first: datetime, last: datetime) -> int | None:
-        """Return how many instants there are from `first` to `last`, or None where they are more than a thousand."""
+        """Return the number of instants from `first` to `last`, or None if there are more than a thousand."""
         number = _count(self._cron(), first, last) if self.every is None else (last - first) // self.every + 1
-        return number if number <= COUNTED else None
+        return number if number <= MAX_COUNTED else None
 
     def gaps(self, after: datetime, before: datetime) -> tuple[datetime, ...]:
-        """Return instants between the two at which it would have fired, had it not been told to skip what a gap swallows."""
+        """Return the instants between the two that are skipped because of a daylight-saving gap (`dst_gap` skip)."""
         if self.cron is None or self.dst_gap != "skip":
             return ()
-        here = replace(self, dst_gap="after")
+        without_skip = replace(self, dst_gap="after")
         found = []
         moment: datetime | None = after
         for _ in range(2):
-            moment = here.first_after(moment) if moment is not None else None
+            moment = without_skip.first_after(moment) if moment is not None else None
             if moment is None or moment >= before:
                 break
             if self.first_after(moment - _A_MOMENT) != moment:
@@ -118,13 +118,13 @@ class Rule:
 
     @property
     def _first_beat(self) -> int:
-        """At start_at it fires; at its creation, from which it counts otherwise, it doesn't."""
+        """0: a schedule with start_at fires at start_at. 1: without it, `every` counts from the creation, which is no fire."""
         return 0 if self.start_at is not None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fire:
-    """What is to become of one instant, or of a stretch of them that ends with it."""
+    """The decision about one instant, or about a range of instants that ends with it."""
 
     scheduled_for: datetime
     plan: Attempted | Recorded
@@ -135,16 +135,16 @@ class Fire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is decided about a schedule in one go."""
+    """The decisions about a schedule at one moment."""
 
     next_fire_at: datetime | None
-    """The first instant that stays undecided, later than now; None: there is none."""
+    """The first undecided instant, later than now; None if there is none."""
     decided_up_to: datetime | None = None
     fires: tuple[Fire, ...] = field(default=())
 
 
 def check_rule(columns: Mapping[str, Any]) -> None:
-    """Raise InvalidCron for columns of a schedule that rota.cron refuses: it says more than SQL, which doesn't know the zones."""
+    """Raise InvalidCron if rota.cron rejects a schedule's columns. Its message is more precise than SQL's."""
     timezone = columns.get("timezone") or "UTC"
     if (cron := columns.get("cron")) is None:
         zone(timezone)
@@ -167,16 +167,16 @@ def plan(
 ) -> Plan:
     """Decide about every instant up to `now`.
 
-    `next_fire_at` is the first one not decided yet; None: the first strictly after `base`, the later of the last edit and
-    the last decision. `paused_from` says since when it had been paused, if it has just been resumed. Raises InvalidCron, or
-    ValueError and ArithmeticError where an expression proves too much for the library behind it.
+    `next_fire_at` is the first undecided instant; if None, it is the first one after `base`, which is the later of the last edit
+    and the last decision. `paused_from` is the start of a pause that has just ended. Raises InvalidCron, and also ValueError or
+    ArithmeticError if croniter can't handle an expression.
     """
     rule.validate()
     fires: list[Fire] = []
     first = next_fire_at
     if base is not None:
         if paused_from is not None:
-            fires += _stretch(rule, paused_from, base, plan="skipped_paused", note="it was paused")
+            fires += _as_one_fire(rule, paused_from, base, plan="skipped_paused", note="it was paused")
         if first is None:
             first = rule.first_after(base)
     if first is None or first > now:
@@ -195,18 +195,18 @@ def plan(
         missed = passed[-1]
     if missed is not None:
         fires.append(_missed(rule, first, missed, now))
-    fires += _tries(rule, chosen, now)
+    fires += _attempted_fires(rule, chosen, now)
     return Plan(next_fire_at=following, decided_up_to=due[-1], fires=tuple(fires))
 
 
 def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datetime, ...], datetime | None]:
-    """Return as many of the newest due instants as may have to run, and the last of those before them, if there are any."""
+    """Return the newest due instants, as many as may have to run, and the last due instant before them, if any."""
     wanted = 2
     found = rule.last_until(now, wanted)
     if len(found) == wanted and (rule.misfire == "all" or found[0] > now - rule.on_time_within):
         wanted = max(2, rule.catch_up_limit + 1)
         found = rule.last_until(now, wanted)
-    # `first` is due even where zone data that came meanwhile no longer knows it.
+    # `first` is due even if newer zone data no longer contains it.
     later = tuple(each for each in found if each > first)
     if len(later) < wanted:
         return (first, *later), None
@@ -214,14 +214,14 @@ def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datet
 
 
 def _chosen(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
-    """Return which of the due instants are to run."""
-    fit = [each for each in due if rule.too_late_after is None or each >= now - rule.too_late_after]
-    on_time = [each for each in fit if each > now - rule.on_time_within]
+    """Return the due instants that should run."""
+    not_too_late = [each for each in due if rule.too_late_after is None or each >= now - rule.too_late_after]
+    on_time = [each for each in not_too_late if each > now - rule.on_time_within]
     match rule.misfire:
         case "all":
-            chosen = fit
+            chosen = not_too_late
         case "latest":
-            chosen = on_time or [each for each in fit if each == due[-1]]
+            chosen = on_time or [each for each in not_too_late if each == due[-1]]
         case "skip":
             chosen = on_time
     return tuple(chosen[-rule.catch_up_limit :])
@@ -238,28 +238,28 @@ def _missed(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
     )
 
 
-def _tries(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire]:
-    """Return what to try with the instants that are to run, oldest first."""
+def _attempted_fires(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire]:
+    """Return a fire for each instant that should run, oldest first, with the way to try it."""
     if rule.overlap == "allow":
         return [Fire(scheduled_for=each, plan="enqueue") for each in chosen]
     late = bool(chosen) and chosen[0] <= now - rule.on_time_within
-    more = len(chosen) - 1
+    later = len(chosen) - 1
     plans: list[Attempted | Recorded] = ["enqueue"]
-    if rule.misfire == "all" and (late or more > 0):
+    if rule.misfire == "all" and (late or later > 0):
         plans = ["enqueue_or_wait"]
-        plans += ["wait"] * more
+        plans += ["wait"] * later
     elif rule.overlap == "replace":
-        plans[:0] = ["replaced"] * more
+        plans[:0] = ["replaced"] * later
     elif rule.overlap == "queue_one":
         plans.append("wait_behind_first")
-        plans += ["skipped_overlap"] * more
+        plans += ["skipped_overlap"] * later
     else:
-        plans += ["skipped_overlap"] * more
+        plans += ["skipped_overlap"] * later
     return [Fire(scheduled_for=each, plan=what) for each, what in zip(chosen, plans, strict=False)]
 
 
-def _stretch(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, note: str) -> list[Fire]:
-    """Return the instants after `after` and up to `until` as one row, or none where there are none."""
+def _as_one_fire(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, note: str) -> list[Fire]:
+    """Return one fire for all instants after `after` and up to `until`, or an empty list if there are none."""
     first = rule.first_after(after)
     if first is None or first > until:
         return []
@@ -270,7 +270,7 @@ def _stretch(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, no
 
 
 def _up_to_the_second(before: datetime) -> datetime:
-    """Round up to whole seconds, at which all cron instants lie, so that answers can be remembered."""
+    """Round up to a whole second, as all cron instants are whole seconds. This makes results cacheable."""
     return before if not before.microsecond else before.replace(microsecond=0) + timedelta(seconds=1)
 
 
@@ -281,4 +281,4 @@ def _last_before(cron: Cron, before: datetime, count: int) -> tuple[datetime, ..
 
 @lru_cache(maxsize=4096)
 def _count(cron: Cron, first: datetime, last: datetime) -> int:
-    return sum(each <= last for each in cron.next(first - _A_MOMENT, COUNTED + 1))
+    return sum(each <= last for each in cron.next(first - _A_MOMENT, MAX_COUNTED + 1))

@@ -1,4 +1,4 @@
-"""What becomes of a job after an attempt."""
+"""The decision about a job after an attempt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Reason = Literal["permanent", "exhausted", "poison", "lost", "bad_payload", "exp
 
 @dataclass(frozen=True, slots=True)
 class Succeed:
-    """Into the ledger."""
+    """Move the job to the ledger as succeeded."""
 
     result: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Back to scheduled; the attempt counts. `delay` runs from the moment of writing, on the database's clock."""
+    """Schedule the job again; the attempt counts. `delay` is added to the database's now() when the settlement is written."""
 
     delay: timedelta
     at: datetime | None = None
@@ -28,7 +28,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Back to scheduled; the attempt is given back. With neither delay nor instant: when the lease ends."""
+    """Schedule the job again; the attempt does not count. Without delay and instant, the job is due when its lease ends."""
 
     delay: timedelta | None
     at: datetime | None = None
@@ -36,21 +36,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Into the dead letters."""
+    """Make the job a dead letter."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Into the ledger, as cancelled."""
+    """Move the job to the ledger as cancelled."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nothing is written: somebody else decides about this job, or it is settled already."""
+    """Write nothing: another node decides about this job, or it is already settled."""
 
 
 Settlement = Succeed | Retry | Release | Bury | Cancel | Abandon

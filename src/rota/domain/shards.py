@@ -1,4 +1,4 @@
-"""Which node looks at which schedules. Correctness never rests on it: what is written is written by conditional statements."""
+"""Divide the schedules among the nodes. This only saves work: conditional statements keep two nodes from planning the same fire."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from rota.domain.job import NodeId
 
 SHARDS = 256
-"""schedule_id % 256 is a schedule's shard: a generated column."""
+"""A schedule's shard is schedule_id % 256, a generated column."""
 
 EVERY_SHARD = tuple(range(SHARDS))
 
 
 @lru_cache(maxsize=8)
 def shards_of(node: NodeId, living: frozenset[NodeId]) -> tuple[int, ...]:
-    """Return the shards that are this node's among the living, by rendezvous: when a node goes, only its own change hands."""
+    """Return this node's shards by rendezvous hashing: when a node ends, only its own shards move to other nodes."""
     if node not in living:
         return ()
     others = [each.bytes for each in living if each != node]

@@ -13,7 +13,7 @@ from rota.db.pool import PATIENCE, connection, idling
 from rota.db.salvage import LOST, TRANSIENT
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.domain.payload import encode
-from rota.domain.validation import check_kinds, check_progress
+from rota.domain.validation import check_progress, check_types
 from rota.errors import Refused, StaleToken
 from rota.runtime.clock import boottime
 
@@ -245,7 +245,7 @@ class Job(JobFacts[P]):
 
         Raises StaleToken when a later claim has been here: this attempt is a straggler. It orders, it doesn't deduplicate.
         """
-        check_kinds(resource=resource)
+        check_types(resource=resource)
         try:
             await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
@@ -354,7 +354,7 @@ class SyncJob(JobFacts[P]):
 
     def guard(self, conn: SyncConn, resource: str) -> None:
         """Order effects on `resource` by fence token, in the transaction open on `conn`. Raises StaleToken for a straggler."""
-        check_kinds(resource=resource)
+        check_types(resource=resource)
         try:
             drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
         except Refused as error:
@@ -388,7 +388,7 @@ class SyncJob(JobFacts[P]):
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
-        check_kinds(timeout=timeout)
+        check_types(timeout=timeout)
         flag = self._attempt.stop_flag
         return flag is not None and flag.wait(timeout.total_seconds())
 
