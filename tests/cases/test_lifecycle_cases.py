@@ -302,7 +302,7 @@ async def test_b83_a_settlement_cut_after_its_commit_stands_once(database: Datab
     go.set()
     async with wire(database.dsn) as way, node(way.dsn, gated_app(go, calls)) as one:
         for _ in range(10):
-            way.lose("Move the jobs whose attempts succeeded")
+            way.lose("Move jobs whose attempts succeeded")
             lost = way.lost
             jobs = [await insert(conn, "wait") for _ in range(3)]
             for job_id in jobs:

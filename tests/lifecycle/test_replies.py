@@ -62,7 +62,7 @@ async def test_a_settlement_whose_reply_was_lost_is_settled_once_and_counted_as_
     """B83: 'already settled by this very token' is success, not a stale write, and nothing runs again."""
     calls: list[int] = []
     async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
-        way.lose("Move the jobs whose attempts succeeded")
+        way.lose("Move jobs whose attempts succeeded")
         job_id = await insert(conn, "succeed")
         await one.told("service.failed", service="settle")
         await one.told("job.settled", job_id=job_id, settlement="succeeded")
@@ -80,7 +80,7 @@ async def test_a_failure_whose_settlements_reply_was_lost_is_no_success(
     """It is known to be written, and must not be counted as what it was not."""
     calls: list[int] = []
     async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
-        way.lose("Write down attempts that did not succeed")
+        way.lose("Settle attempts that did not succeed")
         job_id = await insert(conn, handler)
         await one.told("settlement.confirmed", job_id=job_id)
         assert one.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
@@ -104,7 +104,7 @@ async def test_claims_whose_reply_was_lost_come_back_at_once(database: Database,
         # Not the claims of an idle node: only the one that carries something away.
         async with conn.transaction():
             jobs = [await insert(conn, "succeed", run_at="now() + interval '50 milliseconds'") for _ in range(5)]
-            way.lose("Hand due jobs to node", times=3)
+            way.lose("Claim due jobs for one node", times=3)
         for job_id in jobs:
             assert await ended(conn, job_id) == "succeeded"
         assert way.lost >= 1
