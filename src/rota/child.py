@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from rota.app import find_app
-from rota.db import blocking, drivers, queries
+from rota.db import blocking, drivers, server
 from rota.db.connecting import close_connection, open_connection
 from rota.domain.payload import encode, encode_result
 from rota.domain.validation import check_progress, check_types
@@ -232,7 +232,7 @@ class ChildJob(ChildFacts):
         login = self._begin(completes=completes)
         conn = await open_connection(
             login.url,
-            accept=lambda conn: queries.check_server(conn, login.history),
+            accept=lambda conn: server.check_server(conn, login.history),
             server_settings=dict(login.settings),
             statement_cache_size=0 if login.pooled else 100,
         )
@@ -296,7 +296,7 @@ def main() -> None:
     logs.flush_prints_by_line()
     logs.set_shared_context(facts["handler"], facts["queue"], facts["attempt"])
     logs.set_job_context(facts["job_id"], facts["schedule"])
-    login = None if order["database"] is None else blocking.Login.of(order["database"])
+    login = None if order["database"] is None else blocking.Login.from_json(order["database"])
     function, payload = handler.function, handler.codec.decode(order["payload"])
     claim = SimpleNamespace(payload=order["payload"])
     try:

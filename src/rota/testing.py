@@ -52,7 +52,7 @@ from rota.config.database_url import DatabaseUrl
 from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.connecting import open_connection
-from rota.db.migrate import installation
+from rota.db.migrate import read_installation
 from rota.domain.job import NodeId, Suspects
 from rota.domain.outcome import (
     Cancelled,
@@ -207,7 +207,7 @@ async def drain(
         lent = cast("Any", Lent(conn))
         environment = Environment(
             node=NodeId(uuid.uuid4()),
-            installation_id=(await installation(conn)).installation_id,
+            installation_id=(await read_installation(conn)).installation_id,
             pool=lent,
             handler_pool=lent,
             blocking=blocking,

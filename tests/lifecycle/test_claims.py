@@ -13,7 +13,7 @@ import rota
 import rota.lifecycle.dispatcher as dispatcher_module
 import rota.services.presence as presence_module
 from nodes import ended, insert, ledger, live_row, node, running_row
-from rota.db import queries, reports
+from rota.db import queries, server_reports
 from rota.lifecycle import lanes
 from schedule_rows import make_schedule
 from waiting import eventually
@@ -434,10 +434,10 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
         assert await ended(conn, behind) == "succeeded"
 
         async def all_are_listed() -> bool:
-            return {row.id for row in await reports.list_refused_rows(conn)} == set(refused)
+            return {row.id for row in await server_reports.list_refused_rows(conn)} == set(refused)
 
         await eventually(all_are_listed)
-        (row,) = await reports.list_refused_rows(conn, job_id=refused[0])
+        (row,) = await server_reports.list_refused_rows(conn, job_id=refused[0])
         assert (row.doing, row.what, row.kind) == ("claim", "job", "RaiseError")
         assert not one.seen("loop.crashed")
 

@@ -9,7 +9,7 @@ import pytest
 
 from factories import make_attempts, make_ledger_rows
 from rota.config import Retention
-from rota.db import queries, reports
+from rota.db import queries, server_reports
 from rota.inline import Lent
 from rota.observability.telemetry import Telemetry, make_logger
 from rota.services.pruner import Pruner
@@ -34,7 +34,9 @@ def pruner(conn: Connection[Record], told: Told, **retention: timedelta) -> Prun
 
 async def broken(conn: Connection[Record]) -> dict[str, str | None]:
     """Return piece -> error of what is not in order."""
-    return {each.piece: each.error for each in await reports.list_housekeeping(conn, patience=timedelta(minutes=15))}
+    return {
+        each.piece: each.error for each in await server_reports.list_housekeeping(conn, patience=timedelta(minutes=15))
+    }
 
 
 async def _partition(conn: Connection[Record], days_ago: int) -> str:

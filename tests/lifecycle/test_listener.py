@@ -28,8 +28,8 @@ async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change ends the listener's wait; a turn without a round trip must not count as one."""
-    monkeypatch.setattr(module, "PING", 1.0)
-    monkeypatch.setattr(module, "PONG", 0.5)
+    monkeypatch.setattr(module, "PING_SECONDS", 1.0)
+    monkeypatch.setattr(module, "PONG_SECONDS", 0.5)
     with Link(database.dsn) as link:
 
         async def connect() -> asyncpg.Connection:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 import rota
-from rota.db import queries, reports
+from rota.db import node_reports, queries
 from rota.domain.job import NodeId
 from rota.errors import ConfigError
 from rota.inline import Lent
@@ -53,7 +53,7 @@ async def silence(conn: Connection[Record], seconds: int) -> None:
 
 async def lost(conn: Connection[Record]) -> list[str]:
     """Return the hosts of the lost daemons."""
-    return sorted(each.host for each in await reports.list_lost_nodes(conn))
+    return sorted(each.host for each in await node_reports.list_lost_nodes(conn))
 
 
 async def test_a_daemon_is_lost_for_a_day_unless_it_says_goodbye(conn: Connection[Record]) -> None:

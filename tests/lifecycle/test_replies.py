@@ -252,7 +252,7 @@ async def test_a_rollback_that_nobody_answers_keeps_no_slot(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a cut link the driver would wait for a quarter of an hour, with a handler that was told to stop long ago."""
-    monkeypatch.setattr(job_module, "PATIENCE", 0.5)
+    monkeypatch.setattr(job_module, "STATEMENT_SECONDS", 0.5)
     app, begun = rota.App("cut off"), asyncio.Event()
 
     @app.handler("writes", max_attempts=1)

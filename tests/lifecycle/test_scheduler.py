@@ -697,7 +697,7 @@ async def test_a_machine_that_slept_during_a_look_looks_at_everything_soon(
     """A look rests ten times longer than it took: after a night's sleep in the middle of one, that was days."""
     real, slept = schedule_queries.take_due_schedules, [0.0]
 
-    async def asleep_meanwhile(*args: Any, **kwargs: Any) -> schedule_queries.DueLook:
+    async def asleep_meanwhile(*args: Any, **kwargs: Any) -> schedule_queries.DueSchedulesResult:
         look = await real(*args, **kwargs)
         slept[0] += 8 * 3600
         return look

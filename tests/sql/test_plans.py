@@ -28,7 +28,7 @@ from factories import (
     make_running_jobs,
 )
 from plans import Plan, explain, prepare
-from rota.db.pool import Route, our_settings
+from rota.db.sessions import Route, own_session_settings
 from rota.db.sql import SQL
 from statements import EVER, GRACE, LEASE, verdict
 
@@ -60,7 +60,7 @@ class Ground:
     async def connect(self, way: str) -> None:
         """Open the connection on which all statements are planned in that way, and plan them."""
         route = Route(pooled=way == "pooled", version=180000, synchronous_commit="on")
-        settings = our_settings(route, "plans")
+        settings = own_session_settings(route, "plans")
         if route.pooled:
             settings["plan_cache_mode"] = "force_custom_plan"
         else:

@@ -14,7 +14,7 @@ import pytest
 
 import rota.db
 from factories import NODE, make_handler, make_job, make_running_job
-from rota.db import operations, queries, reports, schedule_queries, schedule_reports
+from rota.db import node_reports, operations, queries, reports, schedule_queries, schedule_reports, server_reports
 from rota.db.sql import MIGRATIONS, SQL
 from rota.domain import job as domain
 from rota.domain.job import Claim, Terms, idempotency_key
@@ -235,7 +235,9 @@ async def test_columns_marked_as_nullable_are_and_the_others_are_not(conn: Conne
             assert column.nullable or row[column.name] is not None, f"{name}: {column.name}"
 
 
-@pytest.mark.parametrize("module", [operations, queries, reports, schedule_queries, schedule_reports])
+@pytest.mark.parametrize(
+    "module", [node_reports, operations, queries, reports, schedule_queries, schedule_reports, server_reports]
+)
 def test_the_modules_that_call_have_no_text_of_their_own(module: ModuleType) -> None:
     """SQL in strings has no header, no contract, and no plan test."""
     text = Path(str(module.__file__)).read_text("utf-8")

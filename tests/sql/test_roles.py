@@ -557,7 +557,7 @@ def called_in(module: str) -> list[str]:
     names = set(re.findall(r'SQL\["(\w+)"\]', text))
     for beginning in re.findall(r'SQL\[f"(\w+)\{', text):
         names |= {name for name in SQL if name.startswith(beginning)}
-    assert len(names) > 5
+    assert names
     return sorted(names)
 
 
@@ -566,6 +566,9 @@ def called_in(module: str) -> list[str]:
     [
         ("op", "operations.py"),
         ("op", "reports.py"),
+        ("op", "node_reports.py"),
+        ("op", "server_reports.py"),
+        ("node", "server.py"),
         ("op", "schedule_reports.py"),
         ("node", "queries.py"),
         ("node", "schedule_queries.py"),

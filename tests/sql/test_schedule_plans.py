@@ -16,9 +16,9 @@ import asyncpg
 import pytest
 
 from plans import Plan, explain, prepare
-from rota.db.pool import Route, our_settings
 from rota.db.schedule_queries import DISTANT_PAST, NO_FLOOR
-from rota.db.schedule_reports import BY_HAND
+from rota.db.schedule_reports import MAX_MANUAL_FIRES
+from rota.db.sessions import Route, own_session_settings
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
@@ -111,9 +111,11 @@ STATEMENTS = {
     "list fires": Statement("list_fires", lambda _: [SCHEDULES - 1, 10], DAYS, ways=READ),
     "list all fires": Statement("list_fires", lambda _: [SCHEDULES - 1, 10_000], DAYS, ways=READ),
     "list no fires": Statement("list_fires", lambda _: [SCHEDULES, 10], DAYS, ways=READ),
-    "find fire": Statement("find_fire", lambda _: [SCHEDULES - 1, NOON - timedelta(days=20), BY_HAND], 1, ways=READ),
+    "find fire": Statement(
+        "find_fire", lambda _: [SCHEDULES - 1, NOON - timedelta(days=20), MAX_MANUAL_FIRES], 1, ways=READ
+    ),
     "find no fire": Statement(
-        "find_fire", lambda _: [SCHEDULES - 1, NOON - timedelta(days=20.5), BY_HAND], DAYS, ways=READ
+        "find_fire", lambda _: [SCHEDULES - 1, NOON - timedelta(days=20.5), MAX_MANUAL_FIRES], DAYS, ways=READ
     ),
     "find job's fire": Statement("find_job_fire", lambda _: [-9, 9, NOON], 1, ways=READ),
     "find removed": Statement("find_removed_schedule", lambda _: ["s9", LIMIT], LIMIT, pages_a_row=2, ways=READ),
@@ -147,7 +149,7 @@ class Ground:
 
     async def connect(self, way: str) -> None:
         """Open the connection on which all statements are planned in that way, and plan them."""
-        settings = our_settings(Route(pooled=way == "pooled", version=180000, synchronous_commit="on"), "plans")
+        settings = own_session_settings(Route(pooled=way == "pooled", version=180000, synchronous_commit="on"), "plans")
         if way == "pooled":
             settings["plan_cache_mode"] = "force_custom_plan"
         conn = await asyncpg.connect(self.database.dsn, server_settings=settings)

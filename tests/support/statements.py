@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from rota.db.queries import Lane, Verdict
+    from rota.db.queries import Lane, SettlementRow
     from rota.domain.job import Claim
 
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ async def extend(
     conn: Connection[Record], *held: tuple[int, int], node: UUID = NODE
 ) -> dict[FenceToken, tuple[bool, bool]]:
     """Beat once: token -> (extended, cancel requested) of what is still the node's."""
-    return await queries.extend_leases(conn, node=NodeId(node), held=_fenced(held), grace=GRACE, patience=10)
+    return await queries.extend_leases(conn, node=NodeId(node), claims=_fenced(held), grace=GRACE, patience=10)
 
 
 async def succeed(
@@ -83,7 +83,7 @@ def verdict(
     outcome: str = "failed",
     reason: str | None = None,
     error: str | None = "it broke",
-) -> Verdict:
+) -> SettlementRow:
     """One row of settle_unfinished."""
     if settlement == "bury":
         reason = reason or "exhausted"
@@ -93,7 +93,7 @@ def verdict(
 
 
 async def settle(
-    conn: Connection[Record], *verdicts: Verdict, expired_only: bool = False, alert: str | None = None
+    conn: Connection[Record], *verdicts: SettlementRow, expired_only: bool = False, alert: str | None = None
 ) -> dict[FenceToken, str]:
     """Write these down; return token -> what it became."""
     return await queries.settle_unfinished(conn, verdicts, expired_only=expired_only, alert=alert)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from rota.db import lock_waiting, sql
 from rota.db import migrate as module
-from rota.db import sql
 from rota.embedded import find_bindir
 from rota.errors import DatabaseUnusable
 from shell import Shell, started
@@ -117,7 +117,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "alter table rota.jobs add column later integer"
     monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, "9999_later": text})
     monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 1)
-    monkeypatch.setattr(module, "PAUSE", 0.3)
+    monkeypatch.setattr(lock_waiting, "RETRY_SECONDS", 0.3)
 
 
 @pytest.mark.usefixtures("later")
@@ -166,7 +166,7 @@ async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
 @pytest.mark.usefixtures("later")
 async def test_a_lock_that_nobody_lets_go_of_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deployment must end, and say why; what was not done is not half done."""
-    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    monkeypatch.setattr(lock_waiting, "LOCK_SECONDS", 0.5)
     async with database.connect() as report:
         async with report.transaction():
             await report.execute("select count(*) from rota.jobs")
@@ -192,7 +192,7 @@ def index_later(monkeypatch: pytest.MonkeyPatch) -> None:
     more = {"9998_index": CONCURRENTLY, "9999_later": "alter table rota.jobs add column later integer;"}
     monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, **more})
     monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 2)
-    monkeypatch.setattr(module, "TURN", 0.01)
+    monkeypatch.setattr(lock_waiting, "POLL_SECONDS", 0.01)
 
 
 INDEX = "select indisvalid from pg_index where indexrelid = to_regclass('rota.later_idx')"
@@ -216,7 +216,7 @@ async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
     assert list(done.applied) == ["9998_index", "9999_later"]
     assert await conn.fetchval(INDEX) is True
     assert await conn.fetchval("select schema_version from rota.meta") == module.VERSION
-    assert await module.missing(database.dsn) == []
+    assert await module.list_missing(database.dsn) == []
 
 
 @pytest.mark.usefixtures("index_later")
@@ -242,7 +242,7 @@ async def test_the_printed_sql_leaves_the_transaction_for_it(server: Server) -> 
             subprocess.run, psql, input=module.script(), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert await module.missing(server.dsn_for(name)) == []
+        assert await module.list_missing(server.dsn_for(name)) == []
     finally:
         await root.execute(f"drop database if exists {name} with (force)")
         await root.close()

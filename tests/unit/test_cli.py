@@ -22,7 +22,9 @@ from rota.commands.options import duration, instant
 from rota.commands.reload import modified
 from rota.commands.session import explained
 from rota.commands.status import Status, by_queue, render
-from rota.db.reports import Lane, LivingNode, ServerLook, why_unclaimed
+from rota.db.node_reports import LivingNode, why_unclaimed
+from rota.db.reports import LaneCounts
+from rota.db.server_reports import ServerFacts
 from rota.domain.backoff import backoff
 from rota.domain.forecast import given_up
 from rota.domain.preview import preview
@@ -212,7 +214,7 @@ def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue
     assert "rota run" in str(why_unclaimed("a", "mail", [], []))
 
 
-def look(**changed: Any) -> ServerLook:
+def look(**changed: Any) -> ServerFacts:
     values: dict[str, Any] = {
         "version": "18",
         "read_only": False,
@@ -227,7 +229,7 @@ def look(**changed: Any) -> ServerLook:
         "may_run": True,
         "daemon_role": "rota_daemon",
     }
-    return ServerLook(**(values | changed))
+    return ServerFacts(**(values | changed))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def look(**changed: Any) -> ServerLook:
         (look(notifications=0.6), ["notifications"]),
     ],
 )
-def test_a_server_is_judged_by_what_it_says(server: ServerLook, found: list[str]) -> None:
+def test_a_server_is_judged_by_what_it_says(server: ServerFacts, found: list[str]) -> None:
     """Each thing that makes a queue slow or unsafe is a finding with a cure, and nothing else is."""
     findings = list(server_findings(server, asked=NOW, answered=NOW + seconds(0.1)))
     assert [each.check for each in findings] == found
@@ -254,7 +256,9 @@ def test_a_server_is_judged_by_what_it_says(server: ServerLook, found: list[str]
 
 def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
     """An empty queue with daemons and no queue at all are different news."""
-    lane = Lane(queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3))
+    lane = LaneCounts(
+        queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3)
+    )
     lines = by_queue([lane], [], [node(handlers=["a"], queues=["default", "*"])])
     assert [(line.queue, line.due, line.nodes) for line in lines] == [("default", 0, 1), ("mail", 2, 1)]
 

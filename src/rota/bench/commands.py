@@ -150,7 +150,9 @@ def spike(
 @bench_app.command()
 def scrape(
     *,
-    jobs: Annotated[int, typer.Option(min=1, max=queries.SAMPLED, help="How many jobs are stored.")] = 100_000,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=queries.MAX_SAMPLED_DEAD_LETTERS, help="How many jobs are stored.")
+    ] = 100_000,
     names: Annotated[int, typer.Option(min=1, help="Of how many handlers, in as many queues.")] = 10_000,
     dsn: Dsn = None,
     embedded: Embedded = False,

@@ -15,8 +15,8 @@ from rota.bench.latency import percentile
 from rota.bench.schedules import plant
 from rota.db import schedule_queries, schedule_reports
 from rota.db.connecting import close_connection, open_connection
-from rota.db.pool import PLANS
 from rota.db.schedule_queries import NO_FLOOR
+from rota.db.sessions import PLANS
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle.scheduler import BATCH, OVERDUE_AFTER
 
@@ -29,7 +29,7 @@ LOOKS = 300
 SETTLES_WITHIN = 8.0
 """Seconds in which a daemon has opened its connections, registered, and looked at everything once."""
 
-LOOK: schedule_queries.Look = {
+LOOK: schedule_queries.DueSchedulesQuery = {
     "shards": EVERY_SHARD,
     "overdue": OVERDUE_AFTER,
     "turn": 0,
@@ -91,7 +91,7 @@ async def _look(ground: Ground) -> Cost:
             began = time.perf_counter()
             await schedule_queries.take_due_schedules(db, **LOOK)
             took.append((time.perf_counter() - began) * 1e3)
-        pages = await schedule_reports.count_pages_of_a_look(db, **LOOK)
+        pages = await schedule_reports.count_pages_read(db, **LOOK)
     finally:
         await close_connection(db)
     return Cost(pages, percentile(took, 50))

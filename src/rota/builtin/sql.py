@@ -13,7 +13,7 @@ import asyncpg
 
 from rota.config.database_url import DatabaseUrl
 from rota.db.connecting import close_connection, open_connection
-from rota.db.pool import KEEPALIVES, idling
+from rota.db.sessions import KEEPALIVES, format_milliseconds
 from rota.handler_exceptions import Permanent
 from rota.handlers.job import Job, inside
 
@@ -32,7 +32,7 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
             DatabaseUrl(settings.url.get_secret_value()),
             server_settings={
                 "application_name": f"rota job {job.job_id}",
-                "idle_in_transaction_session_timeout": idling(timedelta(seconds=attempt.lease)),
+                "idle_in_transaction_session_timeout": format_milliseconds(timedelta(seconds=attempt.lease)),
                 **KEEPALIVES,
             },
         )

@@ -27,7 +27,7 @@ from rota.domain import settlement
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import LetterFilter, LetterGroup, LetterLine
+    from rota.db.reports import DeadLetterFilter, DeadLetterGroup, ListedDeadLetter
 
 app = typer.Typer(name="dead", help="Look at dead letters, send them back, or end them.", no_args_is_help=True)
 
@@ -256,25 +256,25 @@ def discard(
 
 def letter_filter(
     handler: str | None, queue: str | None, reason: str | None, error_kind: str | None, before: str | None
-) -> "LetterFilter":
+) -> "DeadLetterFilter":
     """Read the one set of filters that all of these commands have."""
-    from rota.db.reports import LetterFilter
+    from rota.db.reports import DeadLetterFilter
 
     if reason is not None and reason not in REASONS:
         raise typer.BadParameter(f"{reason!r} is none of {', '.join(REASONS)}", param_hint="--reason")
-    return LetterFilter(
+    return DeadLetterFilter(
         handler=handler, queue=queue, reason=reason, error_kind=error_kind, before=instant(before, "--before")
     )
 
 
-def _one_way_of_saying(job_ids: list[int] | None, which: "LetterFilter", every: bool) -> list[int]:
+def _one_way_of_saying(job_ids: list[int] | None, which: "DeadLetterFilter", every: bool) -> list[int]:
     filtered = any(value is not None for value in which.values) or every
     if bool(job_ids) is filtered:
         raise typer.BadParameter("name IDs, or else filters, or --all", param_hint="ID")
     return list(dict.fromkeys(job_ids or []))
 
 
-def _dying_before(which: "LetterFilter", now: datetime) -> "LetterFilter":
+def _dying_before(which: "DeadLetterFilter", now: datetime) -> "DeadLetterFilter":
     import dataclasses
 
     return dataclasses.replace(which, before=min(which.before or now, now))
@@ -284,7 +284,7 @@ async def _say_what_would_be(
     became: str,
     db: "Connection",
     ids: list[int],
-    which: "LetterFilter",
+    which: "DeadLetterFilter",
     limit: int | None,
     *,
     as_json: bool,
@@ -322,7 +322,7 @@ async def _say_what_would_be(
     typer.echo(f"dry run: {plural(chosen, 'dead letter')} would be {became}{bounded}{left}; nothing was changed")
 
 
-def _print_groups(groups: "list[LetterGroup]") -> None:
+def _print_groups(groups: "list[DeadLetterGroup]") -> None:
     rows = [
         (
             f"{group.letters:,}",
@@ -345,7 +345,7 @@ def _print_groups(groups: "list[LetterGroup]") -> None:
         )
 
 
-def _print_letters(letters: "list[LetterLine]") -> None:
+def _print_letters(letters: "list[ListedDeadLetter]") -> None:
     rows = [
         (
             letter.job_id,

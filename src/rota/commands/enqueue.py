@@ -109,11 +109,11 @@ def checked_json(text: str, option: str) -> str:
 async def _warning(db: "Connection", job_id: int) -> str | None:
     import asyncpg
 
-    from rota.db import reports
+    from rota.db import node_reports, reports
 
     try:
         if (job := await reports.describe_job(db, job_id=job_id)) is None:
             return None
-        return await reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
+        return await node_reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     except asyncpg.InsufficientPrivilegeError:
         return None  # a client may insert, and see no daemons

@@ -10,7 +10,7 @@ from rota.commands.session import ask, using
 from rota.commands.show import LISTED, age, console, distance, plural, print_json, table
 
 if TYPE_CHECKING:
-    from rota.db.reports import KnownHandler
+    from rota.db.node_reports import KnownHandler
 
 app = typer.Typer(name="handler", help="Look at handlers, pause them, let them go on.", no_args_is_help=True)
 
@@ -20,7 +20,7 @@ Names = Annotated[list[str], typer.Argument(metavar="HANDLER", show_default=Fals
 @app.command("list")
 def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
     """List the handlers that daemons have registered, how many living daemons have them, and which are paused and why."""
-    from rota.db.reports import list_handlers
+    from rota.db.node_reports import list_handlers
 
     with using(config_file, dsn, embedded=embedded) as config:
         found = ask(config, lambda db: list_handlers(db, limit=LISTED), name="handler list")

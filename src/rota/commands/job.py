@@ -27,7 +27,7 @@ from rota.commands.show import age, console, moment, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.reports import JobLine
+    from rota.db.reports import ListedJob
 
 app = typer.Typer(name="job", help="Look at jobs and act on them.", no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def list_(
 
     start, end = time_or_age(since, "--since"), time_or_age(until, "--until")
 
-    async def read(db: "Connection") -> "list[JobLine]":
+    async def read(db: "Connection") -> "list[ListedJob]":
         from rota.db import queries, reports
 
         now = await queries.read_clock(db)

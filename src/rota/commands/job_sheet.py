@@ -12,8 +12,10 @@ import typer
 from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
+    from rota.db.node_reports import QueuePosition
     from rota.db.pool import Connection
-    from rota.db.reports import JobDescription, JobValues, PlaceInLine, RefusedRow, Tried
+    from rota.db.reports import JobDescription, JobValues, UnsuccessfulAttempt
+    from rota.db.server_reports import RefusedRow
 
 Span = tuple[datetime, datetime]
 
@@ -25,10 +27,10 @@ class Sheet:
     """A job, its attempts that did not succeed, what it carries if that was asked for, and why nobody claims it."""
 
     job: "JobDescription"
-    tried: Sequence["Tried"]
+    tried: Sequence["UnsuccessfulAttempt"]
     values: "JobValues | None"
     unclaimed: str | None
-    place: "PlaceInLine | None" = None
+    place: "QueuePosition | None" = None
     """What a due job waits for."""
     refused: "Sequence[RefusedRow]" = ()
     """The daemons' operations on the job that the database refuses."""
@@ -38,7 +40,7 @@ class Sheet:
 
 async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> Sheet:
     """Read what there is to show of a job. Raises RotaError for one that nobody knows."""
-    from rota.db import reports
+    from rota.db import node_reports, reports, server_reports
     from rota.db.blockers import find_row_locker
     from rota.errors import RotaError
 
@@ -49,16 +51,16 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         )
     unclaimed = place = None
     if job.state == "due" and not job.paused:
-        place = await reports.find_place_in_line(db, job=job)
+        place = await node_reports.find_queue_position(db, job=job)
     if job.state in WAITING and place is None:
-        unclaimed = await reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
+        unclaimed = await node_reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     return Sheet(
         job=job,
         tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
         place=place,
-        refused=await reports.list_refused_rows(db, job_id=job_id) if job.finished_at is None else (),
+        refused=await server_reports.list_refused_rows(db, job_id=job_id) if job.finished_at is None else (),
         locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING, "running"} else None,
     )
 
@@ -148,7 +150,7 @@ def facts(seen: Sheet, gives_up: Span | None) -> list[tuple[str, str]]:
     ]
 
 
-def redrives(tried: "Sequence[Tried]") -> list[tuple[str, str]]:
+def redrives(tried: "Sequence[UnsuccessfulAttempt]") -> list[tuple[str, str]]:
     """Return a line for each time that the job was redriven: when, by whom, and from what."""
     return [
         (
@@ -175,7 +177,7 @@ def _attempt(job: "JobDescription") -> str:
     return f"{job.attempt}{of}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
 
 
-def _in_line(place: "PlaceInLine") -> list[tuple[str, str]]:
+def _in_line(place: "QueuePosition") -> list[tuple[str, str]]:
     """Say what a due job waits for, and which daemons serve it."""
     slots, taken = sum(node.slots for node in place.nodes), sum(node.taken for node in place.nodes)
     count = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
@@ -251,5 +253,5 @@ def _span(span: Span, now: datetime) -> str:
     return f"if all attempts fail: in {age(earliest - now)} to {age(latest - now)}, by {moment(latest)}"
 
 
-def _took(each: "Tried") -> str:
+def _took(each: "UnsuccessfulAttempt") -> str:
     return age(each.finished_at - each.started_at) if each.started_at else ""

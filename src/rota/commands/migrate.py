@@ -73,7 +73,7 @@ def migrate(
     with using(config_file, dsn, embedded=embedded) as config:
         url = config.direct_database_url()
         if check:
-            report = schema.Applied(applied=finish(url.dsn, schema.missing(url)), version=schema.VERSION)
+            report = schema.Applied(applied=finish(url.dsn, schema.list_missing(url)), version=schema.VERSION)
             word, exit_code = "missing", 1 if report.applied else 0
         else:
             waiting = schema.migrate(url, role_prefix=prefix, say=lambda text: typer.echo(f"note: {text}", err=True))
@@ -103,7 +103,7 @@ def _print_sql(version: int | None, database: "Callable[[], AbstractContextManag
     if version is None:
         with database() as config:
             url = config.require_direct_database()
-            version = finish(url, schema.version_of(url))
+            version = finish(url, schema.schema_version(url))
     typer.echo(schema.script(version), nl=False)
     if version:
         typer.echo("note: then apply `rota migrate --roles --sql`, for the roles' rights on what is new", err=True)

@@ -11,8 +11,8 @@ from rota.commands.show import age, console, plural, print_json, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rota.db.node_reports import LivingNode, LostNode
     from rota.db.pool import Connection
-    from rota.db.reports import LivingNode, LostNode
 
 app = typer.Typer(name="node", help="Look at the daemons, forget lost ones.", no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
 
 async def read_nodes(db: "Connection") -> "tuple[list[LivingNode], list[LostNode]]":
     """Read the living daemons and the lost ones."""
-    from rota.db.reports import list_lost_nodes, list_nodes
+    from rota.db.node_reports import list_lost_nodes, list_nodes
 
     return await list_nodes(db), await list_lost_nodes(db)
 
@@ -64,7 +64,7 @@ def node_rows(living: "Sequence[LivingNode]", lost: "Sequence[LostNode]") -> lis
                 f"{each.host}:{each.pid}",
                 each.app,
                 each.release or f"rota {each.rota_version}",
-                each.standing,
+                each.displayed_state,
                 age(each.up),
                 " ".join(f"{queue}:{slots}" for queue, slots in most_first(each.slots)),
             )

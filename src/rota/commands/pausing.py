@@ -33,13 +33,13 @@ def pause(config: "Config", kind: Kind, names: Sequence[str], reason: str | None
 
 def resume(config: "Config", kind: Kind, names: Sequence[str], reason: str | None, *, as_json: bool) -> None:
     """Let their jobs be claimed again, within a poll."""
-    from rota.db import operations, reports
+    from rota.db import node_reports, operations
 
     act = operations.resume_queue if kind == "queue" else operations.resume_handler
 
     async def resumed(db: "Connection") -> "tuple[list[bool], list[str]]":
         changed = await _each(db, act, names, reason)
-        return changed, [each.name for each in await reports.list_paused(db) if each.kind == "queue"]
+        return changed, [each.name for each in await node_reports.list_paused(db) if each.kind == "queue"]
 
     changed, still = ask(config, resumed, name=f"{kind} resume")
     say_resumed(kind, names, changed, as_json=as_json)

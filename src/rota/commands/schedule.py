@@ -40,7 +40,7 @@ from rota.commands.show import age, console, distance, fields_of, moment, plural
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
-    from rota.db.schedule_reports import ScheduleDescription, ScheduleLine
+    from rota.db.schedule_reports import ListedSchedule, ScheduleDescription
 
 app = typer.Typer(name="schedule", help="Make schedules, edit them, look at them, stop them.", no_args_is_help=True)
 
@@ -181,7 +181,7 @@ def list_(
         typer.echo(f"the first {limit:,}; there may be more: --limit", err=True)
 
 
-def _amiss(each: "ScheduleLine") -> str:
+def _amiss(each: "ListedSchedule") -> str:
     failed = f"failed {plural(each.consecutive_failures, 'time')}" if each.consecutive_failures else ""
     return each.invalid_reason or ", ".join(filter(None, (failed, "no success in time" if each.silent else "")))
 
@@ -385,13 +385,13 @@ app.command()(backfill)
 async def _warnings(db: "Connection", made: "ScheduleDescription") -> list[str]:
     import asyncpg
 
-    from rota.db import reports
+    from rota.db import node_reports
 
     found = []
     try:
-        queues = {each.handler: each.queue for each in await reports.list_handlers(db)}
+        queues = {each.handler: each.queue for each in await node_reports.list_handlers(db)}
         queue = made.queue or queues.get(made.handler) or "default"
-        if why := await reports.find_why_unclaimed(db, handler=made.handler, queue=queue):
+        if why := await node_reports.find_why_unclaimed(db, handler=made.handler, queue=queue):
             found.append(why)
         if too_many := await crowded(db, made):
             found.append(too_many)

@@ -77,11 +77,12 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
     """Do the same where a loop runs already."""
     from asyncpg import DataError, LockNotAvailableError, QueryCanceledError
 
-    from rota.db.blockers import watching
+    from rota.db.blockers import report_blockers
     from rota.db.connecting import close_connection
-    from rota.db.migrate import installation
-    from rota.db.pool import ROUTE_OF_COMMANDS, connect
+    from rota.db.migrate import read_installation
+    from rota.db.pool import connect
     from rota.db.saturating import saturate
+    from rota.db.sessions import ROUTE_OF_COMMANDS
     from rota.errors import RotaError
 
     url = config.database_url()
@@ -97,8 +98,8 @@ async def asked(config: "Config", work: Callable[["Connection"], Awaitable[T]], 
                 blockers[blocker.pid] = blocker
 
         try:
-            async with watching(url, conn, on_blocked=on_blocked):
-                await installation(conn)
+            async with report_blockers(url, conn, on_blocked=on_blocked):
+                await read_installation(conn)
                 await saturate(conn)
                 return await work(conn)
         except (TimeoutError, LockNotAvailableError, QueryCanceledError):
@@ -121,7 +122,7 @@ async def _bad_values(conn: "Connection") -> str:
 
     import asyncpg
 
-    from rota.db.reports import find_bad_values
+    from rota.db.server_reports import find_bad_values
 
     with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
         found = await find_bad_values(conn)
@@ -171,8 +172,8 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
 
     from rota.config import mask_dsn
     from rota.db.connecting import NoServerFits
-    from rota.db.pool import TO_THE_PRIMARY, WHY_READ_ONLY, no_answer
     from rota.db.salvage import LOST
+    from rota.db.server import TO_THE_PRIMARY, WHY_READ_ONLY, unreachable_error
     from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
 
     where = mask_dsn(dsn)
@@ -206,7 +207,11 @@ def explained(error: Exception, dsn: str) -> "RotaError | None":
         case asyncpg.QueryCanceledError() | asyncpg.ObjectNotInPrerequisiteStateError() | asyncpg.PostgresSystemError():
             return DatabaseUnusable(f"{where} can't do that now: {said}")
         case _ if isinstance(error, LOST):
-            return DatabaseUnusable(_unanswered(where)) if isinstance(error, TimeoutError) else no_answer(where, said)
+            return (
+                DatabaseUnusable(_unanswered(where))
+                if isinstance(error, TimeoutError)
+                else unreachable_error(where, said)
+            )
         case asyncpg.PostgresError():
             return DatabaseUnusable(f"{where} can't do that: {said}")
         case _:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from rota.config import Config
+    from rota.db.node_reports import LivingNode, LostNode, Paused
     from rota.db.pool import Connection
-    from rota.db.reports import Lane, LetterGroup, LivingNode, LostNode, Paused
+    from rota.db.reports import DeadLetterGroup, LaneCounts
     from rota.db.schedule_reports import NextFire
 
 EVERY_S = 2.0
@@ -97,19 +98,19 @@ def status(
 
 async def read_status(db: "Connection") -> Status:
     """Read everything once."""
-    from rota.db import reports, schedule_reports
+    from rota.db import node_reports, reports, schedule_reports
 
     backlog = await reports.summarise_live_jobs(db)
-    letters = await reports.summarise_dead_letters(db, which=reports.LetterFilter())
-    nodes = await reports.list_nodes(db)
-    paused = await reports.list_paused(db)
+    letters = await reports.summarise_dead_letters(db, which=reports.DeadLetterFilter())
+    nodes = await node_reports.list_nodes(db)
+    paused = await node_reports.list_paused(db)
     unnamed = [lane for lane in backlog.unnamed if not lane.queue]
     named = [*backlog.lanes, *(lane for lane in backlog.unnamed if lane.queue)]
     listed, more = cap_queues(by_queue(named, letters, nodes), nodes)
     return Status(
         queues=listed,
         nodes=nodes,
-        lost=await reports.list_lost_nodes(db),
+        lost=await node_reports.list_lost_nodes(db),
         paused=paused,
         counted_all=not backlog.at_least,
         more_queues=len(more) + backlog.more_queues,
@@ -121,10 +122,10 @@ async def read_status(db: "Connection") -> Status:
 
 
 def by_queue(
-    lanes: "Sequence[Lane]", letters: "Sequence[LetterGroup]", nodes: "Sequence[LivingNode]"
+    lanes: "Sequence[LaneCounts]", letters: "Sequence[DeadLetterGroup]", nodes: "Sequence[LivingNode]"
 ) -> list[QueueLine]:
     """Sum up per queue; a queue that daemons serve is shown even if it is empty."""
-    jobs: dict[str, Lane] = {}
+    jobs: dict[str, LaneCounts] = {}
     for lane in lanes:
         jobs[lane.queue] = jobs[lane.queue] + lane if lane.queue in jobs else lane
     dead: dict[str, int] = {}
@@ -161,11 +162,11 @@ def cap_queues(lines: Sequence[QueueLine], nodes: "Sequence[LivingNode]") -> tup
     return [line for line in lines if line.queue in listed], first[LISTED:]
 
 
-def _added_up(lines: Sequence[QueueLine], unnamed: "Sequence[Lane]") -> QueueLine | None:
+def _added_up(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") -> QueueLine | None:
     """Return one line for the queues that are not listed; None where all are."""
     if not lines and not unnamed:
         return None
-    parts: list[QueueLine | Lane] = [*lines, *unnamed]
+    parts: list[QueueLine | LaneCounts] = [*lines, *unnamed]
     ages = [each.oldest_due for each in parts if each.oldest_due is not None]
     return QueueLine(
         queue="",

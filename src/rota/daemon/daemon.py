@@ -21,21 +21,13 @@ from rota.daemon.database import FAILOVER_SECONDS, find_database
 from rota.daemon.node_loops import Loops
 from rota.daemon.service_health import NON_CRITICAL_SERVICES, node_readiness, service_states
 from rota.daemon.start_report import report_start
-from rota.db import queries
+from rota.db import queries, server
 from rota.db.blocking import BlockingPool, Login
 from rota.db.listen import Listener
-from rota.db.pool import (
-    Pool,
-    Route,
-    closing,
-    connection,
-    expire,
-    handler_session_settings,
-    open_handler_pool,
-    open_pool,
-)
+from rota.db.pool import Pool, closing, connection, expire_connections, open_handler_pool, open_pool
 from rota.db.salvage import TRANSIENT
-from rota.db.server_history import ServerHistory
+from rota.db.server import ServerHistory
+from rota.db.sessions import Route, handler_session_settings
 from rota.domain.job import NodeId
 from rota.errors import DaemonFailed, RotaError, SchemaMismatch
 from rota.handlers.job import Environment
@@ -196,7 +188,11 @@ class Daemon:
         environment.login = Login(url, settings, pooled=route.pooled, history=self._server_history)
         environment.blocking = BlockingPool(environment.login, config.database.handler_pool_size)
         stack.callback(environment.blocking.close)
-        self._renew_pools = [partial(expire, pool), partial(expire, handler_pool), environment.blocking.expire]
+        self._renew_pools = [
+            partial(expire_connections, pool),
+            partial(expire_connections, handler_pool),
+            environment.blocking.expire,
+        ]
         return environment
 
     async def _start_app(self, stack: AsyncExitStack, environment: Environment) -> None:
@@ -409,7 +405,7 @@ class Daemon:
 
     async def _check_server(self, conn: asyncpg.Connection) -> None:
         """Check that a new connection leads to the same installation, on a server that is not behind. Raises SchemaMismatch."""
-        if await queries.check_server(conn, self._server_history) != self._installation_id:
+        if await server.check_server(conn, self._server_history) != self._installation_id:
             # Its job ids start over, and it lacks the schedules that this app declares.
             raise SchemaMismatch("the database was replaced by another installation of rota: restart this daemon")
 

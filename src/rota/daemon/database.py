@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from rota.config import mask_dsn
 from rota.db.connecting import WORTH_WAITING, close_connection
-from rota.db.migrate import Installation, installation
-from rota.db.pool import Route, connect, no_answer, probe
-from rota.db.rights import examine_rights
+from rota.db.migrate import Installation, read_installation
+from rota.db.pool import connect
 from rota.db.salvage import TRANSIENT
+from rota.db.server import probe, unreachable_error
+from rota.db.server_reports import examine_rights
 from rota.errors import DatabaseUnusable
 from rota.runtime.clock import boottime
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rota.config.database_url import DatabaseUrl
+    from rota.db.sessions import Route
 
 FAILOVER_SECONDS = 15.0
 """How long a starting daemon waits for a server that accepts writes before it exits with 3 and is started again."""
@@ -50,14 +52,14 @@ async def _probe_database(url: DatabaseUrl) -> Route:
     except WORTH_WAITING:
         raise
     except TRANSIENT as error:
-        raise no_answer(mask_dsn(url.dsn), str(error) or type(error).__name__) from error
+        raise unreachable_error(mask_dsn(url.dsn), str(error) or type(error).__name__) from error
 
 
 async def _read_installation(url: DatabaseUrl, route: Route, connection_name: str) -> Installation:
     # Not through a pool: the first statement on each of its connections needs the schema.
     conn = await connect(url, route=route, name=connection_name)
     try:
-        found = await installation(conn)
+        found = await read_installation(conn)
         if fault := next((each for each in await examine_rights(conn) if each.stops_daemons), None):
             raise DatabaseUnusable(f"{fault.cause}. {fault.cure}")
         return found

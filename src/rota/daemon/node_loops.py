@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.db.listen import Listener, NoListener
-from rota.db.pool import Route, connect
+from rota.db.pool import connect
 from rota.db.salvage import LOST
+from rota.db.sessions import Route
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.drain import Drain
 from rota.lifecycle.executor import Executor

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rota.app import App
     from rota.config import Config
-    from rota.db.pool import Route
+    from rota.db.sessions import Route
     from rota.observability.telemetry import Telemetry
 
 

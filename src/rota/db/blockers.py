@@ -1,4 +1,4 @@
-"""Which session holds the lock that another session waits for: asked on a connection of its own."""
+"""Find the session that holds the lock for which another session waits. Uses a connection of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from rota.db.pool import ROUTE_OF_COMMANDS, connect
+from rota.db.pool import connect
 from rota.db.salvage import LOST
+from rota.db.sessions import ROUTE_OF_COMMANDS
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
     from rota.db.connecting import Target
     from rota.db.pool import Connection
 
-FIRST_LOOK_SECONDS = 0.3
-"""Wait of this length before anything is asked: most locks are held for less."""
+FIRST_CHECK_SECONDS = 0.3
+"""Delay before the first check, because most locks are held for less."""
 
-LOOK_EVERY_SECONDS = 1.0
+CHECK_EVERY_SECONDS = 1.0
 
-LOOK_PATIENCE = 3.0
-"""Seconds for connecting and for each question: this must not keep anything else waiting."""
+CHECK_TIMEOUT_SECONDS = 3.0
+"""Limit for connecting and for each query, so that this delays nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """A session that others wait for. `waited`: seconds; `pid` 0: a prepared transaction."""
+    """A session that blocks others. `waited` is in seconds; `pid` is 0 for a prepared transaction."""
 
     waited: float
     object: str
@@ -44,14 +45,14 @@ class Blocker:
 
     @property
     def cure(self) -> str:
-        """How to end it."""
+        """What a person can do to release the lock."""
         if self.pid == 0:
-            return "commit or roll back what pg_prepared_xacts lists"
+            return "commit or roll back the transactions in pg_prepared_xacts"
         return f"commit or roll back there, or run select pg_terminate_backend({self.pid})"
 
 
 def session_name(pid: int, user_name: str | None, application: str | None) -> str:
-    """Return how messages name a session."""
+    """Return the description of a session for messages."""
     if pid == 0:
         return "a prepared transaction"
     known = [f"user {user_name}"] if user_name else []
@@ -60,13 +61,13 @@ def session_name(pid: int, user_name: str | None, application: str | None) -> st
 
 
 async def find_blockers(db: Connection, *, pid: int | None, at_least: timedelta) -> list[Blocker]:
-    """Return the sessions that `pid`, or all sessions of rota (None), have been waiting for; the longest wait first."""
-    rows = await db.fetch(SQL["find_blockers"], pid, at_least, timeout=LOOK_PATIENCE)
+    """Return the sessions that block `pid`, or any session of rota (None), for `at_least` this long; the longest wait first."""
+    rows = await db.fetch(SQL["find_blockers"], pid, at_least, timeout=CHECK_TIMEOUT_SECONDS)
     return [Blocker(**row) for row in rows]
 
 
 async def find_row_locker(db: Connection, *, job_id: int | None = None, schedule_id: int | None = None) -> str | None:
-    """Return the name of the session whose open transaction has the row of the live job, or of the schedule's clock, locked.
+    """Return the description of the session that has the row of the live job or of the schedule's clock locked.
 
     None if there is none, or if this login may not read these rows.
     """
@@ -78,10 +79,10 @@ async def find_row_locker(db: Connection, *, job_id: int | None = None, schedule
 
 
 @asynccontextmanager
-async def watching(
+async def report_blockers(
     target: Target, conn: asyncpg.Connection, *, on_blocked: Callable[[Sequence[Blocker]], None]
 ) -> AsyncIterator[None]:
-    """Inside the block, call `on_blocked` once a second while `conn` waits for a lock of another session."""
+    """Inside the block, call `on_blocked` every second while `conn` waits for another session's lock."""
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(target, conn.get_server_pid(), on_blocked))
@@ -89,20 +90,20 @@ async def watching(
                 yield
             finally:
                 watcher.cancel()
-    except BaseExceptionGroup as errors:  # the watcher raises nothing: this is the error of the block
+    except BaseExceptionGroup as errors:  # the watcher raises nothing, so this is the block's own error
         error = errors.exceptions[0]
         raise error from error.__cause__
 
 
 async def _watch(target: Target, pid: int, on_blocked: Callable[[Sequence[Blocker]], None]) -> None:
-    await asyncio.sleep(FIRST_LOOK_SECONDS)
-    # Best effort: a server that takes no further connection must not add a second error to the first.
+    await asyncio.sleep(FIRST_CHECK_SECONDS)
+    # Best effort: if the server accepts no further connection, that must not become a second error.
     with suppress(*LOST, asyncpg.PostgresError, ValueError):
-        db = await connect(target, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=LOOK_PATIENCE)
+        db = await connect(target, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=CHECK_TIMEOUT_SECONDS)
         try:
             while not db.is_closed():
                 if found := await find_blockers(db, pid=pid, at_least=timedelta(0)):
                     on_blocked(found)
-                await asyncio.sleep(LOOK_EVERY_SECONDS)
+                await asyncio.sleep(CHECK_EVERY_SECONDS)
         finally:
             db.terminate()

@@ -1,4 +1,4 @@
-"""Blocking connections for the transactions of plain `def` handlers. They need psycopg, which is optional."""
+"""Blocking connections for the transactions of plain `def` handlers. Requires psycopg, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rota.config.database_url import DatabaseUrl
 from rota.db import pool
 from rota.db.connecting import NoServerFits, host_addresses
-from rota.db.pool import FORGET, KEEPALIVES, PATIENCE, READ_ONLY
-from rota.db.server_history import Server, ServerHistory
+from rota.db.server import READ_ONLY, Server, ServerHistory
+from rota.db.sessions import KEEPALIVES, RESET_SESSION, STATEMENT_SECONDS
 from rota.db.sql import SQL
 from rota.errors import ConfigError
 from rota.runtime.clock import boottime
@@ -27,37 +27,39 @@ if TYPE_CHECKING:
 
 
 ANSWER_SECONDS = 5.0
-"""Limit for the short statements between two handlers. Keepalives do not notice a proxy that has stopped forwarding."""
+"""Limit for the short statements between two handlers. Keepalives do not detect a proxy that has stopped forwarding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Where handlers connect to, and the settings of their sessions."""
+    """The URL and session settings with which handlers connect."""
 
     url: DatabaseUrl = field(repr=False)
     settings: Mapping[str, str]
     pooled: bool = False
-    """Through a pooler: what a session prepares under a name, the next one finds there, or misses."""
+    """Whether the URL leads through a pooler, where prepared statements of one session show up in, or are missing from, another."""
 
     history: ServerHistory = field(default_factory=ServerHistory)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a handler's own process needs to log in, fit for JSON, with the URL as it is in its file now."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the login for a child process, as JSON values. Reads the URL from its file again."""
         self.url.reload()
         newest = self.history.newest
         return {"url": self.url.url, "settings": dict(self.settings), "pooled": self.pooled, "newest": newest}
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Login:
-        """Return the login that `facts` describes."""
-        newest = None if facts["newest"] is None else Server(*facts["newest"])
-        return cls(DatabaseUrl(facts["url"]), facts["settings"], pooled=facts["pooled"], history=ServerHistory(newest))
+    def from_json(cls, values: Mapping[str, Any]) -> Login:
+        """Return the login from the values of `to_json`."""
+        newest = None if values["newest"] is None else Server(*values["newest"])
+        return cls(
+            DatabaseUrl(values["url"]), values["settings"], pooled=values["pooled"], history=ServerHistory(newest)
+        )
 
 
 def connect(login: Login) -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode, its transactions at READ COMMITTED. Raises ConfigError where psycopg is missing.
+    """Open a connection in autocommit mode, with READ COMMITTED transactions. Raises ConfigError if psycopg is missing.
 
-    A thread that waits for an answer over a cut link, which nothing else could interrupt, hears of it within some fifteen seconds.
+    A thread that waits for an answer over a dead network link gets an error within about fifteen seconds.
     """
     try:
         import psycopg  # noqa: PLC0415  optional
@@ -69,8 +71,8 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     settings = dict(login.settings)
     name = settings.pop("application_name", "rota")
     options = " ".join(f"-c {key}={value}" for key, value in settings.items())
-    # libpq has the server's settings for its own end, too, under shorter names.
-    alive: dict[str, Any] = {setting.removeprefix("tcp_"): value for setting, value in KEEPALIVES.items()}
+    # libpq has the same settings for the client's side, without the prefix tcp_.
+    keepalives: dict[str, Any] = {setting.removeprefix("tcp_"): value for setting, value in KEEPALIVES.items()}
 
     def attempt() -> psycopg.Connection[Any]:
         return psycopg.connect(
@@ -79,8 +81,8 @@ def connect(login: Login) -> psycopg.Connection[Any]:
             application_name=name,
             options=options or None,
             connect_timeout=_connect_seconds(login.url),
-            tcp_user_timeout=int(PATIENCE * 1000),
-            **alive,
+            tcp_user_timeout=int(STATEMENT_SECONDS * 1000),
+            **keepalives,
         )
 
     try:
@@ -91,7 +93,7 @@ def connect(login: Login) -> psycopg.Connection[Any]:
         conn = attempt()
     close_in_child(conn, conn)
     try:
-        with _cut_after(conn, ANSWER_SECONDS):
+        with _shut_down_after(conn, ANSWER_SECONDS):
             _check_server(conn, login.history)
     except BaseException:
         conn.close()
@@ -110,13 +112,13 @@ def _check_server(conn: psycopg.Connection[Any], history: ServerHistory) -> None
 
 
 def _connect_seconds(url: DatabaseUrl) -> int:
-    """Return the share of each host; less than 2 s, libpq's least, is not enough for any."""
-    share = PATIENCE / len(host_addresses(url))
+    """Return the time limit per host in seconds. libpq's minimum is 2."""
+    share = STATEMENT_SECONDS / len(host_addresses(url))
     return max(2, int(min(share, url.connect_timeout or share)))
 
 
 class BlockingPool:
-    """Up to `size` connections, opened when wanted and kept when whole. Threads wait for a free one."""
+    """Up to `size` connections, opened on demand and reused. Threads wait for a free one."""
 
     def __init__(self, login: Login, size: int) -> None:
         self._login = login
@@ -125,61 +127,61 @@ class BlockingPool:
         self._closed = False
         self._generation = 0
         self._used_at = 0.0
-        self._shrinking = Lock()
-        """Held while a timer is set that closes idle connections."""
+        self._timer_lock = Lock()
+        """Locked while the timer that closes idle connections is running."""
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """Lend a connection. One that is not fit for the next is closed."""
+        """Lend a connection. It is closed afterwards if it can't be reset for the next handler."""
         with self._free:
             generation = self._generation
-            conn = self._whole() or connect(self._login)
+            conn = self._take_idle() or connect(self._login)
             try:
                 yield conn
             finally:
                 is_expired = self._closed or generation != self._generation
-                if is_expired or conn.closed or conn.info.transaction_status or not _forgets(conn):  # 0 is idle
+                if is_expired or conn.closed or conn.info.transaction_status or not _reset(conn):  # status 0 is idle
                     conn.close()
                 else:
                     self._idle.append(conn)
                     self._used_at = boottime()
-                    self._shrink_later()
+                    self._start_idle_timer()
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it comes back."""
+        """Close idle connections now, and lent ones when they are returned."""
         self._closed = True
         self.expire()
 
     def expire(self) -> None:
-        """Close the idle connections now, and those in use when they come back: the database has moved."""
+        """Replace all connections, because the database has moved: idle ones now, lent ones when they are returned."""
         self._generation += 1
         self._close_idle()
 
-    def _shrink_later(self) -> None:
-        if self._shrinking.acquire(blocking=False):
-            timer = Timer(pool.IDLE_SECONDS, self._shrink)
+    def _start_idle_timer(self) -> None:
+        if self._timer_lock.acquire(blocking=False):
+            timer = Timer(pool.IDLE_SECONDS, self._close_if_idle)
             timer.daemon = True
             timer.start()
 
-    def _shrink(self) -> None:
+    def _close_if_idle(self) -> None:
         """Close the idle connections unless one has been used meanwhile."""
-        self._shrinking.release()
+        self._timer_lock.release()
         if boottime() >= self._used_at + pool.IDLE_SECONDS:
             self._close_idle()
         elif self._idle:
-            self._shrink_later()
+            self._start_idle_timer()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):  # another thread took the last one
             while self._idle:
                 self._idle.popleft().close()
 
-    def _whole(self) -> psycopg.Connection[Any] | None:
-        """Return an idle connection that answers: the server may have been restarted since it last did."""
+    def _take_idle(self) -> psycopg.Connection[Any] | None:
+        """Return an idle connection that still answers, or None. The server may have restarted since its last use."""
         while self._idle:
             with suppress(IndexError):  # another thread took the last one
                 conn = self._idle.pop()
-                with suppress(Exception), _cut_after(conn, ANSWER_SECONDS):
+                with suppress(Exception), _shut_down_after(conn, ANSWER_SECONDS):
                     conn.execute("")
                     return conn
                 conn.close()
@@ -187,14 +189,14 @@ class BlockingPool:
 
 
 @contextmanager
-def _cut_after(conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Cut the connection when the block takes longer: psycopg itself would wait for an answer without a limit."""
+def _shut_down_after(conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Shut the socket down if the block takes longer, because psycopg waits for an answer without a limit."""
 
-    def cut() -> None:
+    def shut_down() -> None:
         with suppress(OSError), socket.socket(fileno=os.dup(conn.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)
 
-    timer = Timer(seconds, cut)
+    timer = Timer(seconds, shut_down)
     timer.daemon = True
     timer.start()
     try:
@@ -203,12 +205,12 @@ def _cut_after(conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _forgets(conn: psycopg.Connection[Any]) -> bool:
-    """Make the connection like new; False where that can't be done."""
-    from psycopg import Cursor, rows  # noqa: PLC0415  optional, and here we have it
+def _reset(conn: psycopg.Connection[Any]) -> bool:
+    """Reset the session; return whether that worked."""
+    from psycopg import Cursor, rows  # noqa: PLC0415  optional, and installed if there is a connection
 
     conn.row_factory, conn.cursor_factory = rows.tuple_row, Cursor
-    with suppress(Exception), _cut_after(conn, ANSWER_SECONDS):
-        conn.execute(FORGET)
+    with suppress(Exception), _shut_down_after(conn, ANSWER_SECONDS):
+        conn.execute(RESET_SESSION)
         return True
     return False

@@ -1,4 +1,4 @@
-"""Open and close connections of the asyncpg driver, each within a time limit, over all hosts that the URL names."""
+"""Open and close asyncpg connections within a time limit, trying all hosts of the URL."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     Address = str | tuple[str, int]
 
 CONNECT_SECONDS = 9.0
-"""Limit for opening a connection, over all hosts. Shorter than the wait for a pooled connection, so that its error is seen."""
+"""Limit for opening a connection, for all hosts together. Shorter than a pool's limit, so that this error is raised."""
 
 CLOSE_SECONDS = 2.0
-"""Limit for a goodbye. Over a cut link it would otherwise never return."""
+"""Limit for closing. Over a dead network link, closing would never return."""
 
-DARK_SECONDS = 30.0
-"""How long a host that did not answer in time is tried after the others."""
+UNRESPONSIVE_SECONDS = 30.0
+"""A host that did not answer is tried after the other hosts for this long."""
 
-_dark_until: dict[Address, float] = {}
+_unresponsive_until: dict[Address, float] = {}
 
 
 class NoServerFits(OSError):
-    """Servers answered, but none takes writes or fits target_session_attrs now: a fail-over may be under way."""
+    """Servers answered, but none accepts writes or matches target_session_attrs: a fail-over may be under way."""
 
 
 FAILED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -48,7 +48,7 @@ LOGIN_REFUSED = (
 UNFIT = (NoServerFits, asyncpg.TargetServerAttributeNotMatched, asyncpg.ReadOnlySQLTransactionError)
 
 WORTH_WAITING = (NoServerFits, asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError)
-"""A server answered, and will probably take us soon: a fail-over or a start is under way, or other daemons start as well."""
+"""A server answered and will probably accept the connection soon: during a fail-over, a start, or a shortage of connections."""
 
 
 async def open_connection(
@@ -59,12 +59,14 @@ async def open_connection(
     only: Address | None = None,
     **options: Any,
 ) -> asyncpg.Connection:
-    """Connect to the first host that fits; `limit`, in seconds, is shared out among the hosts. Further options are asyncpg's.
+    """Connect to the first host that fits. Further options are asyncpg's.
 
-    `only` is one of `host_addresses`: connect there, whatever target_session_attrs says.
+    limit: seconds for all hosts together, divided among them
+    accept: checks the new connection, and raises one of FAILED to try the next host
+    only: connect to this one of `host_addresses`, and ignore target_session_attrs
 
-    `accept` looks at the new connection and raises one of FAILED where the next host should be tried. When no host fits, a URL
-    that has changed in its file is tried as well. Raises NoServerFits, a refused login, or an OSError with each host's reason.
+    If no host fits and the file with the URL has changed, the new URL is tried. Raises NoServerFits, the error of a rejected
+    login, or an OSError with the reason of each host.
     """
     url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
     try:
@@ -81,20 +83,20 @@ async def open_connection(
 
 
 async def close_connection(conn: asyncpg.Connection) -> None:
-    """Say goodbye within a time limit; over a cut link the connection is dropped."""
+    """Close the connection within a time limit. Over a dead network link it is dropped."""
     with suppress(*FAILED):
         await conn.close(timeout=CLOSE_SECONDS)
 
 
 def host_addresses(target: Target) -> list[Address]:
-    """Return the addresses of the hosts in order: (name, port), or the path of a socket."""
+    """Return the addresses of the URL's hosts in order: (name, port), or the path of a socket."""
     url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
     addresses, _ = _parse(url.dsn or None)
     return list(addresses)
 
 
 def address_text(address: Address) -> str:
-    """Write an address for a message."""
+    """Format an address for messages."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
@@ -111,16 +113,16 @@ async def _try_hosts(
     if only is not None:
         addresses, wanted = [only], SessionAttribute.any
     attributes = [wanted]
-    if wanted == SessionAttribute.prefer_standby:  # of one host alone, the driver would take any
+    if wanted == SessionAttribute.prefer_standby:  # with a single host, the driver would accept any server
         attributes = [SessionAttribute.standby, SessionAttribute.any]
-    attempts = [(address, attribute) for attribute in attributes for address in sorted(addresses, key=_is_dark)]
+    attempts = [(address, attribute) for attribute in attributes for address in sorted(addresses, key=_is_unresponsive)]
     deadline = time.monotonic() + limit
     failures: list[tuple[Address, Exception]] = []
     for number, (address, attribute) in enumerate(attempts):
         share = (deadline - time.monotonic()) / (len(attempts) - number)
         seconds = max(0.1, min(share, url.connect_timeout or share))
-        if address in _dark_until:  # the only attempt until it is known whether the host answers again
-            _dark_until[address] = time.monotonic() + DARK_SECONDS
+        if address in _unresponsive_until:  # other callers skip the host until this attempt has ended
+            _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
         host, port = (address, 5432) if isinstance(address, str) else address
         try:
             async with asyncio.timeout(seconds):
@@ -128,7 +130,7 @@ async def _try_hosts(
                     dsn,
                     host=host,
                     port=port,
-                    # The driver looks up a password file by the hosts as they stand in the URL.
+                    # Looked up before, because the password file is matched against all hosts of the URL.
                     password=parameters.password,
                     target_session_attrs=attribute,
                     **options,
@@ -141,13 +143,13 @@ async def _try_hosts(
                     raise
         except FAILED as error:
             if isinstance(error, TimeoutError):
-                _dark_until[address] = time.monotonic() + DARK_SECONDS
+                _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
             failures.append((address, error))
         else:
-            _dark_until.pop(address, None)
+            _unresponsive_until.pop(address, None)
             opened: asyncpg.Connection = conn
             return opened
-    raise _combined(failures)
+    raise _combined_error(failures)
 
 
 def _parse(dsn: str | None) -> tuple[Sequence[Address], Any]:
@@ -159,17 +161,17 @@ def _parse(dsn: str | None) -> tuple[Sequence[Address], Any]:
     return found
 
 
-def _is_dark(address: Address) -> bool:
-    return time.monotonic() < _dark_until.get(address, 0.0)
+def _is_unresponsive(address: Address) -> bool:
+    return time.monotonic() < _unresponsive_until.get(address, 0.0)
 
 
-def _combined(failures: list[tuple[Address, Exception]]) -> Exception:
-    """Return the error to raise for all hosts together."""
+def _combined_error(failures: list[tuple[Address, Exception]]) -> Exception:
+    """Return the one error to raise for the failures of all hosts."""
     for _, error in failures:
         if isinstance(error, LOGIN_REFUSED):
             return error
-    said = [(address_text(address), _reason(error)) for address, error in failures]
-    text = "; ".join(f"{address}: {reason}" for address, reason in dict(said).items())
+    reasons = [(address_text(address), _reason(error)) for address, error in failures]
+    text = "; ".join(f"{address}: {reason}" for address, reason in dict(reasons).items())
     if any(isinstance(error, UNFIT) for _, error in failures):
         return NoServerFits(text)
     for _, error in failures:

@@ -1,6 +1,6 @@
-"""COPY into rota.jobs on a connection of the caller's: in its transaction, all rows or none, sent while they are being made.
+"""COPY into rota.jobs on the caller's connection and in its transaction: all rows or none, streamed while they are generated.
 
-Only asyncpg's and psycopg's own connections can: whoever has another one inserts by statements (`drivers`).
+Works only on connections of asyncpg and psycopg. For other drivers, `drivers` inserts with statements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from rota.db.drivers import is_of, refusal, server_error
+from rota.db.drivers import is_instance_of, refused_error, server_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import psycopg
 
     Batches = Iterable[tuple[int, Iterable[bytes]]]
-    """For each COPY the number of its first row, and its rows in the text format, in pieces as large as one likes."""
+    """For each COPY: the number of its first row, and its rows in the text format, as chunks of any size."""
 
 SAVEPOINT = ("savepoint rota_many", "release savepoint rota_many", "rollback to savepoint rota_many")
-"""Where the caller has a transaction open, an error takes back our rows and leaves that usable."""
+"""In the caller's open transaction, an error rolls back only the copied rows, and the transaction stays usable."""
 
 TRANSACTION = ("begin", "commit", "rollback")
 
@@ -29,82 +29,84 @@ _LINE = re.compile(r"COPY jobs, \S+ (\d+)")
 
 
 def can_copy(conn: Any) -> bool:
-    """Say whether this is a connection of asyncpg or psycopg itself, and, with psycopg, not in pipeline mode."""
-    if is_of(conn, "psycopg", {"Connection", "AsyncConnection"}):
+    """Return whether this is a connection of asyncpg, or of psycopg outside of pipeline mode."""
+    if is_instance_of(conn, "psycopg", {"Connection", "AsyncConnection"}):
         return not conn.pgconn.pipeline_status
-    return is_of(conn, "asyncpg", {"Connection", "PoolConnectionProxy"})
+    return is_instance_of(conn, "asyncpg", {"Connection", "PoolConnectionProxy"})
 
 
 async def copy_jobs(conn: Any, columns: Sequence[str], batches: Batches) -> None:
-    """Insert the rows of all batches, or none. Raises Refused, naming the row, for what the database says no to.
+    """Insert the rows of all batches, or none. Raises Refused, naming the row, if the database rejects a value.
 
-    What fetching a batch raises leaves as it is. An error inside of a batch must wait until the next one is fetched: drivers
-    send the server the text of what ends a COPY.
+    An exception raised while fetching the next batch propagates unchanged. Do not raise while the pieces of a batch are being
+    read: the driver would end the COPY by sending the exception's text to the server. Keep the error and raise it when the next
+    batch is requested.
     """
-    of_asyncpg = is_of(conn, "asyncpg", {"Connection", "PoolConnectionProxy"})
-    async with _whole(conn, inside=conn.is_in_transaction() if of_asyncpg else _inside(conn)):
+    is_asyncpg = is_instance_of(conn, "asyncpg", {"Connection", "PoolConnectionProxy"})
+    in_transaction = conn.is_in_transaction() if is_asyncpg else _in_transaction(conn)
+    async with _all_or_nothing(conn, in_transaction=in_transaction):
         for first, pieces in batches:
-            with _naming_rows(first):
-                if of_asyncpg:
-                    await conn.copy_to_table("jobs", schema_name="rota", columns=columns, source=_later(pieces))
+            with _errors_naming_row(first):
+                if is_asyncpg:
+                    await conn.copy_to_table("jobs", schema_name="rota", columns=columns, source=_as_async(pieces))
                 else:
                     await _copy_psycopg_async(conn, columns, pieces)
 
 
 def copy_jobs_sync(conn: Any, columns: Sequence[str], batches: Batches) -> None:
     """Do the same on a blocking connection."""
-    with _whole_sync(conn, inside=_inside(conn)):
+    with _all_or_nothing_sync(conn, in_transaction=_in_transaction(conn)):
         for first, pieces in batches:
-            with _naming_rows(first), conn.cursor() as cursor, cursor.copy(_copy(columns)) as copy:
+            with _errors_naming_row(first), conn.cursor() as cursor, cursor.copy(_copy_statement(columns)) as copy:
                 for piece in pieces:
                     copy.write(piece)
 
 
-async def _later(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def _as_async(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
-        await asyncio.sleep(0)  # uvloop sends nothing before its turn ends, and others want theirs
+        await asyncio.sleep(0)  # let the loop run: uvloop writes only then, and other tasks get their turn
 
 
 async def _copy_psycopg_async(
     conn: psycopg.AsyncConnection[Any], columns: Sequence[str], pieces: Iterable[bytes]
 ) -> None:
-    async with conn.cursor() as cursor, cursor.copy(_copy(columns)) as copy:
+    async with conn.cursor() as cursor, cursor.copy(_copy_statement(columns)) as copy:
         for piece in pieces:
             await copy.write(piece)
 
 
-def _copy(columns: Sequence[str]) -> psycopg.sql.Composed:
-    from psycopg import sql  # noqa: PLC0415  whoever holds a connection has it
+def _copy_statement(columns: Sequence[str]) -> psycopg.sql.Composed:
+    from psycopg import sql  # noqa: PLC0415  optional, and installed if there is a connection
 
     return sql.SQL("copy rota.jobs ({}) from stdin").format(sql.SQL(", ").join(map(sql.Identifier, columns)))
 
 
-def _inside(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Say whether a transaction is open, or opens by itself: its end is the caller's then."""
-    return not conn.autocommit or bool(conn.info.transaction_status)  # 0 is idle
+def _in_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Return whether a transaction is open or the next statement opens one. In both cases the caller ends it."""
+    return not conn.autocommit or bool(conn.info.transaction_status)  # status 0 is idle
 
 
 @asynccontextmanager
-async def _whole(conn: Any, *, inside: bool) -> AsyncIterator[None]:
-    # Not the drivers' own transaction(): asyncpg's refuses one that was begun by a statement, and psycopg's commits one
-    # that was about to begin by itself.
-    begin, keep, undo = SAVEPOINT if inside else TRANSACTION
+async def _all_or_nothing(conn: Any, *, in_transaction: bool) -> AsyncIterator[None]:
+    # The drivers' transaction() does not fit: asyncpg's fails if the caller ran BEGIN as a statement, and psycopg's would commit a
+    # transaction that opened implicitly, which is the caller's to commit.
+    begin, commit, rollback = SAVEPOINT if in_transaction else TRANSACTION
     done = False
     try:
-        await conn.execute(begin)  # who is cancelled here can't know whether it has begun
+        await conn.execute(begin)  # inside the try: if cancelled here, the transaction may or may not be open
         yield
         done = True
     finally:
         if not done:
-            with suppress(Exception):  # a broken connection: the first error says so
-                await conn.execute(undo)
-    await conn.execute(keep)
+            with suppress(Exception):  # on a broken connection, the first error is the useful one
+                await conn.execute(rollback)
+    await conn.execute(commit)
 
 
 @contextmanager
-def _whole_sync(conn: psycopg.Connection[Any], *, inside: bool) -> Iterator[None]:
-    begin, keep, undo = SAVEPOINT if inside else TRANSACTION
+def _all_or_nothing_sync(conn: psycopg.Connection[Any], *, in_transaction: bool) -> Iterator[None]:
+    begin, commit, rollback = SAVEPOINT if in_transaction else TRANSACTION
     done = False
     try:
         conn.execute(begin)
@@ -113,21 +115,21 @@ def _whole_sync(conn: psycopg.Connection[Any], *, inside: bool) -> Iterator[None
     finally:
         if not done:
             with suppress(Exception):
-                conn.execute(undo)
-    conn.execute(keep)
+                conn.execute(rollback)
+    conn.execute(commit)
 
 
 @contextmanager
-def _naming_rows(first: int) -> Iterator[None]:
+def _errors_naming_row(first: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (said := server_error(error)) is None:
+        if (found := server_error(error)) is None:
             raise
-        # The rest of the context repeats the row.
+        # Only the row's number is used: the rest of the context repeats the row's values.
         context = getattr(error, "context", None) or getattr(getattr(error, "diag", None), "context", None) or ""
         row = _LINE.search(context)
         where = f"payloads[{first + int(row[1]) - 1}]: " if row else ""
-        if (refused := refusal(*said, where=where)) is None:
+        if (refused := refused_error(*found, where=where)) is None:
             raise
         raise refused from None

@@ -1,8 +1,8 @@
-"""The statements that run on a connection of the caller's, whichever driver it belongs to.
+"""Run statements on the caller's connection, with any supported driver.
 
-Besides this file only `copying` and `blocking` know other drivers than asyncpg. None of them is imported here: a connection is
-told by its class's name, and whoever holds one has imported its driver. All run the same files of sql/queries; only the writing
-of parameters differs.
+Only this module, `copying` and `blocking` know drivers other than asyncpg. No optional driver is imported at module level: a
+connection is recognised by the name of its class. All drivers run the same files of sql/queries; only the syntax of parameters
+differs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DjangoConn(Protocol):
     """`django.db.connection`, or one of `django.db.connections`."""
 
     def ensure_connection(self) -> None:
-        """Connect, where it isn't."""
+        """Connect if not connected."""
         ...
 
     def cursor(self) -> Any:
@@ -47,7 +47,7 @@ class DjangoConn(Protocol):
         ...
 
     def validate_no_broken_transaction(self) -> None:
-        """Raise in a transaction that has to be rolled back."""
+        """Raise if the transaction has to be rolled back."""
         ...
 
 
@@ -71,22 +71,22 @@ Query = Literal[
     "save_checkpoint",
     "limit_idling",
 ]
-"""What runs on connections of others."""
+"""The statements that run on callers' connections."""
 
 STALE = "RT001"
-"""The SQLSTATE of a fence token that is no longer the current one."""
+"""The SQLSTATE for a fence token that is not the current one."""
 
 
 async def fetch(conn: AsyncConn, query: Query, *arguments: Any, caller: str) -> Sequence[Any] | None:
-    """Run sql/queries/<query>.sql in whatever transaction is open on an asynchronous connection; return its first row.
+    """Run a statement on an asynchronous connection, in its open transaction if there is one; return the first row.
 
-    Raises TypeError for what is no such connection, naming what `caller` takes; Refused for what the database says no to.
+    Raises TypeError, naming the connections that `caller` accepts, for any other object; Refused if the database rejects a value.
     """
-    run = _way(type(conn), _ASYNC, caller)
+    run = _runner_for(type(conn), _ASYNC, caller)
     try:
         row: Sequence[Any] | None = await run(conn, query, arguments)
     except Exception as error:
-        if (refused := _refused(error)) is not None:
+        if (refused := _as_refused(error)) is not None:
             raise refused from None
         raise
     return row
@@ -94,11 +94,11 @@ async def fetch(conn: AsyncConn, query: Query, *arguments: Any, caller: str) -> 
 
 def fetch_sync(conn: SyncConn, query: Query, *arguments: Any, caller: str) -> Sequence[Any] | None:
     """Do the same on a blocking connection."""
-    run = _way(type(conn), _SYNC, caller)
+    run = _runner_for(type(conn), _SYNC, caller)
     try:
         row: Sequence[Any] | None = run(conn, query, arguments)
     except Exception as error:
-        if (refused := _refused(error)) is not None:
+        if (refused := _as_refused(error)) is not None:
             raise refused from None
         raise
     return row
@@ -106,12 +106,12 @@ def fetch_sync(conn: SyncConn, query: Query, *arguments: Any, caller: str) -> Se
 
 def check_async(conn: object, caller: str) -> None:
     """Raise TypeError unless it is an asynchronous connection."""
-    _way(type(conn), _ASYNC, caller)
+    _runner_for(type(conn), _ASYNC, caller)
 
 
 def check_sync(conn: object, caller: str) -> None:
     """Raise TypeError unless it is a blocking connection."""
-    _way(type(conn), _SYNC, caller)
+    _runner_for(type(conn), _SYNC, caller)
 
 
 async def _asyncpg(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
@@ -119,7 +119,7 @@ async def _asyncpg(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
 
 
 async def _psycopg_async(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
-    from psycopg import AsyncRawCursor  # noqa: PLC0415  whoever holds a connection has it
+    from psycopg import AsyncRawCursor  # noqa: PLC0415  optional, and installed if there is a connection
     from psycopg.rows import tuple_row  # noqa: PLC0415
 
     async with AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
@@ -151,7 +151,7 @@ def _django(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
         if (type(raw).__module__, type(raw).__name__) != ("psycopg", "Connection"):
             cursor.execute(_pyformat(query), _named(arguments))
             return cursor.fetchone()
-        # Django's own cursors write the arguments into the statement, which pg_stat_activity shows and its debug log keeps.
+        # Django's cursors write the arguments into the statement's text, which appears in pg_stat_activity and Django's debug log.
         conn.validate_no_broken_transaction()
         with conn.wrap_database_errors:
             return _psycopg(raw, query, arguments)
@@ -166,7 +166,7 @@ def _named(arguments: Sequence[Any]) -> dict[str, Any]:
 
 @cache
 def _statement(query: Query) -> str:
-    """The statement without its comments, whose signs could be taken for parameters."""
+    """Return the statement without comments, which may contain characters that look like parameters."""
     return "\n".join(line for line in SQL[query].splitlines() if not line.lstrip().startswith("--"))
 
 
@@ -179,35 +179,35 @@ def _pyformat(query: Query) -> str:
 def _clause(query: Query, types: tuple[type, ...]) -> sqlalchemy.TextClause:
     from sqlalchemy import BigInteger, Float, Text, Uuid, bindparam, text  # noqa: PLC0415
 
-    # Without a type, SQLAlchemy casts a number to INTEGER, which a fence token doesn't fit into.
+    # Without a type, SQLAlchemy casts a number to INTEGER, which is too small for a fence token.
     known: dict[type, Any] = {int: BigInteger(), str: Text(), type(None): Text(), float: Float(), UUID: Uuid()}
     sql = _PARAMETER.sub(r":p\1", _statement(query).replace(":", r"\:"))
     return text(sql).bindparams(*(bindparam(f"p{number}", type_=known[t]) for number, t in enumerate(types, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _Driver:
     name: str
     run: Callable[[Any, Query, Sequence[Any]], Any]
 
 
 _ASYNC = {
-    ("asyncpg", "Connection"): _Kind("an asyncpg connection", _asyncpg),
-    ("asyncpg", "PoolConnectionProxy"): _Kind("an asyncpg connection", _asyncpg),
-    ("psycopg", "AsyncConnection"): _Kind("a psycopg AsyncConnection", _psycopg_async),
-    ("sqlalchemy", "AsyncConnection"): _Kind("an SQLAlchemy AsyncConnection", _sqlalchemy_async),
-    ("sqlalchemy", "AsyncSession"): _Kind("an SQLAlchemy AsyncSession", _sqlalchemy_async),
-    ("sqlalchemy", "async_scoped_session"): _Kind("an SQLAlchemy AsyncSession", _sqlalchemy_async),
+    ("asyncpg", "Connection"): _Driver("an asyncpg connection", _asyncpg),
+    ("asyncpg", "PoolConnectionProxy"): _Driver("an asyncpg connection", _asyncpg),
+    ("psycopg", "AsyncConnection"): _Driver("a psycopg AsyncConnection", _psycopg_async),
+    ("sqlalchemy", "AsyncConnection"): _Driver("an SQLAlchemy AsyncConnection", _sqlalchemy_async),
+    ("sqlalchemy", "AsyncSession"): _Driver("an SQLAlchemy AsyncSession", _sqlalchemy_async),
+    ("sqlalchemy", "async_scoped_session"): _Driver("an SQLAlchemy AsyncSession", _sqlalchemy_async),
 }
 _SYNC = {
-    ("psycopg", "Connection"): _Kind("a psycopg Connection", _psycopg),
-    ("sqlalchemy", "Connection"): _Kind("an SQLAlchemy Connection", _sqlalchemy),
-    ("sqlalchemy", "Session"): _Kind("an SQLAlchemy Session", _sqlalchemy),
-    ("sqlalchemy", "scoped_session"): _Kind("an SQLAlchemy Session", _sqlalchemy),
-    ("django", "BaseDatabaseWrapper"): _Kind("Django's connection", _django),
-    ("django", "ConnectionProxy"): _Kind("Django's connection", _django),
+    ("psycopg", "Connection"): _Driver("a psycopg Connection", _psycopg),
+    ("sqlalchemy", "Connection"): _Driver("an SQLAlchemy Connection", _sqlalchemy),
+    ("sqlalchemy", "Session"): _Driver("an SQLAlchemy Session", _sqlalchemy),
+    ("sqlalchemy", "scoped_session"): _Driver("an SQLAlchemy Session", _sqlalchemy),
+    ("django", "BaseDatabaseWrapper"): _Driver("Django's connection", _django),
+    ("django", "ConnectionProxy"): _Driver("Django's connection", _django),
 }
-_MAKERS = {
+_CONNECTION_SOURCES = {
     "Pool",
     "ConnectionPool",
     "AsyncConnectionPool",
@@ -218,19 +218,21 @@ _MAKERS = {
 }
 _CURSORS = {"Cursor", "AsyncCursor"}
 
-_TWINS = {"rota.enqueue": "rota.enqueue_sync", "rota.enqueue_many": "rota.enqueue_many_sync"}
-_TWINS |= {twin: name for name, twin in _TWINS.items()}
+_SYNC_COUNTERPARTS = {"rota.enqueue": "rota.enqueue_sync", "rota.enqueue_many": "rota.enqueue_many_sync"}
+_SYNC_COUNTERPARTS |= {counterpart: name for name, counterpart in _SYNC_COUNTERPARTS.items()}
 
 
-def _way(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> Callable[[Any, Query, Sequence[Any]], Any]:
+def _runner_for(
+    cls: type, wanted: dict[tuple[str, str], _Driver], caller: str
+) -> Callable[[Any, Query, Sequence[Any]], Any]:
     for base in cls.__mro__:
-        if (kind := wanted.get(_origin(base))) is not None:
-            return kind.run
-    raise TypeError(_advice(cls, wanted, caller))
+        if (driver := wanted.get(_origin(base))) is not None:
+            return driver.run
+    raise TypeError(_type_error_text(cls, wanted, caller))
 
 
-def is_of(conn: object, driver: str, names: set[str]) -> bool:
-    """Say whether it is an instance of a class of this driver's that has one of these names."""
+def is_instance_of(conn: object, driver: str, names: set[str]) -> bool:
+    """Return whether the class of `conn`, or a base class, is one of these classes of the driver."""
     return any(origin == driver and name in names for origin, name in map(_origin, type(conn).__mro__))
 
 
@@ -238,51 +240,52 @@ def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__.partition(".")[0], cls.__name__
 
 
-def _advice(cls: type, wanted: dict[tuple[str, str], _Kind], caller: str) -> str:
+def _type_error_text(cls: type, wanted: dict[tuple[str, str], _Driver], caller: str) -> str:
     given = f"{cls.__module__}.{cls.__qualname__}"
     others = _SYNC if wanted is _ASYNC else _ASYNC
-    kinds = list(dict.fromkeys(kind.name for kind in wanted.values()))
-    taken = f"{caller} takes {', '.join(kinds[:-1])} or {kinds[-1]}"
+    names = list(dict.fromkeys(driver.name for driver in wanted.values()))
+    accepted = f"{caller} takes {', '.join(names[:-1])} or {names[-1]}"
     for base in cls.__mro__:
         origin = _origin(base)
-        if (kind := others.get(origin)) is not None:
-            twin = _TWINS.get(caller) or f"{caller} of a {'plain def' if others is _SYNC else 'async def'} handler"
-            return f"{caller} can't use {kind.name} ({given}): that is for {twin}. {taken}"
-        if origin[1] in _MAKERS and origin[0] in {"asyncpg", "psycopg_pool", "sqlalchemy"}:
-            return f"{taken}, not {given}: take a connection from it, so that this joins your transaction there"
+        if (driver := others.get(origin)) is not None:
+            default = f"{caller} of a {'plain def' if others is _SYNC else 'async def'} handler"
+            counterpart = _SYNC_COUNTERPARTS.get(caller, default)
+            return f"{caller} can't use {driver.name} ({given}): that is for {counterpart}. {accepted}"
+        if origin[1] in _CONNECTION_SOURCES and origin[0] in {"asyncpg", "psycopg_pool", "sqlalchemy"}:
+            return f"{accepted}, not {given}: take a connection from it, so that this joins your transaction there"
         if origin[1] in _CURSORS and origin[0] == "psycopg":
-            return f"{taken}, not a cursor: pass cursor.connection"
-    return f"{taken}, not {given}"
+            return f"{accepted}, not a cursor: pass cursor.connection"
+    return f"{accepted}, not {given}"
 
 
-def _refused(error: Exception) -> Refused | None:
-    """Return our own error where the database says no; any other one leaves as it is, but without the parameters."""
-    if (said := server_error(error)) is not None and (refused := refusal(*said)) is not None:
+def _as_refused(error: Exception) -> Refused | None:
+    """Return Refused if the database rejected the values, else None. Also hides the parameters in SQLAlchemy's error."""
+    if (found := server_error(error)) is not None and (refused := refused_error(*found)) is not None:
         return refused
     if hasattr(error, "hide_parameters"):
-        error.hide_parameters = True  # SQLAlchemy's errors print them, and the payload is one
+        error.hide_parameters = True  # the payload is one of them
     return None
 
 
-_REFUSALS = ("RT", "22", "23")
-"""What the database says no to: rota's own refusals, values out of range, constraints."""
+_REFUSED_SQLSTATES = ("RT", "22", "23")
+"""Prefixes of the SQLSTATEs for a rejected value: of rota's functions, for invalid data, for violated constraints."""
 
 
-def refusal(sqlstate: str, message: str, *, where: str = "") -> Refused | None:
-    """Return our own error if this is what the database says no with; `where` stands before the message."""
-    return Refused(where + message, sqlstate=sqlstate) if sqlstate.startswith(_REFUSALS) else None
+def refused_error(sqlstate: str, message: str, *, where: str = "") -> Refused | None:
+    """Return Refused if the SQLSTATE means a rejected value, else None. `where` is put before the message."""
+    return Refused(where + message, sqlstate=sqlstate) if sqlstate.startswith(_REFUSED_SQLSTATES) else None
 
 
 def server_error(error: BaseException) -> tuple[str, str] | None:
-    """Return SQLSTATE and message of what the server said, without the detail that repeats the row; None if it said nothing."""
-    left: BaseException | None = error
+    """Return the server's SQLSTATE and message, without the detail, which repeats the row; None for an error of the client."""
+    cause: BaseException | None = error
     found: tuple[str, str] | None = None
-    while left is not None:
-        state = getattr(left, "sqlstate", None) or getattr(left, "pgcode", None)
-        message = getattr(getattr(left, "diag", None), "message_primary", None) or getattr(left, "message", None)
+    while cause is not None:
+        state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+        message = getattr(getattr(cause, "diag", None), "message_primary", None) or getattr(cause, "message", None)
         if isinstance(state, str):
-            found = state, message if isinstance(message, str) else type(left).__name__
+            found = state, message if isinstance(message, str) else type(cause).__name__
             if isinstance(message, str):
                 return found
-        left = getattr(left, "orig", None) or left.__cause__
+        cause = getattr(cause, "orig", None) or cause.__cause__
     return found

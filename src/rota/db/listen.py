@@ -1,4 +1,4 @@
-"""The dedicated LISTEN connection: hints about when to look. What a notification says is never trusted, only that it came."""
+"""The dedicated LISTEN connection. A notification is only a hint to poll now: its payload is never trusted."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
     from rota.observability.telemetry import Telemetry
 
-PING = 10.0
-"""Seconds between round trips on the listening connection: a cut link is noticed by nobody else."""
+PING_SECONDS = 10.0
+"""Time between round trips on the listening connection, the only way to detect a dead network link."""
 
-PONG = 2.0
-"""Seconds after which a round trip without an answer is taken for a cut link."""
+PONG_SECONDS = 2.0
+"""A round trip without an answer after this time means that the link is dead."""
 
 LOCK_RETRY_SECONDS = 1.0
 """Pause between two tries at the shared lock while another session holds it exclusively."""
 
 
 class Listener:
-    """Service: keeps one connection listening, and holds the advisory lock that makes inserts notify while we wait.
+    """Service: keeps one connection listening, and while the dispatcher waits holds the advisory lock that makes inserts notify.
 
-    Waiting dispatchers share the lock, and it ends with the session; see the trigger function rota.wake_dispatchers(). Every
-    login may hold this lock, so nothing ever waits for it: a stranger can only cause notifications that nobody needs, or have
-    us poll.
+    Waiting dispatchers share the lock, and it ends with the session; see the trigger function rota.wake_dispatchers(). Any login
+    can take this lock, so rota never waits for it. Another login can only cause superfluous notifications, or make this daemon
+    poll.
     """
 
     name = "listener"
@@ -58,42 +58,42 @@ class Listener:
         self._on_nodes = on_nodes
         self._conn: asyncpg.Connection | None = None
         self._wanted = False
-        self._held = False
+        self._is_locked = False
         self._try_lock_at = 0.0
-        self._carried = 0.0
-        """When the link last brought an answer, on this node's clock."""
+        self._answered_at = 0.0
+        """Time of the last answer over this connection, by this node's monotonic clock."""
         self._changed = asyncio.Event()
 
     @property
     def armed(self) -> bool:
-        """True while every insert that commits from now on wakes us."""
-        return self._held and self._wanted and self._conn is not None
+        """Whether every insert that commits from now on wakes this daemon."""
+        return self._is_locked and self._wanted and self._conn is not None
 
     def want(self, armed: bool, /) -> None:
-        """Have inserts notify, or spare them that while the dispatcher looks again anyway."""
+        """Choose whether inserts shall notify. They need not while the dispatcher polls anyway."""
         if armed != self._wanted:
             self._wanted = armed
             self._changed.set()
 
     async def run_once(self) -> None:
-        """Be connected, hold or leave the lock as wanted, and see that the link still carries."""
+        """Connect if needed, take or release the lock as wanted, and check that the connection still answers."""
         try:
             conn = self._conn or await self._open()
             if self._has_to_change():
                 if self._wanted:
-                    self._held = await conn.fetchval(SQL["await_inserts"], timeout=PONG)
-                    self._try_lock_at = 0.0 if self._held else boottime() + LOCK_RETRY_SECONDS
-                    if self._held:
+                    self._is_locked = await conn.fetchval(SQL["await_inserts"], timeout=PONG_SECONDS)
+                    self._try_lock_at = 0.0 if self._is_locked else boottime() + LOCK_RETRY_SECONDS
+                    if self._is_locked:
                         # Inserts that committed before the lock was held sent no notification.
                         self._on_wake()
                         self._on_schedules()
                 else:
-                    await conn.execute(SQL["ignore_inserts"], timeout=PONG)
-                    self._held = False
-                self._carried = boottime()
+                    await conn.execute(SQL["ignore_inserts"], timeout=PONG_SECONDS)
+                    self._is_locked = False
+                self._answered_at = boottime()
             elif self._ping_in() <= 0:
-                await conn.execute("select 1", timeout=PONG)
-                self._carried = boottime()
+                await conn.execute("select 1", timeout=PONG_SECONDS)
+                self._answered_at = boottime()
         except LOST as error:
             self.close(type(error).__name__)
             if isinstance(error, TRANSIENT):
@@ -106,42 +106,42 @@ class Listener:
             self._changed.clear()
 
     def _has_to_change(self) -> bool:
-        return self._wanted != self._held and (not self._wanted or boottime() >= self._try_lock_at)
+        return self._wanted != self._is_locked and (not self._wanted or boottime() >= self._try_lock_at)
 
     def _pause(self) -> float:
-        if self._wanted and not self._held:
+        if self._wanted and not self._is_locked:
             return min(self._ping_in(), self._try_lock_at - boottime())
         return self._ping_in()
 
     def _ping_in(self) -> float:
-        # Counted from the last answer, not from the last turn: a dispatcher that changes its mind in between is no answer.
-        return self._carried + PING - boottime()
+        # Counted from the last answer, not from the last call: calls that only change what is wanted prove nothing about the link.
+        return self._answered_at + PING_SECONDS - boottime()
 
     def close(self, why: str | None = None) -> None:
-        """Let the connection go at once; is_closed() would stay False over a cut link."""
+        """Drop the connection at once. Over a dead link, is_closed() would stay False."""
         if self._conn is not None:
-            self._conn.remove_termination_listener(self._gone)
+            self._conn.remove_termination_listener(self._on_terminated)
             self._conn.terminate()
-            self._conn, self._held = None, False
+            self._conn, self._is_locked = None, False
             self._telemetry.listener_changed(up=False, why=why)
 
     async def _open(self) -> asyncpg.Connection:
         conn = await self._connect()
         try:
-            conn.add_termination_listener(self._gone)
-            await conn.add_listener("rota_wake", self._woken)
-            await conn.add_listener("rota_cancel", self._told_to_cancel)
+            conn.add_termination_listener(self._on_terminated)
+            await conn.add_listener("rota_wake", self._on_wake_notification)
+            await conn.add_listener("rota_cancel", self._on_cancel_notification)
         except BaseException:
-            conn.terminate()  # a stop in this moment would leave it open, and uvloop waits for it without end
+            conn.terminate()  # otherwise a cancellation here would leave it open, and uvloop would wait for it for ever
             raise
-        self._conn, self._held, self._carried = conn, False, boottime()
+        self._conn, self._is_locked, self._answered_at = conn, False, boottime()
         self._telemetry.listener_changed(up=True)
         self._on_wake()
         return conn
 
-    def _woken(self, _conn: Any, _pid: int, _channel: str, about: object) -> None:
-        # Which of us is to look. Whatever else stands there, it came: somebody looks.
-        match about:
+    def _on_wake_notification(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:
+        # An unknown payload wakes the dispatcher, too.
+        match payload:
             case "schedules":
                 self._on_schedules()
             case "nodes":
@@ -149,20 +149,20 @@ class Listener:
             case _:
                 self._on_wake()
 
-    def _told_to_cancel(self, *_: Any) -> None:
+    def _on_cancel_notification(self, *_: Any) -> None:
         self._on_cancel()
 
-    def _gone(self, conn: Any) -> None:
+    def _on_terminated(self, conn: Any) -> None:
         if conn is self._conn:
-            self._conn, self._held = None, False
+            self._conn, self._is_locked = None, False
             self._telemetry.listener_changed(up=False, why="connection terminated")
             self._changed.set()
 
 
 class NoListener:
-    """Stands in where notifications can't arrive, behind a pooler: polling alone finds the jobs."""
+    """Used behind a pooler, where notifications do not arrive. Polling alone finds the jobs."""
 
     armed = False
 
     def want(self, armed: bool, /) -> None:
-        """Nobody could be told."""
+        """Do nothing."""

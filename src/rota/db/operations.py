@@ -1,9 +1,10 @@
-"""What operators do: one typed function for each of rota's SQL functions that the commands call. Nothing here but the call."""
+"""The operators' actions: one typed function for each of rota's SQL functions that the commands call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rota.db.pool import Connection, fetch_one
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
@@ -11,16 +12,15 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
-    from rota.db.pool import Connection
-    from rota.db.reports import LetterFilter
+    from rota.db.reports import DeadLetterFilter
     from rota.db.schedule_reports import ScheduleFilter
 
 BATCH = 1000
-"""Most rows of one call, which is one transaction and keeps its locks to the end."""
+"""Maximum rows per call, because a call is one transaction and keeps its locks to the end."""
 
 
 async def cancel_job(db: Connection, *, job_id: int, force: bool, note: str | None) -> str:
-    """Return 'cancelled', 'requested' or 'finished'."""
+    """Cancel a job; return 'cancelled', 'requested' (it is running) or 'finished'."""
     became: str = await db.fetchval(SQL["cancel_job"], job_id, force, note)
     return became
 
@@ -28,16 +28,15 @@ async def cancel_job(db: Connection, *, job_id: int, force: bool, note: str | No
 async def cancel_jobs(
     db: Connection, *, handler: str | None, queue: str | None, before: datetime | None, limit: int, note: str | None
 ) -> tuple[int, int]:
-    """Return how many were cancelled, and how many run and were asked to stop."""
-    row = await db.fetchrow(SQL["cancel_jobs"], handler, queue, before, limit, note)
-    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    """Cancel jobs; return how many were cancelled, and how many are running and got a request to cancel."""
+    row = await fetch_one(db, SQL["cancel_jobs"], handler, queue, before, limit, note)
     return row[0], row[1]
 
 
 async def reschedule_job(
     db: Connection, *, job_id: int, run_at: datetime | None, delay: timedelta | None, note: str | None
 ) -> datetime:
-    """Return when the job is due now."""
+    """Change when a job is due; return its new run_at."""
     due: datetime = await db.fetchval(SQL["reschedule_job"], job_id, run_at, delay, note)
     return due
 
@@ -45,70 +44,69 @@ async def reschedule_job(
 async def retry_jobs_now(
     db: Connection, *, handler: str | None, queue: str | None, limit: int, note: str | None
 ) -> int:
-    """Return how many waited for their retry and are due now."""
+    """Make jobs that wait for a retry due now; return their number."""
     woken: int = await db.fetchval(SQL["retry_jobs_now"], handler, queue, limit, note)
     return woken
 
 
 async def redrive_dead_letter(db: Connection, *, job_id: int, payload: str | None, note: str | None) -> None:
-    """Send it back. Raises the server's RT003, RT004, RT005."""
+    """Make a dead letter a live job again. Raises server errors RT003, RT004 and RT005."""
     await db.execute(SQL["redrive_dead_letter"], job_id, payload, note)
 
 
 async def redrive_dead_letters(
     db: Connection,
     *,
-    which: LetterFilter,
+    which: DeadLetterFilter,
     limit: int,
     spread: timedelta | None,
     include_at_most_once: bool,
     note: str | None,
 ) -> tuple[int, int]:
-    """Return how many went, and how many were left out because a live job has their key."""
-    row = await db.fetchrow(SQL["redrive_dead_letters"], *which.values, limit, spread, include_at_most_once, note)
-    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    """Redrive dead letters; return how many were redriven, and how many were not because a live job has their key."""
+    row = await fetch_one(db, SQL["redrive_dead_letters"], *which.values, limit, spread, include_at_most_once, note)
     return row[0], row[1]
 
 
 async def discard_dead_letter(db: Connection, *, job_id: int, note: str) -> None:
-    """End it. Raises the server's RT003, RT004."""
+    """Move a dead letter to the ledger. Raises server errors RT003 and RT004."""
     await db.execute(SQL["discard_dead_letter"], job_id, note)
 
 
-async def discard_dead_letters(db: Connection, *, which: LetterFilter, limit: int, note: str) -> int:
-    """Return how many were ended."""
+async def discard_dead_letters(db: Connection, *, which: DeadLetterFilter, limit: int, note: str) -> int:
+    """Move dead letters to the ledger; return their number."""
     ended: int = await db.fetchval(SQL["discard_dead_letters"], *which.values, limit, note)
     return ended
 
 
 async def pause_queue(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
+    """Pause a queue; return whether it was running."""
     return bool(await db.fetchval(SQL["pause_queue"], name, reason))
 
 
 async def resume_queue(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
+    """Resume a queue; return whether it was paused."""
     return bool(await db.fetchval(SQL["resume_queue"], name, reason))
 
 
 async def pause_handler(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
+    """Pause a handler; return whether it was running."""
     return bool(await db.fetchval(SQL["pause_handler"], name, reason))
 
 
 async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether that changed anything."""
+    """Resume a handler; return whether it was paused."""
     return bool(await db.fetchval(SQL["resume_handler"], name, reason))
 
 
 async def add_schedule(db: Connection, *, columns: str, payload: str | None) -> int | None:
-    """Take columns as a JSON object; return the schedule_id, None where there is one of that name."""
+    """Insert a schedule, with `columns` as a JSON object; return the schedule_id, or None if the name is taken."""
     made: int | None = await db.fetchval(SQL["add_schedule"], columns, payload)
     return made
 
 
 async def edit_schedule(db: Connection, *, name: str, columns: str, payload: str | None) -> bool:
-    """Take what is to change as a JSON object (null: the default); return whether there is such a schedule."""
+    """Change columns, given as a JSON object (null: the default); return whether the schedule exists."""
     return await db.fetchval(SQL["edit_schedule"], name, columns, payload) is not None
 
 
@@ -121,13 +119,13 @@ async def pause_schedule(
     cancel_live: bool,
     reason: str | None,
 ) -> bool:
-    """Return whether that changed anything. Raises the server's RT002."""
+    """Pause a schedule; return whether it was running. Raises server error RT002."""
     changed: bool = await db.fetchval(SQL["pause_schedule"], name, resume_at, delay, cancel_live, reason)
     return changed
 
 
 async def resume_schedule(db: Connection, *, name: str, reason: str | None) -> bool:
-    """Return whether it was paused. Raises the server's RT002."""
+    """Resume a schedule; return whether it was paused. Raises server error RT002."""
     changed: bool = await db.fetchval(SQL["resume_schedule"], name, reason)
     return changed
 
@@ -135,7 +133,7 @@ async def resume_schedule(db: Connection, *, name: str, reason: str | None) -> b
 async def pause_schedules(
     db: Connection, *, which: ScheduleFilter, resume_at: datetime | None, limit: int, reason: str | None
 ) -> int:
-    """Return how many were paused by this call; 0 when none is left that isn't locked."""
+    """Pause a batch of schedules; return their number. 0 means that all remaining ones are locked."""
     changed: int = await db.fetchval(SQL["pause_schedules"], *which.values, resume_at, limit, reason)
     return changed
 
@@ -143,32 +141,31 @@ async def pause_schedules(
 async def resume_schedules(
     db: Connection, *, which: ScheduleFilter, paused_since: datetime | None, limit: int, reason: str | None
 ) -> int:
-    """Return how many were resumed by this call; 0 when none is left that isn't locked."""
+    """Resume a batch of schedules; return their number. 0 means that all remaining ones are locked."""
     changed: int = await db.fetchval(SQL["resume_schedules_by_filter"], *which.values, paused_since, limit, reason)
     return changed
 
 
 async def run_schedule_now(db: Connection, *, name: str, payload: str | None, reason: str | None) -> int:
-    """Return the job_id. Raises the server's RT002."""
+    """Enqueue a job of the schedule now; return its job_id. Raises server error RT002."""
     job_id: int = await db.fetchval(SQL["run_schedule_now"], name, payload, reason)
     return job_id
 
 
 async def remove_schedule(db: Connection, *, name: str, reason: str | None) -> None:
-    """Remove it; its history stays. Raises the server's RT002."""
+    """Delete a schedule; its fires and jobs stay. Raises server error RT002."""
     await db.execute(SQL["remove_schedule"], name, reason)
 
 
 async def backfill_schedule(
     db: Connection, *, name: str, instants: Sequence[datetime], run_at: Sequence[datetime], reason: str | None
 ) -> tuple[int, int, int]:
-    """Return how many instants were enqueued, left out because they had a row, and left to the daemons as not decided yet."""
-    row = await db.fetchrow(SQL["backfill_schedule"], name, instants, run_at, reason)
-    assert row is not None  # noqa: S101  a function with OUT parameters
+    """Enqueue past instants; return how many were enqueued, had a fire already, or are not decided yet by the daemons."""
+    row = await fetch_one(db, SQL["backfill_schedule"], name, instants, run_at, reason)
     return row[0], row[1], row[2]
 
 
 async def forget_node(db: Connection, *, node_id: UUID, reason: str | None) -> bool:
-    """Return whether it was listed as lost, and is no longer. Raises the server's RT004 for one that is alive."""
+    """Delete a lost node; return whether there was one. Raises server error RT004 if the node is alive."""
     forgotten: bool = await db.fetchval(SQL["forget_node"], node_id, reason)
     return forgotten

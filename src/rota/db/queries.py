@@ -1,7 +1,6 @@
-"""What daemons do with jobs, nodes and handlers: one typed function for each of their files in sql/queries, by a job's life.
+"""The daemon's queries about jobs, nodes and handlers, in the order of a job's life: one typed function per SQL file.
 
-Nothing here but the call. `schedule_queries` has what they do with schedules; what runs on a connection of somebody else's, of
-whatever driver, is in `drivers`.
+`schedule_queries` has those about schedules. `drivers` runs statements on callers' connections.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
-from rota.db.connecting import NoServerFits
-from rota.db.pool import READ_ONLY
-from rota.db.server_history import Server, ServerHistory
+from rota.db.pool import Connection, fetch_one
 from rota.db.sql import SQL
 from rota.domain.job import Claim, FenceToken, NodeId, Terms
 
@@ -21,26 +18,25 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.db.pool import Connection
 
-SAMPLED = 100_000
-"""Most dead letters that a sample counts."""
+MAX_SAMPLED_DEAD_LETTERS = 100_000
+"""How many dead letters the metrics count."""
 
-PAUSED = 100
-"""Most paused queues, and most paused handlers, that a sample shows."""
+MAX_SAMPLED_PAUSES = 100
+"""How many paused queues, and how many paused handlers, the metrics show."""
 
 Lane = tuple[str, str, str, int, datetime]
-"""Room (whose slots the jobs take), queue, handler, priority, and floor: the run_at to start the search from."""
+"""Room (the queue whose slots the jobs take, or *), queue, handler, priority, floor (the run_at to start the search from)."""
 
 
 class Claimed(NamedTuple):
-    """The answer to a claim."""
+    """The result of a claim."""
 
     claims: list[Claim]
     next_in: timedelta | None = None
-    """How long it is until the next due instant in the lanes."""
+    """Time until the next job of the lanes is due."""
     others: bool = False
-    """Whether there are scheduled jobs in queues outside of `known`."""
+    """Whether other queues than `known` have scheduled jobs."""
 
 
 class DueJob(NamedTuple):
@@ -68,7 +64,7 @@ async def claim_due_jobs(
 ) -> Claimed:
     """Claim at most `rooms[room]` jobs for each room, and `total` in all; `suspects` is a value of `Suspects`.
 
-    known: report whether queues other than these have scheduled jobs; None: don't look
+    known: queues for which `others` of the result is computed; None: it is False
     only, skipped: job_ids to restrict the claim to, or to leave out
     """
     lane_rooms, queues, handlers, priorities, floors = zip(*lanes, strict=True)
@@ -115,7 +111,7 @@ async def bury_unclaimable_job(
 
 
 async def load_payload(db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken) -> str | None:
-    """Return the payload of an attempt of this node's; None if the claim is no longer the node's."""
+    """Return the payload of an attempt; None if the node has lost the claim."""
     text: str | None = await db.fetchval(SQL["load_payload"], node, job_id, fence_token)
     return text
 
@@ -123,23 +119,23 @@ async def load_payload(db: Connection, *, node: NodeId, job_id: int, fence_token
 async def find_orphaned_claims(
     db: Connection, *, node: NodeId, known: Sequence[FenceToken]
 ) -> list[tuple[int, FenceToken]]:
-    """Return (job_id, fence_token) of this node's claims whose answer never reached it."""
+    """Return (job_id, fence_token) of this node's claims that it does not know, because the answer to the claim was lost."""
     return [(row[0], row[1]) for row in await db.fetch(SQL["find_orphaned_claims"], node, known)]
 
 
 async def release_claims(db: Connection, *, node: NodeId, claims: Sequence[tuple[int, FenceToken]]) -> None:
-    """Give claims of this node back at once, whose handlers were never called."""
-    verdicts: list[Verdict] = [
+    """Release claims of this node whose handlers were never called. They do not count as attempts."""
+    settlements: list[SettlementRow] = [
         (job_id, token, node, "release", timedelta(0), None, "orphaned", None, None, None) for job_id, token in claims
     ]
-    await settle_unfinished(db, verdicts, expired_only=False, alert=None)
+    await settle_unfinished(db, settlements, expired_only=False, alert=None)
 
 
 async def extend_leases(
-    db: Connection, *, node: NodeId, held: Sequence[tuple[int, FenceToken]], grace: timedelta, patience: float
+    db: Connection, *, node: NodeId, claims: Sequence[tuple[int, FenceToken]], grace: timedelta, patience: float
 ) -> dict[FenceToken, tuple[bool, bool]]:
-    """Return token -> (extended, cancel requested) of what is still this node's."""
-    job_ids, tokens = zip(*held, strict=True)
+    """Return token -> (extended, cancel requested) of the claims that the node still has. `patience` is in seconds."""
+    job_ids, tokens = zip(*claims, strict=True)
     rows = await db.fetch(SQL["extend_leases"], node, job_ids, tokens, grace, timeout=patience)
     return {row[0]: (row[1], row[2]) for row in rows}
 
@@ -151,7 +147,7 @@ async def settle_succeeded(
     attempts: Sequence[tuple[int, FenceToken]],
     results: Sequence[tuple[FenceToken, str]],
 ) -> list[FenceToken]:
-    """Return the tokens of what was written into the ledger. By token, for two attempts of one job may end together."""
+    """Return the tokens of the attempts that were settled. Results go by token, as two attempts of a job may end together."""
     job_ids, tokens = zip(*attempts, strict=True)
     return (
         await db.fetchval(
@@ -167,7 +163,7 @@ async def settle_succeeded(
 
 
 async def load_terms(db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]]) -> list[Terms]:
-    """Return the terms of those attempts that are still this node's."""
+    """Return the retry settings of the attempts whose claims the node still has."""
     job_ids, tokens = zip(*attempts, strict=True)
     return [Terms(**row) for row in await db.fetch(SQL["load_terms"], node, job_ids, tokens)]
 
@@ -183,27 +179,26 @@ class ReaperWork(NamedTuple):
 
 async def find_reaper_work(db: Connection) -> ReaperWork:
     """Return which kinds of work the reaper has."""
-    row = await db.fetchrow(SQL["find_reaper_work"])
-    assert row is not None  # noqa: S101  it always returns one row
+    row = await fetch_one(db, SQL["find_reaper_work"])
     return ReaperWork(*row)
 
 
 async def find_expired_leases(db: Connection, *, beyond: int, limit: int) -> list[Terms]:
-    """Return the terms of running jobs whose lease has expired, whoever held it, by job_id from `beyond` on."""
+    """Return the retry settings of running jobs with an expired lease, on any node, in the order of job_id after `beyond`."""
     return [Terms(**row) for row in await db.fetch(SQL["find_expired_leases"], beyond, limit)]
 
 
-Verdict = tuple[
+SettlementRow = tuple[
     int, FenceToken, NodeId, str, timedelta | None, datetime | None, str, str | None, str | None, str | None
 ]
 """job_id, fence_token, leased_by, settlement, delay, run_at, outcome, reason, error_kind, error"""
 
 
 async def settle_unfinished(
-    db: Connection, verdicts: Sequence[Verdict], *, expired_only: bool, alert: str | None
+    db: Connection, settlements: Sequence[SettlementRow], *, expired_only: bool, alert: str | None
 ) -> dict[FenceToken, str]:
-    """Return token -> settlement of what was written; a request to cancel may have changed it to 'cancel'."""
-    columns = zip(*verdicts, strict=True)
+    """Return token -> settlement of the attempts that were settled. A request to cancel changes the settlement to 'cancel'."""
+    columns = zip(*settlements, strict=True)
     rows = await db.fetch(SQL["settle_unfinished"], *columns, expired_only, alert)
     return {row[1]: row[2] for row in rows}
 
@@ -211,7 +206,7 @@ async def settle_unfinished(
 async def examine_unsettled(
     db: Connection, *, node: NodeId, attempts: Sequence[tuple[int, FenceToken]]
 ) -> dict[FenceToken, str]:
-    """Return token -> 'settled' | 'written' | 'free' | 'held' | 'lost'."""
+    """Return token -> 'settled' | 'written' | 'free' | 'held' | 'lost'; see the SQL file for their meaning."""
     job_ids, tokens = zip(*attempts, strict=True)
     return {row[0]: row[1] for row in await db.fetch(SQL["examine_unsettled"], node, job_ids, tokens)}
 
@@ -219,106 +214,84 @@ async def examine_unsettled(
 async def report_progress(
     db: Connection, *, node: NodeId, job_id: int, fence_token: FenceToken, progress: float, note: str | None
 ) -> bool:
-    """Return whether the claim is still this node's, and the progress was written."""
+    """Store the progress; return False if the node has lost the claim."""
     return await db.fetchval(SQL["report_progress"], node, job_id, fence_token, progress, note) is not None
 
 
 async def enqueue_job(db: Connection, *, handler: str, payload: str | None, options: str) -> tuple[int, bool, str]:
     """Return (job_id, created, outcome)."""
-    row = await db.fetchrow(SQL["enqueue_job"], handler, payload, options)
-    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    row = await fetch_one(db, SQL["enqueue_job"], handler, payload, options)
     return row[0], row[1], row[2]
 
 
 async def expire_unstarted_jobs(
     db: Connection, *, limit: int, only: Sequence[int] | None = None
 ) -> list[asyncpg.Record]:
-    """Return (job_id, handler, queue, schedule_id) of the jobs that did not start in time and have ended as expired."""
+    """End jobs that did not start in time; return their (job_id, handler, queue, schedule_id)."""
     return await db.fetch(SQL["expire_unstarted_jobs"], limit, only)
 
 
 async def answer_cancel_requests(
     db: Connection, *, limit: int, only: Sequence[int] | None = None
 ) -> list[asyncpg.Record]:
-    """Return (job_id, handler, queue) of waiting jobs that were cancelled."""
+    """Cancel scheduled jobs that have a request to cancel; return their (job_id, handler, queue)."""
     return await db.fetch(SQL["answer_cancel_requests"], limit, only)
 
 
 async def find_salvage_rows(
     db: Connection, *, doing: Literal["expire", "cancel", "promote", "replace"], limit: int
 ) -> dict[int, str | None]:
-    """Return the job_ids or the schedule_ids (with names) that a failed statement would have taken."""
+    """Return the job_ids, or schedule_ids with names, that a failed statement had selected."""
     return {row[0]: row[1] for row in await db.fetch(SQL["find_salvage_rows"], doing, limit)}
 
 
-async def check_server(db: Connection, history: ServerHistory) -> str | None:
-    """Return the installation's id. Raises NoServerFits for a server that takes no writes, and for an older primary."""
-    row = await db.fetchrow(SQL["identify_server"])
-    if row is None:
-        return None
-    if row["read_only"]:
-        raise NoServerFits(READ_ONLY)
-    history.check(Server(row["system_identifier"], row["database_oid"], row["timeline"]))
-    installation_id: str = row["installation_id"]
-    return installation_id
-
-
-async def find_writable_server(db: Connection) -> tuple[Server, datetime] | None:
-    """Return the server and when it was started, if it takes writes: two addresses may lead to the same one."""
-    row = await db.fetchrow(SQL["identify_server"])
-    if row is None or row["read_only"]:
-        return None
-    return Server(row["system_identifier"], row["database_oid"], row["timeline"]), row["started_at"]
-
-
 async def raise_fence_tokens(db: Connection) -> bool:
-    """Return whether sequences were raised: the server or timeline has changed, or the tokens lagged behind the clock."""
+    """Return whether sequences were raised: after a change of server or timeline, or if the tokens were behind the clock."""
     raised: bool = await db.fetchval(SQL["raise_fence_tokens"])
     return raised
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` rows older than `keep` of attempts, fires, dead_letters, guards or audit. Return their number."""
+    """Delete up to `limit` rows older than `keep`; return their number. `what`: attempts, fires, dead_letters, guards or audit."""
     pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
     return pruned
 
 
 async def record_housekeeping(db: Connection, errors: Mapping[str, str | None]) -> dict[str, str]:
-    """Record piece -> error (None: it succeeded). Return the same for all pieces whose last run failed, on any daemon."""
+    """Record task -> error (None: it succeeded). Return task -> error of all tasks whose last run failed, on any daemon."""
     rows = await db.fetch(SQL["record_housekeeping"], list(errors), list(errors.values()))
     return {row[0]: row[1] for row in rows}
 
 
 async def prune_nodes(db: Connection) -> int:
-    """Move nodes not seen for a minute to the lost ones, and return their number."""
+    """Move nodes that were not seen for a minute to the lost nodes; return their number."""
     return len(await db.fetch(SQL["prune_nodes"]))
 
 
 async def rotate_ledger(db: Connection, *, keep: timedelta) -> tuple[int, int]:
-    """Return how many partitions were made and dropped."""
-    row = await db.fetchrow(SQL["rotate_ledger"], keep)
-    assert row is not None  # noqa: S101  a set-returning function that returns one row
+    """Create and drop partitions; return how many of each."""
+    row = await fetch_one(db, SQL["rotate_ledger"], keep)
     return row[0], row[1]
 
 
 async def replace_lost_node(db: Connection, *, node: NodeId, host: str, app: str, started: bool) -> bool:
-    """Take this node from the lost ones, or (if it has just started) one of its host and app. Return whether there was one."""
+    """Delete the node's entry from the lost nodes, and if it has just started, one of its host and app. Return whether any was."""
     replaced: int = await db.fetchval(SQL["replace_lost_node"], node, host, app, started)
     return replaced > 0
 
 
 async def remove_node(db: Connection, *, node: NodeId) -> None:
-    """Take this node from the list of the living."""
+    """Delete this node."""
     await db.execute(SQL["remove_node"], node)
 
 
 async def list_queues(db: Connection, *, after: str, limit: int) -> list[str]:
-    """Return the names of queues that have scheduled jobs: in order, the first `limit` of those after that name."""
+    """Return the first `limit` names after `after` of queues that have scheduled jobs, in alphabetical order."""
     return [row[0] for row in await db.fetch(SQL["list_queues"], after, limit)]
 
 
 async def make_jobs_due(db: Connection, *, handlers: Sequence[str]) -> None:
-    """Make the waiting jobs of these handlers due at once."""
+    """Set the run_at of these handlers' scheduled jobs to now."""
     await db.execute(SQL["make_jobs_due"], handlers)
 
 
@@ -333,7 +306,7 @@ HandlerRow = tuple[str, str | None, int | None, timedelta | None, timedelta | No
 
 
 async def register_handlers(db: Connection, *, app: str, release: str | None, handlers: Sequence[HandlerRow]) -> bool:
-    """Write down handlers with their defaults; return whether all were, for one may be locked or on its way in at this moment."""
+    """Insert or update handlers; return False if some rows are locked or being inserted by another session."""
     if not handlers:
         return True
     written: int = await db.fetchval(SQL["register_handlers"], app, release, *zip(*handlers, strict=True))
@@ -357,8 +330,9 @@ async def register_node(
     shards: Sequence[int],
     refused: str | None = None,
 ) -> tuple[frozenset[NodeId], int]:
-    """Write this node's row, and return which nodes are alive and not on their way out, and how many of its handlers are known."""
-    row = await db.fetchrow(
+    """Write this node's row; return the running nodes, and how many of this node's handlers have a row."""
+    row = await fetch_one(
+        db,
         SQL["register_node"],
         node,
         host,
@@ -374,14 +348,13 @@ async def register_node(
         shards,
         refused,
     )
-    assert row is not None  # noqa: S101  a list of subqueries
     return frozenset(NodeId(UUID(bytes=each.bytes)) for each in row[0]), row[1]
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:
-    """Return the dead letters' part of what `Telemetry.backlog_sampled` shows."""
+    """Return the metrics about dead letters, for `Telemetry.backlog_sampled`."""
     sample: dict[str, Any] = {"dead": {}}
-    for kind, queue, value in await db.fetch(SQL["sample_backlog"], SAMPLED):
+    for kind, queue, value in await db.fetch(SQL["sample_backlog"], MAX_SAMPLED_DEAD_LETTERS):
         if kind == "dead":
             sample["dead"][queue] = value
         else:
@@ -390,9 +363,9 @@ async def sample_backlog(db: Connection) -> dict[str, Any]:
 
 
 async def sample_upkeep(db: Connection) -> dict[str, Any]:
-    """Return what `Telemetry.upkeep_sampled` shows."""
+    """Return the metrics for `Telemetry.upkeep_sampled`."""
     sample: dict[str, Any] = {"paused": [], "dead_tuples": {}, "housekeeping": {}, "nodes": {}}
-    for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], PAUSED):
+    for kind, label, name, value in await db.fetch(SQL["sample_upkeep"], MAX_SAMPLED_PAUSES):
         match kind:
             case "paused":
                 sample[kind].append((label, name))

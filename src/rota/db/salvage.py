@@ -1,8 +1,8 @@
-"""Decide what an error says about a batch of rows, and save the batch from one bad row.
+"""Classify database errors, and write a batch of rows although some of them are bad.
 
-Every error is one of three kinds. *Transient*: the database is away, locked or being changed; the same statement works later.
-*Row*: the server or the driver refuses a value of some row; the statement works without that row. *Fatal*: anything else, which
-is a bug or a broken schema, and fails for every row alike.
+An error is one of three kinds. *Transient*: the database is away, locked or being changed; the same statement works later.
+*Row*: the server or the driver rejects a value of some row; the statement works without that row. *Fatal*: any other error,
+which is a bug or a broken schema and affects every row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Fault(Enum):
-    """What an error says about the statement that raised it."""
+    """The kind of an error."""
 
     TRANSIENT = "transient"
     ROW = "row"
@@ -47,11 +47,11 @@ TRANSIENT: tuple[type[Exception], ...] = (
 )
 """The database is away, restarting, full, closed, locked or being restored, or it cancelled the statement.
 
-At start, `pool.probe` reports the cases in which a person has to act. Later, waiting is better than a daemon that exits.
+At start, `server.probe` reports the cases in which a person has to act. Later, the daemon waits instead of exiting.
 """
 
 LOST: tuple[type[Exception], ...] = (*TRANSIENT, InterfaceError, InternalClientError)
-"""Errors that a lost connection may raise where the connection can no longer be asked."""
+"""Errors that a lost connection may raise, for code that can't check whether the connection is closed."""
 
 FATAL_SERVER_ERRORS = (
     asyncpg.SyntaxOrAccessError,  # class 42: a missing column or function
@@ -59,7 +59,7 @@ FATAL_SERVER_ERRORS = (
     asyncpg.InvalidSQLStatementNameError,
     asyncpg.InvalidTransactionStateError,
 )
-"""Errors of the server that no row can cause. All others may be about a row: bad values, constraints, triggers, bad pages."""
+"""Server errors that no row can cause. Any other one may be about a row: bad values, constraints, triggers, bad pages."""
 
 ROW_CLIENT_ERRORS = (ValueError, ArithmeticError)
 """Errors of the driver or of Python for a value that one of them can't represent, such as a timestamp after year 9999."""
@@ -68,7 +68,7 @@ ROW_CLIENT_ERRORS = (ValueError, ArithmeticError)
 def fault_of(error: BaseException) -> Fault:
     """Classify an error.
 
-    An InterfaceError counts as fatal: on a lost connection, `pool.connection` replaces it by a transient error.
+    An InterfaceError counts as fatal. On a lost connection, `pool.connection` replaces it by a transient error.
     """
     if isinstance(error, TRANSIENT):
         return Fault.TRANSIENT
@@ -82,10 +82,10 @@ async def salvage(
     write: Callable[[Sequence[Row]], Awaitable[Result]],
     put_aside: Callable[[Row, Exception], Awaitable[Result]],
 ) -> list[Result]:
-    """Write all rows in one call; around a bad row, write the others in ever smaller batches.
+    """Write all rows in one call. If a row is bad, split the batch in halves until the bad rows are isolated.
 
-    Returns the results of the calls that succeeded, in the order of the rows. A row that fails alone goes to `put_aside` with its
-    error. Transient and fatal errors propagate at once: what was written by then stays written.
+    A row that fails alone goes to `put_aside` with its error. Returns the results of all calls that succeeded, in the order of the
+    rows. Transient and fatal errors propagate at once: rows written before stay written.
     """
     results: list[Result] = []
     batches = [rows] if rows else []
@@ -97,9 +97,9 @@ async def salvage(
         except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
             if fault_of(error) is not Fault.ROW:
                 raise
-            refusal = error
+            row_error = error
         if len(batch) == 1:
-            results.append(await put_aside(batch[0], refusal))
+            results.append(await put_aside(batch[0], row_error))
         else:
             middle = len(batch) // 2
             batches += [batch[middle:], batch[:middle]]
@@ -113,7 +113,7 @@ async def salvage_selected(
 ) -> list[Result]:
     """Do the same for a statement that selects its rows itself.
 
-    `run(None)` takes all of them. Only if one is bad, `find` lists their ids, and `run(ids)` takes these.
+    `run(None)` handles all rows. If one of them is bad, `find` lists their ids, and `run(ids)` handles batches of these.
     """
     try:
         return [await run(None)]

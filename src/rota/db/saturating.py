@@ -1,6 +1,6 @@
-"""Read instants and intervals that Python can't represent as the nearest ones that it can compute with.
+"""Decode instants and intervals outside of Python's range as the nearest value inside of it.
 
-For commands: one row that an owner wrote without the constraints must not keep a report from all others.
+Used by commands, so that one row written without the constraints does not make a whole report fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 EARLIEST, LATEST = datetime(1000, 1, 1, tzinfo=UTC), datetime(8000, 1, 1, tzinfo=UTC)
-"""Far enough from Python's own ends for what commands add and subtract."""
+"""Inside of Python's range by a margin, so that commands can add and subtract."""
 
 LONGEST = LATEST - EARLIEST
 
@@ -24,11 +24,11 @@ INFINITE = {
     datetime.min.replace(tzinfo=UTC): -(2**63),
     datetime.max.replace(tzinfo=UTC): 2**63 - 1,
 }
-"""The instants that stand for -infinity and infinity, as they do for the driver."""
+"""The instants that mean -infinity and infinity, as in the driver."""
 
 
 def decode_instant(sent: tuple[int]) -> datetime:
-    """Return the instant that lies so many microseconds after 2000, at most LATEST and at least EARLIEST."""
+    """Return the instant for microseconds since 2000, clamped to EARLIEST and LATEST."""
     try:
         found = POSTGRES_EPOCH + timedelta(microseconds=sent[0])
     except OverflowError:
@@ -37,14 +37,14 @@ def decode_instant(sent: tuple[int]) -> datetime:
 
 
 def encode_instant(instant: datetime) -> tuple[int]:
-    """Return the microseconds after 2000 of an instant, which is local time if it names no zone."""
+    """Return microseconds since 2000. An instant without a zone is local time."""
     if (infinite := INFINITE.get(instant)) is not None:
         return (infinite,)
     return ((instant.astimezone(UTC) - POSTGRES_EPOCH) // MICROSECOND,)
 
 
 def decode_interval(sent: tuple[int, int, int]) -> timedelta:
-    """Return months (of 30 days, years of 365), days and microseconds as one length, at most LONGEST in either direction."""
+    """Return the length of months (30 days; a year is 365), days and microseconds, clamped to LONGEST in both directions."""
     months, days, microseconds = sent
     years = int(months / 12)
     microseconds += (years * 365 + (months - years * 12) * 30 + days) * 86_400_000_000
@@ -53,12 +53,12 @@ def decode_interval(sent: tuple[int, int, int]) -> timedelta:
 
 
 def encode_interval(length: timedelta) -> tuple[int, int, int]:
-    """Return a length as months, days and microseconds."""
+    """Return months, days and microseconds."""
     return (0, length.days, length.seconds * 1_000_000 + length.microseconds)
 
 
 async def saturate(conn: asyncpg.Connection) -> None:
-    """Have this connection read and write instants and intervals by the functions above."""
+    """Set these codecs on a connection."""
     for typename, encoder, decoder in (
         ("timestamptz", encode_instant, decode_instant),
         ("interval", encode_interval, decode_interval),

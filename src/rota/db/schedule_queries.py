@@ -1,7 +1,4 @@
-"""What daemons do with schedules: one typed function for each of their files in sql/queries, in the order of a fire's life.
-
-Nothing here but the call. `schedule_reports` has what people ask about them.
-"""
+"""The daemon's queries about schedules, in the order of a fire's life: one typed function per SQL file."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
+from rota.db.pool import Connection, fetch_one
 from rota.db.sql import SQL
 from rota.domain.declaration import Stored
 from rota.domain.schedule import Rule
@@ -19,14 +17,13 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.db.pool import Connection
     from rota.domain.declaration import Step
 
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
-"""What the driver sends as -infinity."""
+"""The driver sends this as -infinity."""
 
 DISTANT_FUTURE = datetime.max.replace(tzinfo=UTC)
-"""What the driver sends as infinity."""
+"""The driver sends this as infinity."""
 
 RULE_COLUMNS = (
     "cron",
@@ -44,12 +41,12 @@ RULE_COLUMNS = (
     "overlap",
 )
 
-WATCHED = 100
-"""Most schedules that have a time series of their own."""
+MAX_SCHEDULE_SERIES = 100
+"""How many schedules get a time series of their own in the metrics."""
 
 
 class DueSchedules(NamedTuple):
-    """Schedules that are due and alike in all that decides about them."""
+    """Due schedules with the same settings and instants, to which the same decision applies."""
 
     schedule_ids: list[int]
     versions: list[int]
@@ -66,7 +63,7 @@ class DueSchedules(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Beyond what to look: the instant and schedule_id of the last due one, and the schedule_id of the last to be planned."""
+    """Where to continue reading: instant and schedule_id of the last due schedule, schedule_id of the last unplanned one."""
 
     instant: datetime = DISTANT_PAST
     due_id: int = 2**63 - 1
@@ -76,8 +73,8 @@ class Floor(NamedTuple):
 NO_FLOOR = Floor()
 
 
-class DueLook(NamedTuple):
-    """What a look at the schedules found, and when by the database's clock."""
+class DueSchedulesResult(NamedTuple):
+    """The due schedules, the database's time, time until the next is due, and whether fires are waiting."""
 
     due: list[DueSchedules]
     now: datetime
@@ -85,8 +82,8 @@ class DueLook(NamedTuple):
     waiting: bool
 
 
-class Look(TypedDict):
-    """What `take_due_schedules` is asked with, in the order of its parameters."""
+class DueSchedulesQuery(TypedDict):
+    """The parameters of `take_due_schedules` in their order; see the SQL file."""
 
     shards: Sequence[int]
     overdue: timedelta
@@ -96,18 +93,18 @@ class Look(TypedDict):
     horizon: timedelta
 
 
-def arguments_of(look: Look) -> tuple[object, ...]:
+def arguments_of(query: DueSchedulesQuery) -> tuple[object, ...]:
     """Return the statement's arguments."""
-    return look["shards"], look["overdue"], look["turn"], *look["floor"], look["limit"], look["horizon"]
+    return query["shards"], query["overdue"], query["turn"], *query["floor"], query["limit"], query["horizon"]
 
 
-async def take_due_schedules(db: Connection, **look: Unpack[Look]) -> DueLook:
-    """Return the due schedules of these shards beyond `floor`, with NO_FLOOR also the overdue ones of all others."""
-    rows = await db.fetch(SQL["take_due_schedules"], *arguments_of(look))
-    return DueLook(_alike(rows), rows[0][19], rows[0][20], rows[0][21])
+async def take_due_schedules(db: Connection, **query: Unpack[DueSchedulesQuery]) -> DueSchedulesResult:
+    """Return the due schedules of these shards after `floor`; with NO_FLOOR also overdue ones of all other shards."""
+    rows = await db.fetch(SQL["take_due_schedules"], *arguments_of(query))
+    return DueSchedulesResult(_due_schedules(rows), rows[0][19], rows[0][20], rows[0][21])
 
 
-def _alike(rows: Sequence[asyncpg.Record]) -> list[DueSchedules]:
+def _due_schedules(rows: Sequence[asyncpg.Record]) -> list[DueSchedules]:
     return [
         DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row)) for row in rows if row[0] is not None
     ]
@@ -122,12 +119,12 @@ FireRow = tuple[datetime, str, datetime | None, int | None, str | None]
 
 
 class Decision(NamedTuple):
-    """What was decided about schedules that are alike."""
+    """A decision about schedules with the same settings and instants."""
 
     schedules: Sequence[tuple[int, int]]
     """The schedule_id and version of each."""
     expected: datetime | None
-    """The next_fire_at on which it rests, beside the version."""
+    """next_fire_at when the schedules were read. The decision is not stored if this or the version has changed."""
     next_fire_at: datetime | None
     decided_up_to: datetime | None
     fires: Sequence[FireRow]
@@ -139,12 +136,12 @@ RecordedFires = tuple[str, datetime, int, timedelta]
 
 async def record_fires(db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
     """Return the number of schedules whose decision was stored, and their fires."""
-    given = sorted((*which, number) for number, each in enumerate(decisions, 1) for which in each.schedules)
+    rows_in = sorted((*ids, number) for number, each in enumerate(decisions, 1) for ids in each.schedules)
     fires = [fire for each in decisions for fire in each.fires]
     ends = list(accumulate(len(each.fires) for each in decisions))
     rows = await db.fetch(
         SQL["record_fires"],
-        *zip(*given, strict=True),
+        *zip(*rows_in, strict=True),
         [each.expected or DISTANT_PAST for each in decisions],
         [each.next_fire_at or DISTANT_FUTURE for each in decisions],
         [each.decided_up_to or DISTANT_PAST for each in decisions],
@@ -161,19 +158,18 @@ async def record_fires(db: Connection, decisions: Sequence[Decision]) -> tuple[i
 
 async def promote_waiting_fires(db: Connection, *, limit: int, only: Sequence[int] | None = None) -> tuple[int, int]:
     """Return how many waiting fires were enqueued, and how many schedules still have waiting fires."""
-    row = await db.fetchrow(SQL["promote_waiting_fires"], limit, only)
-    assert row is not None  # noqa: S101  an aggregate
+    row = await fetch_one(db, SQL["promote_waiting_fires"], limit, only)
     return row[0], row[1]
 
 
 async def replace_live_jobs(db: Connection, *, limit: int, patience: float, only: Sequence[int] | None = None) -> int:
-    """Return how many live jobs were asked to cancel because a fire waits that replaces them."""
-    asked: int = await db.fetchval(SQL["replace_live_jobs"], limit, only, timeout=patience)
-    return asked
+    """Request cancellation of live jobs that a waiting fire replaces; return their number. `patience` is in seconds."""
+    requested: int = await db.fetchval(SQL["replace_live_jobs"], limit, only, timeout=patience)
+    return requested
 
 
 async def resume_schedules(db: Connection, *, schedules: Sequence[int]) -> int:
-    """Return how many paused schedules were resumed because it is time."""
+    """Resume the schedules whose resume_at has passed; return their number."""
     resumed: int = await db.fetchval(SQL["resume_schedules"], schedules)
     return resumed
 
@@ -181,63 +177,63 @@ async def resume_schedules(db: Connection, *, schedules: Sequence[int]) -> int:
 async def stop_invalid_schedules(
     db: Connection, stops: Sequence[tuple[int, int, str]]
 ) -> list[tuple[int, str | None, str]]:
-    """Take (schedule_id, version, reason) each; return (schedule_id, name, reason) of what now stands still."""
+    """Stop schedules, given as (schedule_id, version, reason); return (schedule_id, name, reason) of those that were stopped."""
     rows = await db.fetch(SQL["stop_invalid_schedules"], *zip(*stops, strict=True))
     return [(row[0], row[1], row[2]) for row in rows]
 
 
 async def stop_unusable_schedules(db: Connection) -> list[tuple[int, str | None, str]]:
-    """Stop the schedules whose row holds a value that can't be computed with; return (schedule_id, name, reason) of each."""
+    """Stop the schedules with a value outside of rota's limits; return (schedule_id, name, reason) of each."""
     return [(row[0], row[1], row[2]) for row in await db.fetch(SQL["stop_unusable_schedules"])]
 
 
 async def revive_invalid_schedules(db: Connection) -> int:
-    """Return how many invalid schedules are planned again."""
+    """Mark all invalid schedules as not planned; return their number."""
     revived: int = await db.fetchval(SQL["revive_invalid_schedules"])
     return revived
 
 
 async def examine_plans(db: Connection, *, rota_version: str, tzdata: str) -> bool:
-    """Return whether all next fires were found by this rota with this zone data."""
+    """Return whether all next fires were computed with these versions."""
     return await db.fetchval(SQL["examine_plans"], rota_version, tzdata) is True
 
 
 async def list_planned_schedules(db: Connection, *, after: int, limit: int) -> tuple[list[DueSchedules], int | None]:
-    """Return the cron schedules of a page that are not due yet, and the schedule_id that ends it, None after the last page."""
+    """Return a page of planned cron schedules, and its last schedule_id (None: this was the last page)."""
     rows = await db.fetch(SQL["list_planned_schedules"], after, limit)
-    return _alike(rows), rows[0][19]
+    return _due_schedules(rows), rows[0][19]
 
 
 async def stamp_plans(db: Connection, *, rota_version: str, tzdata: str) -> bool:
-    """Return whether it is written down that they all were: no living daemon finds next fires otherwise."""
+    """Record these versions for all next fires; return False if a living node has other versions."""
     stamped: int = await db.fetchval(SQL["stamp_plans"], rota_version, tzdata)
     return stamped > 0
 
 
 async def note_fire_outcomes(db: Connection, outcomes: Sequence[tuple[int, bool, int]]) -> set[int]:
-    """Take (schedule_id, succeeded, failures since) each, in order; return whose could not be written at this moment."""
+    """Store (schedule_id, succeeded, failures since), sorted by id; return the schedule_ids whose rows are locked."""
     return set(await db.fetchval(SQL["note_fire_outcomes"], *zip(*outcomes, strict=True)) or ())
 
 
 async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[Stored]:
-    """Return the schedules that the app has declared, and those of these names, whoever made them."""
+    """Return the schedules that the app has declared, and all schedules with these names."""
     return [Stored(**row) for row in await db.fetch(SQL["read_declared"], app, names)]
 
 
 async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step]) -> set[str]:
-    """Write the steps that write; return the names of the schedules that were still as they had been read."""
+    """Carry out the inserts and edits; return the names of the schedules that were written. Others had changed meanwhile."""
     inserts, edits = [], []
     for step in steps:
-        given = {"columns": step.columns, "payload": step.payload, "declared": step.declared}
+        values = {"columns": step.columns, "payload": step.payload, "declared": step.declared}
         if step.what == "inserted":
-            inserts.append(given)
+            inserts.append(values)
         elif step.writes:
-            edits.append({**given, "name": step.name, "expected": step.expected})
+            edits.append({**values, "name": step.name, "expected": step.expected})
     rows = await db.fetch(SQL["apply_declarations"], app, json.dumps(inserts), json.dumps(edits))
     return {row[0] for row in rows}
 
 
 async def sample_schedules(db: Connection) -> tuple[dict[str, int], dict[str | None, float]]:
-    """Return state -> how many, and name -> last success of watched schedules; as None the oldest of those that aren't named."""
+    """Return state -> number of schedules, and name -> last success of watched schedules (None: the oldest of all others)."""
     states = {row[0]: row[1] for row in await db.fetch(SQL["summarise_schedules"]) if row[0] != "silent"}
-    return states, {row[0]: row[1] for row in await db.fetch(SQL["sample_schedules"], WATCHED)}
+    return states, {row[0]: row[1] for row in await db.fetch(SQL["sample_schedules"], MAX_SCHEDULE_SERIES)}

@@ -1,4 +1,4 @@
-"""What people ask about schedules and their fires: one typed function for each reading file in sql/queries."""
+"""Read-only queries about schedules and their fires: one typed function per SQL file. They take no locks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Unpack
 
-from rota.db.schedule_queries import Look, arguments_of
+from rota.db.pool import Connection, fetch_one
+from rota.db.schedule_queries import DueSchedulesQuery, arguments_of
 from rota.db.sql import SQL
 from rota.domain.schedule import Rule
 
@@ -15,22 +16,21 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from rota.cron import Fold, Gap
-    from rota.db.pool import Connection
     from rota.domain.schedule import Misfire, Overlap
 
 CROWD = 1000
-"""Schedules that may share an instant without jitter before somebody is told."""
+"""How many schedules without jitter may share an instant before rota warns."""
 
-BY_HAND = 10_000
-"""Among how many rows after an instant its stretch is looked for: within a stretch lie runs and backfills asked for by hand."""
+MAX_MANUAL_FIRES = 10_000
+"""How many fires after an instant to search for the stretch that covers it. Only manual runs and backfills lie in between."""
 
-LAST_FIRES = 200_000
-"""Among how many fires a schedule that is gone is looked for by its name."""
+SEARCHED_FIRES = 200_000
+"""How many of the latest fires to search for the name of a removed schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleLine:
-    """A schedule in a list. `silent`: no success within `expect_success_within`."""
+class ListedSchedule:
+    """A schedule in a list. `silent`: without a success within `expect_success_within`."""
 
     schedule_id: int
     name: str
@@ -54,7 +54,7 @@ class ScheduleLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDescription:
-    """Everything about a schedule; payload, meta and declared as JSON text."""
+    """All columns of a schedule; payload, meta and declared are JSON text."""
 
     schedule_id: int
     name: str
@@ -105,18 +105,18 @@ class ScheduleDescription:
     jitter_offset: timedelta
     now: datetime
     paused_by: str | None = None
-    """Known to those who may read the audit, as is why."""
+    """From the audit, as is pause_reason: None for logins that may not read the audit."""
     pause_reason: str | None = None
 
     @property
     def rule(self) -> Rule:
-        """When it fires."""
+        """The rule from which the instants are computed."""
         return Rule(
             cron=self.cron,
             every=self.every,
             anchor=None if self.every is None else self.start_at or self.created_at,
             timezone=self.timezone,
-            # What counts from the creation has no instant at it.
+            # An interval that counts from the creation does not fire at the creation itself.
             start_at=self.start_at or (None if self.every is None else self.created_at + timedelta(microseconds=1)),
             end_at=self.end_at,
             dst_gap=self.dst_gap,
@@ -131,7 +131,7 @@ class ScheduleDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireRecord:
-    """What became of an instant, or of a stretch of them, and of its job (None: no job, or it ended long ago)."""
+    """The fire of an instant, or of a stretch of missed instants. `job_state`: None without a job, or if its history was pruned."""
 
     schedule_id: int
     name: str
@@ -147,7 +147,7 @@ class FireRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextFire:
-    """A schedule and when it fires next."""
+    """A schedule and its next fire."""
 
     name: str
     handler: str
@@ -159,7 +159,10 @@ class NextFire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """An instant that many schedules without jitter share, and the first of their names. Not planned yet: only the expression."""
+    """An instant that many schedules without jitter share, and the first of their names.
+
+    `next_fire_at` is None for schedules that are not planned yet. They share the expression.
+    """
 
     next_fire_at: datetime | None
     cron: str | None
@@ -169,7 +172,7 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleFilter:
-    """Selects schedules; None selects all. `name_like` is a pattern of LIKE."""
+    """Selects schedules. None matches everything; `name_like` is a LIKE pattern."""
 
     handler: str | None = None
     owner: str | None = None
@@ -177,96 +180,97 @@ class ScheduleFilter:
 
     @property
     def values(self) -> tuple[str | None, str | None, str | None]:
-        """The first three parameters of the statements that act on many schedules."""
+        """The values for the first three parameters of the statements about many schedules."""
         return self.handler, self.owner, self.name_like
 
 
-async def list_schedules(db: Connection, *, which: ScheduleFilter, state: str | None, limit: int) -> list[ScheduleLine]:
-    """Return schedules by name; `state` may be silent, too."""
+async def list_schedules(
+    db: Connection, *, which: ScheduleFilter, state: str | None, limit: int
+) -> list[ListedSchedule]:
+    """Return schedules in the order of their names. `state` is a state of rota.schedules, or silent."""
     query = SQL["list_schedules"] if state in (None, "ok") else SQL["list_odd_schedules"]
     rows = await db.fetch(query, which.handler, state, which.owner, which.name_like, limit)
-    return [ScheduleLine(**row) for row in rows]
+    return [ListedSchedule(**row) for row in rows]
 
 
 async def count_schedules(
     db: Connection, *, which: ScheduleFilter, paused_since: datetime | None = None
 ) -> tuple[int, int]:
-    """Return how many are not paused, and how many are (since then)."""
-    row = await db.fetchrow(SQL["count_schedules"], *which.values, paused_since)
-    assert row is not None  # noqa: S101  an aggregate
+    """Return the numbers of running schedules, and of those paused (since `paused_since`)."""
+    row = await fetch_one(db, SQL["count_schedules"], *which.values, paused_since)
     return row[0], row[1]
 
 
 async def list_schedule_names(db: Connection, *, limit: int) -> list[str]:
-    """Return names of schedules."""
+    """Return the names of schedules in alphabetical order."""
     return [row[0] for row in await db.fetch(SQL["list_schedule_names"], limit)]
 
 
 async def describe_schedule(db: Connection, *, name: str) -> ScheduleDescription | None:
-    """Return everything about a schedule; None where there is none of that name."""
+    """Return all columns of a schedule; None if there is none of that name."""
     row = await db.fetchrow(SQL["describe_schedule"], name)
     return None if row is None else ScheduleDescription(**row)
 
 
 async def find_pause(db: Connection, *, name: str, since: datetime) -> tuple[str | None, str | None]:
-    """Return who has paused it since, and why; None where nobody said."""
+    """Return which user paused the schedule since then, and the reason; None if the audit does not contain it."""
     row = await db.fetchrow(SQL["find_pause"], name, since)
     return (None, None) if row is None else (row[0], row[1])
 
 
 async def list_fires(db: Connection, *, schedule_id: int, limit: int) -> list[FireRecord]:
-    """Return what became of its instants, the last ones first."""
+    """Return the fires of a schedule, the latest first."""
     return [FireRecord(**row) for row in await db.fetch(SQL["list_fires"], schedule_id, limit)]
 
 
 async def find_fire(db: Connection, *, schedule_id: int, at: datetime) -> FireRecord | None:
-    """Return the row that tells of that instant: its own, else that of the stretch it is in."""
-    row = await db.fetchrow(SQL["find_fire"], schedule_id, at, BY_HAND)
+    """Return the fire of the instant, else the fire of the stretch of missed instants that covers it."""
+    row = await db.fetchrow(SQL["find_fire"], schedule_id, at, MAX_MANUAL_FIRES)
     return None if row is None else FireRecord(**row)
 
 
 async def find_removed_schedule(db: Connection, *, name: str) -> int | None:
-    """Return the schedule_id of a schedule that is gone; None where it isn't among the last fires of all schedules."""
-    found: int | None = await db.fetchval(SQL["find_removed_schedule"], name, LAST_FIRES)
+    """Return the schedule_id of a removed schedule; None if it is not among the latest fires of all schedules."""
+    found: int | None = await db.fetchval(SQL["find_removed_schedule"], name, SEARCHED_FIRES)
     return found
 
 
 async def find_job_fire(db: Connection, *, job_id: int, schedule_id: int, scheduled_for: datetime) -> FireRecord | None:
-    """Return the fire that the job was made for."""
+    """Return the fire that created the job."""
     row = await db.fetchrow(SQL["find_job_fire"], job_id, schedule_id, scheduled_for)
     return None if row is None else FireRecord(**row)
 
 
 async def list_next_fires(db: Connection, *, limit: int) -> list[NextFire]:
-    """Return which schedules fire next, the soonest first."""
+    """Return the schedules that fire next, the soonest first."""
     return [NextFire(**row) for row in await db.fetch(SQL["list_next_fires"], limit)]
 
 
 async def summarise_schedules(db: Connection) -> dict[str, int]:
-    """Return state -> how many; silent ones once more under that name."""
+    """Return state -> number of schedules. Silent schedules are counted a second time, as `silent`."""
     return {row[0]: row[1] for row in await db.fetch(SQL["summarise_schedules"]) if row[1]}
 
 
 async def find_crowds(db: Connection) -> list[Crowd]:
-    """Return the next instants that too many schedules without jitter share."""
+    """Return the next instants that more than CROWD schedules without jitter share."""
     return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD)]
 
 
 async def find_schedules_ahead(db: Connection, *, limit: int) -> list[tuple[str, datetime]]:
-    """Return (name, decided up to) of schedules that have decided about instants which are yet to come."""
+    """Return (name, last decided instant) of schedules that have already decided future instants."""
     return [(row["name"], row["decided_up_to"]) for row in await db.fetch(SQL["find_schedules_ahead"], limit)]
 
 
 async def count_crowd(db: Connection, *, at: datetime, cron: str | None, timezone: str) -> int:
-    """Return how many schedules without jitter fire at that instant; those not planned yet if they are alike."""
+    """Return how many schedules without jitter fire at the instant; unplanned ones count if they have this cron and timezone."""
     count: int = await db.fetchval(SQL["count_crowd"], at, cron, timezone)
     return count
 
 
-async def count_pages_of_a_look(db: Connection, **look: Unpack[Look]) -> int:
-    """Return how many pages one `take_due_schedules` reads, by its plan."""
+async def count_pages_read(db: Connection, **query: Unpack[DueSchedulesQuery]) -> int:
+    """Run `take_due_schedules` with EXPLAIN; return how many pages it reads."""
     explained = "explain (analyze, buffers, format json) " + SQL["take_due_schedules"]
-    text: str = await db.fetchval(explained, *arguments_of(look))
+    text: str = await db.fetchval(explained, *arguments_of(query))
     plan = json.loads(text)[0]["Plan"]
     pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return pages

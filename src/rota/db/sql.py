@@ -1,8 +1,7 @@
 """The files under sql/, read once at import.
 
-Installed from a wheel they lie inside the package; in a source tree and in an editable install, at its top level.
-An editable install also drops a frozen copy into site-packages, which nobody must read: look beside this package,
-not on the path.
+A wheel has them inside of the package; a source tree or an editable install has them at its top level. They are looked up
+relative to this file, because an editable install also leaves an outdated copy in site-packages.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def _root() -> Path:
-    for place in (_PACKAGE / "_sql", _PACKAGE.parent.parent / "sql"):
-        if (place / "queries").is_dir():
-            return place
+    for folder in (_PACKAGE / "_sql", _PACKAGE.parent.parent / "sql"):
+        if (folder / "queries").is_dir():
+            return folder
     raise FileNotFoundError(
         f"rota's SQL files are missing: looked in {_PACKAGE / '_sql'} and beside src/; reinstall rota"
     )
@@ -37,4 +36,4 @@ MIGRATIONS: Mapping[str, str] = _read("migrations")
 """`0001_schema` -> text of sql/migrations/0001_schema.sql, in the order in which they are applied."""
 
 ROLES: str = (_root() / "roles.sql").read_text("utf-8")
-"""Text of sql/roles.sql: who may do what, by roles whose names begin with the setting rota.role_prefix."""
+"""Text of sql/roles.sql, which creates the roles and grants their rights. The setting rota.role_prefix begins their names."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rota.db import drivers, queries
-from rota.db.pool import PATIENCE, connection, idling
+from rota.db.pool import connection
 from rota.db.salvage import LOST, TRANSIENT
+from rota.db.sessions import STATEMENT_SECONDS, format_milliseconds
 from rota.domain.job import FenceToken, NodeId, idempotency_key
 from rota.domain.payload import encode
 from rota.domain.validation import check_progress, check_types
@@ -174,7 +175,7 @@ class JobFacts(Generic[P]):
     def _own_idling(self) -> str | None:
         """For how long a transaction may idle where the job has a lease of its own; the session has the daemon's."""
         lease = self._attempt.claim.lease
-        return None if lease is None else idling(lease)
+        return None if lease is None else format_milliseconds(lease)
 
     def _first_transaction(self, *, completes: bool) -> None:
         refuse_after_the_last(completes=completes, used=self._transaction_used, committed=self._attempt.committed)
@@ -445,7 +446,7 @@ async def _commit(conn: Connection, transaction: asyncpg.transaction.Transaction
 async def _roll_back(conn: Connection, transaction: asyncpg.transaction.Transaction) -> None:
     try:
         # Without an end to it, a cut link would keep the slot of a handler that was told to stop for a quarter of an hour.
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(STATEMENT_SECONDS):
             await transaction.rollback()
     except LOST:
         # The connection is gone, and the transaction with it; or an interruption fell into BEGIN, and nobody knows whether it

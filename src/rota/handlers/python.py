@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rota.db.pool import idling
+from rota.db.sessions import format_milliseconds
 from rota.errors import ConfigError
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.job import Job, inside
@@ -103,7 +103,7 @@ def in_process(handler: Handler) -> Step:
             "handler": handler.name,
             "payload": attempt.payload,
             "log": environment.log,
-            "database": environment.login and environment.login.facts(),
+            "database": environment.login and environment.login.to_json(),
             "facts": {
                 "job_id": job.job_id,
                 "handler": handler.name,
@@ -111,7 +111,7 @@ def in_process(handler: Handler) -> Step:
                 "attempt": job.attempt,
                 "fence_token": job.fence_token,
                 "_node": str(environment.node),
-                "_idling": None if attempt.claim.lease is None else idling(attempt.claim.lease),
+                "_idling": None if attempt.claim.lease is None else format_milliseconds(attempt.claim.lease),
                 "scheduled_for": job.scheduled_for.isoformat(),
                 "idempotency_key": job.idempotency_key,
                 "schedule_id": job.schedule_id,

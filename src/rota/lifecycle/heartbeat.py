@@ -16,8 +16,9 @@ import asyncpg
 
 from rota.db import pool, queries
 from rota.db.connecting import close_connection
-from rota.db.pool import PATIENCE, ConnectionLost, cut
+from rota.db.pool import ConnectionLost, is_connection_lost
 from rota.db.salvage import TRANSIENT, salvage
+from rota.db.sessions import STATEMENT_SECONDS
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost, TimedOut
 from rota.handlers.attempt import margin
@@ -154,12 +155,12 @@ class Heartbeat:
                 conn = self._conn = await self._connect()
                 # At its first use, the driver looks up types in several round trips. Do that now, with a longer timeout.
                 await queries.extend_leases(
-                    conn, node=self._node, held=[(0, FenceToken(0))], grace=timedelta(0), patience=PATIENCE
+                    conn, node=self._node, claims=[(0, FenceToken(0))], grace=timedelta(0), patience=STATEMENT_SECONDS
                 )
             claims = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in chosen]
             return await self._extend_on(conn, claims, patience)
         except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            if conn is not None and cut(conn):
+            if conn is not None and is_connection_lost(conn):
                 self._conn = None
                 raise ConnectionLost(str(error)) from error
             raise
@@ -178,7 +179,7 @@ class Heartbeat:
             return await queries.extend_leases(
                 conn,
                 node=self._node,
-                held=batch,
+                claims=batch,
                 grace=timedelta(seconds=self._grace + SETTLE_SECONDS),
                 patience=patience,
             )

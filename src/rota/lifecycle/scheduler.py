@@ -21,7 +21,7 @@ from rota.cron import tzdata_version
 from rota.db import queries, schedule_queries
 from rota.db.pool import Connection, Pool, connection
 from rota.db.salvage import ROW_CLIENT_ERRORS, Fault, fault_of, salvage, salvage_selected
-from rota.db.schedule_queries import NO_FLOOR, Decision, DueLook, DueSchedules, FireRow, Floor, RecordedFires
+from rota.db.schedule_queries import NO_FLOOR, Decision, DueSchedules, DueSchedulesResult, FireRow, Floor, RecordedFires
 from rota.domain.schedule import plan
 from rota.domain.shards import EVERY_SHARD, SHARDS
 from rota.lifecycle.ending import cancel_waiting_jobs
@@ -156,7 +156,7 @@ class Scheduler:
         pauses += ((each - look.now).total_seconds() - (boottime() - looked_at) for each in soonest)
         return max(0.0, min(pauses))
 
-    async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueLook:
+    async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueSchedulesResult:
         """Read a batch of due schedules: any in a sweep, else only those beyond the floor."""
         began = boottime()
         async with connection(self._pool) as db:
@@ -165,7 +165,7 @@ class Scheduler:
                 self._checked_up_to = None if await schedule_queries.examine_plans(db, **planner_versions()) else -1
                 self._prepared = True
 
-            async def take() -> DueLook:
+            async def take() -> DueSchedulesResult:
                 return await schedule_queries.take_due_schedules(
                     db,
                     shards=shards,
@@ -207,7 +207,7 @@ class Scheduler:
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
         return await read()
 
-    def _has_more(self, look: DueLook, searched: frozenset[int]) -> bool:
+    def _has_more(self, look: DueSchedulesResult, searched: frozenset[int]) -> bool:
         """Return whether more schedules of the searched shards may be due, and set the floor of the next look."""
         due, new, others = [], [], 0
         for alike in look.due:
@@ -269,7 +269,7 @@ class Scheduler:
 
         return await salvage_selected(run, find, refuse)
 
-    async def _decide(self, look: DueLook) -> list[datetime]:
+    async def _decide(self, look: DueSchedulesResult) -> list[datetime]:
         """Decide about the due schedules of a look, and write the decisions. Return the next instant of each schedule."""
         if not look.due:
             return []

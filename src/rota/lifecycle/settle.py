@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.db import queries
-from rota.db.pool import Connection, Pool, connection, cut
+from rota.db.pool import Connection, Pool, connection, is_connection_lost
 from rota.db.salvage import Fault, fault_of, salvage
 from rota.domain.outcome import Committed, LeaseLost, Outcome, Succeeded
 from rota.lifecycle.retry_planner import decide
@@ -140,7 +140,11 @@ class Settler:
             try:
                 await write(db, pending, some)
             except Exception as error:
-                if isinstance(error, asyncpg.PostgresError) or fault_of(error) is not Fault.FATAL or cut(db):
+                if (
+                    isinstance(error, asyncpg.PostgresError)
+                    or fault_of(error) is not Fault.FATAL
+                    or is_connection_lost(db)
+                ):
                     raise
                 # A bug that may concern one outcome only: write the others one by one.
                 if len(some) > 1:

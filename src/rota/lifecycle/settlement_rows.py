@@ -24,7 +24,7 @@ from rota.domain.settlement import Abandon, Bury, Cancel, Release, Retry, Settle
 from rota.lifecycle.retry_planner import BASE, CAP
 
 if TYPE_CHECKING:
-    from rota.db.queries import Verdict
+    from rota.db.queries import SettlementRow
     from rota.domain.job import Terms
     from rota.observability.telemetry import Telemetry
 
@@ -37,7 +37,7 @@ UNSTORABLE = "SettlementRejected"
 """The error kind of an attempt whose outcome the database refused to store."""
 
 
-def settlement_row(terms: Terms, outcome: Outcome, settlement: Settlement) -> Verdict | None:
+def settlement_row(terms: Terms, outcome: Outcome, settlement: Settlement) -> SettlementRow | None:
     """Return the row of settle_unfinished.sql that writes this settlement, or None if there is nothing to write."""
     name, kind, text = outcome_columns(outcome)
     attempt = (terms.job_id, terms.fence_token, terms.leased_by)

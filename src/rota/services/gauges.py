@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rota.db import queries, reports, schedule_queries
+from rota.db import node_reports, queries, reports, schedule_queries
 from rota.db.pool import Pool, connection
 from rota.observability import log_writer
 from rota.runtime.clock import boottime
@@ -51,7 +51,7 @@ class Coverage:
     """(queue, handler) -> due jobs, of the largest UNCLAIMED lanes."""
 
 
-def judge_coverage(backlog: reports.Backlog, nodes: Sequence[reports.LivingNode]) -> Coverage:
+def judge_coverage(backlog: reports.Backlog, nodes: Sequence[node_reports.LivingNode]) -> Coverage:
     """Find the due jobs that none of the living daemons would claim."""
     handlers = {name for node in nodes for name in node.handlers}
     unclaimable = sum(lane.due for lane in backlog.unnamed if not lane.registered)
@@ -95,14 +95,14 @@ class Gauges:
         began = boottime()
         async with connection(self._pool) as db:
             backlog = await reports.summarise_live_jobs(db, counted=COUNTED, explored=EXPLORED)
-            nodes = await reports.list_nodes(db)
+            nodes = await node_reports.list_nodes(db)
             letters = await queries.sample_backlog(db)
             upkeep = await queries.sample_upkeep(db)
             coverage = judge_coverage(backlog, nodes)
             if fresh := self._to_tell(set(coverage.lanes), began):
-                known = await reports.list_handler_names(db)
+                known = await node_reports.list_handler_names(db)
                 for queue, handler in sorted(fresh):
-                    if why := reports.why_unclaimed(handler, queue, nodes, known):
+                    if why := node_reports.why_unclaimed(handler, queue, nodes, known):
                         due = coverage.lanes[queue, handler]
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
             states, last_success = await schedule_queries.sample_schedules(db)

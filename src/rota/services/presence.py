@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rota.db import queries, reports
+from rota.db import node_reports, queries
 from rota.db.pool import Connection, Pool, connection
 from rota.domain.job import NodeId
 from rota.domain.shards import shards_of
@@ -83,13 +83,13 @@ class Presence:
         """
         async with connection(self._pool) as db:
             await self._register_node(db)
-            living = await reports.list_nodes(db)
-            lost = await reports.list_lost_nodes(db, limit=MOST_LOST)
+            living = await node_reports.list_nodes(db)
+            lost = await node_reports.list_lost_nodes(db, limit=MOST_LOST)
         started = {str(node.node_id): (node.started_at, str(node.node_id)) for node in living}
         before = [node for node in living if started[str(node.node_id)] < started[str(self._node.node_id)]]
         foreign = [
             each
-            for each in reports.find_foreign_handlers(self._node.app, self._node.names, [*lost, *before])
+            for each in node_reports.find_foreign_handlers(self._node.app, self._node.names, [*lost, *before])
             if each.handler not in shared
         ]
         if foreign:

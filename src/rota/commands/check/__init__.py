@@ -19,7 +19,7 @@ from rota.commands.show import plural, print_json, printable
 if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.pool import Connection
-    from rota.db.reports import ServerLook
+    from rota.db.server_reports import ServerFacts
 
 __all__ = ["CHECKS", "check", "examine", "server_findings"]
 
@@ -75,14 +75,14 @@ def check(
     raise typer.Exit(1 if findings else 0)
 
 
-async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list[Finding]]":
+async def examine(config: "Config", db: "Connection") -> "tuple[ServerFacts, list[Finding]]":
     """Read the shared facts, then run every check. A check that fails becomes a finding; the others still run."""
     from asyncpg import PostgresError
 
-    from rota.db import reports
+    from rota.db import server_reports
 
     if obstacles := await rights.find_obstacles(db):
-        return await reports.examine_server(db), obstacles
+        return await server_reports.examine_server(db), obstacles
     facts = await _read_facts(config, db)
     findings: list[Finding] = []
     for each in CHECKS:
@@ -94,10 +94,10 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerLook, list
 
 
 async def _read_facts(config: "Config", db: "Connection") -> Facts:
-    from rota.db import reports, schedule_reports
+    from rota.db import node_reports, reports, schedule_reports, server_reports
 
     asked = datetime.now(UTC)
-    found = await reports.examine_server(db)
+    found = await server_reports.examine_server(db)
     answered = datetime.now(UTC)
     return Facts(
         db=db,
@@ -106,8 +106,8 @@ async def _read_facts(config: "Config", db: "Connection") -> Facts:
         asked=asked,
         answered=answered,
         backlog=await reports.summarise_live_jobs(db),
-        nodes=await reports.list_nodes(db),
-        known_handlers=await reports.list_handler_names(db),
+        nodes=await node_reports.list_nodes(db),
+        known_handlers=await node_reports.list_handler_names(db),
         schedules=await schedule_reports.summarise_schedules(db),
     )
 

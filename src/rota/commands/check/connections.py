@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
     from rota.config.database_url import DatabaseUrl
     from rota.db.connecting import Address
-    from rota.db.server_history import Server
+    from rota.db.server import Server
 
 
 async def check_login(facts: "Facts") -> list[Finding]:
@@ -33,8 +33,10 @@ async def check_login(facts: "Facts") -> list[Finding]:
 async def check_listen_route(facts: "Facts") -> list[Finding]:
     """Report a connection on which notifications can't arrive: LISTEN succeeds there, and no error ever says so."""
     from rota.db.connecting import close_connection
-    from rota.db.migrate import installation
-    from rota.db.pool import ROUTE_OF_COMMANDS, connect, is_pooled, probe
+    from rota.db.migrate import read_installation
+    from rota.db.pool import connect
+    from rota.db.server import is_pooled, probe
+    from rota.db.sessions import ROUTE_OF_COMMANDS
     from rota.errors import RotaError
 
     config = facts.config
@@ -59,7 +61,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
                 ]
             direct = await connect(url, route=ROUTE_OF_COMMANDS, name="rota check direct")
             try:
-                there = await installation(direct)
+                there = await read_installation(direct)
             finally:
                 await close_connection(direct)
     except RotaError as error:
@@ -69,7 +71,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
                 "correct it, or unset it where the other URL leads straight to the server; until then, polling finds the jobs",
             )
         ]
-    if there.installation_id == (await installation(facts.db)).installation_id:
+    if there.installation_id == (await read_installation(facts.db)).installation_id:
         return []
     return [
         _direct_url(
@@ -116,13 +118,13 @@ async def _writable_server(url: "DatabaseUrl", address: "Address") -> "tuple[Ser
     from asyncpg import PostgresError
 
     from rota.db.connecting import close_connection, open_connection
-    from rota.db.pool import ROUTE_OF_COMMANDS, our_session
-    from rota.db.queries import find_writable_server
     from rota.db.salvage import LOST
+    from rota.db.server import find_writable_server
+    from rota.db.sessions import ROUTE_OF_COMMANDS, own_session_options
 
     with suppress(*LOST, PostgresError):
         db = await open_connection(
-            url, only=address, limit=3, command_timeout=3, **our_session(ROUTE_OF_COMMANDS, "rota check")
+            url, only=address, limit=3, command_timeout=3, **own_session_options(ROUTE_OF_COMMANDS, "rota check")
         )
         try:
             return await find_writable_server(db)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rota.config import Config
+    from rota.db.node_reports import LivingNode
     from rota.db.pool import Connection
-    from rota.db.reports import Backlog, LivingNode, ServerLook
+    from rota.db.reports import Backlog
+    from rota.db.server_reports import ServerFacts
 
 NAMED = 20
 """Most objects of one kind that get a finding of their own; the others are counted in one more finding."""
@@ -35,7 +37,7 @@ class Facts:
 
     db: "Connection"
     config: "Config"
-    server: "ServerLook"
+    server: "ServerFacts"
     asked: datetime
     """This machine's time when the server was asked for its own."""
     answered: datetime

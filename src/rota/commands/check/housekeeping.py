@@ -26,9 +26,9 @@ CURES = {
 
 async def check_housekeeping(facts: "Facts") -> list[Finding]:
     """Report pieces of housekeeping that fail, or have not succeeded for OVERDUE while a daemon is alive."""
-    from rota.db import reports
+    from rota.db import server_reports
 
-    found = await reports.list_housekeeping(facts.db, patience=OVERDUE)
+    found = await server_reports.list_housekeeping(facts.db, patience=OVERDUE)
     return [
         Finding(
             check="housekeeping",

@@ -10,7 +10,8 @@ from rota.commands.show import age, moment, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
-    from rota.db.reports import Lane, LetterGroup, Paused
+    from rota.db.node_reports import Paused
+    from rota.db.reports import DeadLetterGroup, LaneCounts
 
 LATE = timedelta(seconds=60)
 """For how long jobs must have been due before taken slots are a finding."""
@@ -18,9 +19,9 @@ LATE = timedelta(seconds=60)
 
 async def check_paused(facts: "Facts") -> list[Finding]:
     """Report paused queues and handlers: intended once, and easily forgotten."""
-    from rota.db import reports
+    from rota.db import node_reports
 
-    paused = await reports.list_paused(facts.db)
+    paused = await node_reports.list_paused(facts.db)
     return capped("paused", [_paused(each) for each in paused[:NAMED]], len(paused), "rota status lists them")
 
 
@@ -40,7 +41,7 @@ def _paused(each: "Paused") -> Finding:
 
 async def check_unclaimed(facts: "Facts") -> list[Finding]:
     """Report lanes with due jobs that no living daemon would claim."""
-    from rota.db.reports import why_unclaimed
+    from rota.db.node_reports import why_unclaimed
 
     backlog, bound = facts.backlog, "at least " if facts.backlog.at_least else ""
     unclaimed = [
@@ -82,20 +83,20 @@ async def check_priorities(facts: "Facts") -> list[Finding]:
 
 async def check_slots(facts: "Facts") -> list[Finding]:
     """Report queues whose slots are all taken, on every daemon that serves them, while jobs have been due for LATE."""
-    from rota.db import reports
+    from rota.db import node_reports
 
     late = [lane for lane in facts.backlog.by_handler if lane.oldest_due is not None and lane.oldest_due > LATE]
     if not late:
         return []
-    paused = {(each.kind, each.name) for each in await reports.list_paused(facts.db)}
-    running = await reports.count_running_jobs(facts.db)
-    full: dict[str, tuple[Lane, int, Counter[str]]] = {}
+    paused = {(each.kind, each.name) for each in await node_reports.list_paused(facts.db)}
+    running = await node_reports.count_running_jobs(facts.db)
+    full: dict[str, tuple[LaneCounts, int, Counter[str]]] = {}
     for lane in late:
         serving = [node for node in facts.nodes if node.claims(lane.handler, lane.queue)]
         if not serving or paused & {("queue", "*"), ("queue", lane.queue), ("handler", lane.handler)}:
             continue
         slots = [node.slots.get(node.room(lane.queue), 0) for node in serving]
-        holders = [reports.holders_of_slots(node, lane.queue, running) for node in serving]
+        holders = [node_reports.count_slots_by_handler(node, lane.queue, running) for node in serving]
         if all(held.total() >= most for held, most in zip(holders, slots, strict=True)):
             before = full.get(lane.queue)
             full[lane.queue] = (before[0] + lane if before else lane, sum(slots), sum(holders, Counter()))
@@ -105,7 +106,7 @@ async def check_slots(facts: "Facts") -> list[Finding]:
     return capped("slots", findings, len(full), "rota queue list shows where jobs wait")
 
 
-def _full(lane: "Lane", slots: int, holders: "Counter[str]", bound: str) -> Finding:
+def _full(lane: "LaneCounts", slots: int, holders: "Counter[str]", bound: str) -> Finding:
     held_by = ", ".join(f"{count} by {handler}" for handler, count in holders.most_common(3))
     return Finding(
         check="slots",
@@ -159,13 +160,13 @@ async def check_dead_letters(facts: "Facts") -> list[Finding]:
     """Report dead letters, by handler, queue, reason and kind of error."""
     from rota.db import reports
 
-    groups = await reports.summarise_dead_letters(facts.db, which=reports.LetterFilter(), limit=NAMED)
+    groups = await reports.summarise_dead_letters(facts.db, which=reports.DeadLetterFilter(), limit=NAMED)
     return capped(
         "dead letters", [_letters(group) for group in groups], groups[0].total if groups else 0, "rota dead summary"
     )
 
 
-def _letters(group: "LetterGroup") -> Finding:
+def _letters(group: "DeadLetterGroup") -> Finding:
     what = f"{plural(group.letters, 'dead letter')} of {group.handler} in queue {group.queue}: {group.reason}"
     chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
     if group.error_kind:

@@ -7,7 +7,7 @@ from rota.commands.show import age, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
-    from rota.db.reports import LivingNode
+    from rota.db.node_reports import LivingNode
 
 
 async def check_zone_data(facts: "Facts") -> list[Finding]:
@@ -31,7 +31,7 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
 
 async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
     """Report handlers that living daemons of different apps have: the apps take each other's jobs."""
-    from rota.db.reports import is_built_in
+    from rota.db.node_reports import is_built_in
 
     apps: dict[str, dict[str, LivingNode]] = {}
     for node in facts.nodes:
@@ -57,9 +57,9 @@ async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
 
 async def check_refused_rows(facts: "Facts") -> list[Finding]:
     """Report jobs and schedules with which the database refuses operations of daemons: they make no progress."""
-    from rota.db import reports
+    from rota.db import server_reports
 
-    rows = await reports.list_refused_rows(facts.db)
+    rows = await server_reports.list_refused_rows(facts.db)
     findings = [
         Finding(
             check="refused rows",
@@ -76,9 +76,9 @@ async def check_refused_rows(facts: "Facts") -> list[Finding]:
 
 async def check_lost(facts: "Facts") -> list[Finding]:
     """Report daemons that vanished without saying goodbye within a day, and have not been replaced or forgotten."""
-    from rota.db import reports
+    from rota.db import node_reports
 
-    lost = await reports.list_lost_nodes(facts.db, limit=NAMED)
+    lost = await node_reports.list_lost_nodes(facts.db, limit=NAMED)
     findings = [
         Finding(
             check="lost nodes",

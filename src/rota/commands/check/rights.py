@@ -15,7 +15,7 @@ LONG_WAIT = timedelta(seconds=2)
 
 async def check_rights(facts: "Facts") -> list[Finding]:
     """Report row-level security, disabled triggers, replication settings and, for a daemon's login, missing privileges."""
-    from rota.db.rights import examine_rights
+    from rota.db.server_reports import examine_rights
 
     is_daemon = facts.config.app is not None and facts.server.may_run
     return [
@@ -27,7 +27,7 @@ async def check_rights(facts: "Facts") -> list[Finding]:
 
 async def find_obstacles(db: "Connection") -> list[Finding]:
     """Report what would keep the other checks from reading rota's tables: locks, and row-level security."""
-    from rota.db.rights import examine_rights
+    from rota.db.server_reports import examine_rights
 
     hidden = [fault for fault in await examine_rights(db) if fault.kind == "row_security"]
     found = await find_lock_findings(db)

@@ -8,7 +8,7 @@ from rota.commands.show import age, moment, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
-    from rota.db.schedule_reports import ScheduleLine
+    from rota.db.schedule_reports import ListedSchedule
 
 
 async def check_states(facts: "Facts") -> list[Finding]:
@@ -58,7 +58,7 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
     ]
 
 
-async def _judge(facts: "Facts", state: str, each: "ScheduleLine") -> Finding:
+async def _judge(facts: "Facts", state: str, each: "ListedSchedule") -> Finding:
     from rota.db.blockers import find_row_locker
 
     if state == "invalid":
@@ -68,7 +68,7 @@ async def _judge(facts: "Facts", state: str, each: "ScheduleLine") -> Finding:
     return _overdue(each, await find_row_locker(facts.db, schedule_id=each.schedule_id))
 
 
-def _invalid(each: "ScheduleLine") -> Finding:
+def _invalid(each: "ListedSchedule") -> Finding:
     return Finding(
         check="invalid schedules",
         object=each.name,
@@ -78,7 +78,7 @@ def _invalid(each: "ScheduleLine") -> Finding:
     )
 
 
-def _overdue(each: "ScheduleLine", locked_by: str | None) -> Finding:
+def _overdue(each: "ListedSchedule", locked_by: str | None) -> Finding:
     since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
     why = f"{locked_by} has its row locked in an open transaction" if locked_by else "nobody decides about it"
     return Finding(
@@ -92,7 +92,7 @@ def _overdue(each: "ScheduleLine", locked_by: str | None) -> Finding:
     )
 
 
-def _silent(each: "ScheduleLine") -> Finding:
+def _silent(each: "ListedSchedule") -> Finding:
     last = f"its last was {moment(each.last_success_at)}" if each.last_success_at else "there was none yet"
     return Finding(
         check="no success",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rota.commands.check.finding import Facts
-    from rota.db.reports import ServerLook
+    from rota.db.server_reports import ServerFacts
 
 CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
@@ -19,9 +19,9 @@ NOTIFY_QUEUE_FULL = 0.5
 """Fraction of the notification queue in use from which on it is a finding. At 0.9 the daemons stop notifying."""
 
 
-def _read_only(server: "ServerLook") -> list[Finding]:
+def _read_only(server: "ServerFacts") -> list[Finding]:
     """Report a server that accepts no writes."""
-    from rota.db.pool import TO_THE_PRIMARY, WHY_READ_ONLY
+    from rota.db.server import TO_THE_PRIMARY, WHY_READ_ONLY
 
     found = Finding(
         check="read-only",
@@ -32,7 +32,7 @@ def _read_only(server: "ServerLook") -> list[Finding]:
     return [found] if server.read_only else []
 
 
-def _clock(server: "ServerLook", asked: datetime, answered: datetime) -> list[Finding]:
+def _clock(server: "ServerFacts", asked: datetime, answered: datetime) -> list[Finding]:
     """Report a difference between the server's clock and this machine's."""
     apart = max(server.clock - answered, asked - server.clock)
     found = Finding(
@@ -44,7 +44,7 @@ def _clock(server: "ServerLook", asked: datetime, answered: datetime) -> list[Fi
     return [found] if apart > CLOCKS_APART else []
 
 
-def _autovacuum(server: "ServerLook") -> list[Finding]:
+def _autovacuum(server: "ServerFacts") -> list[Finding]:
     """Report a server without autovacuum."""
     found = Finding(
         check="autovacuum",
@@ -55,7 +55,7 @@ def _autovacuum(server: "ServerLook") -> list[Finding]:
     return [] if server.autovacuum else [found]
 
 
-def _snapshots(server: "ServerLook") -> list[Finding]:
+def _snapshots(server: "ServerFacts") -> list[Finding]:
     """Report transactions that have kept dead rows from being removed for too long."""
     found = []
     if server.snapshot_age is not None and server.snapshot_age > OLD_SNAPSHOT:
@@ -81,7 +81,7 @@ def _snapshots(server: "ServerLook") -> list[Finding]:
     return found
 
 
-def _notifications(server: "ServerLook") -> list[Finding]:
+def _notifications(server: "ServerFacts") -> list[Finding]:
     """Report a notification queue that fills up."""
     used = server.notifications
     found = Finding(
@@ -93,7 +93,7 @@ def _notifications(server: "ServerLook") -> list[Finding]:
     return [found] if used > NOTIFY_QUEUE_FULL else []
 
 
-CHECKS: "tuple[Callable[[ServerLook], list[Finding]], ...]" = (
+CHECKS: "tuple[Callable[[ServerFacts], list[Finding]], ...]" = (
     _read_only,
     _autovacuum,
     _snapshots,
@@ -102,7 +102,7 @@ CHECKS: "tuple[Callable[[ServerLook], list[Finding]], ...]" = (
 """What the answer of `examine_server` is judged by, the clock apart."""
 
 
-def server_findings(server: "ServerLook", *, asked: datetime, answered: datetime) -> list[Finding]:
+def server_findings(server: "ServerFacts", *, asked: datetime, answered: datetime) -> list[Finding]:
     """Return the findings about the server, which told its time between the two instants of this machine's clock."""
     found = _clock(server, asked, answered)
     return [*found, *(finding for each in CHECKS for finding in each(server))]

@@ -7,7 +7,7 @@ from rota.commands.show import plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
-    from rota.db.reports import ConnectionLimit, RiskySetting
+    from rota.db.server_reports import ConnectionLimit, RiskySetting
 
 RELOAD = "then select pg_reload_conf()"
 
@@ -57,13 +57,13 @@ CONNECTIONS_AT_REST = 3
 
 async def check_settings(facts: "Facts") -> list[Finding]:
     """Report settings that put at risk that a committed job runs, and that a settled one does not run again."""
-    from rota.db import reports
-    from rota.db.pool import is_pooled
+    from rota.db import server_reports
+    from rota.db.server import is_pooled
 
     pooled = is_pooled(facts.db, pid=facts.server.pid)
     return [
         _risk(each)
-        for each in await reports.list_risky_settings(facts.db)
+        for each in await server_reports.list_risky_settings(facts.db)
         # Without a pooler, each daemon turns synchronous_commit on for itself; a read-only session is reported as such.
         if (each.name != "synchronous_commit" or pooled)
         and (each.name != "default_transaction_read_only" or each.login is not None)
@@ -84,9 +84,9 @@ def _risk(setting: "RiskySetting") -> Finding:
 
 async def check_table_autovacuum(facts: "Facts") -> list[Finding]:
     """Report rota's tables without autovacuum."""
-    from rota.db import reports
+    from rota.db import server_reports
 
-    names = await reports.list_tables_without_autovacuum(facts.db)
+    names = await server_reports.list_tables_without_autovacuum(facts.db)
     findings = [
         Finding(
             check="autovacuum",
@@ -101,8 +101,8 @@ async def check_table_autovacuum(facts: "Facts") -> list[Finding]:
 
 async def check_connection_limits(facts: "Facts") -> list[Finding]:
     """Report limits of connections that are all but reached, or lower than the living daemons need under load."""
-    from rota.db import reports
-    from rota.db.pool import is_pooled
+    from rota.db import server_reports
+    from rota.db.server import is_pooled
 
     settings = facts.config.database
     each_daemon = settings.pool_size + settings.handler_pool_size + CONNECTIONS_AT_REST - 1
@@ -110,7 +110,7 @@ async def check_connection_limits(facts: "Facts") -> list[Finding]:
     wanted = 0 if is_pooled(facts.db, pid=facts.server.pid) else len(facts.nodes) * each_daemon
     return [
         finding
-        for limit in await reports.count_connections(facts.db)
+        for limit in await server_reports.count_connections(facts.db)
         if (finding := _limit(limit, wanted, daemons=len(facts.nodes)))
     ]
 
