@@ -158,7 +158,7 @@ async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(
     assert "no living daemon serves the queue 'mail'" in lane["why"]
     assert "it waits, no attempt is used" in lane["why"]
 
-    monkeypatch.setattr(module, "TOLD_EVERY", 0.0)
+    monkeypatch.setattr(module, "WARN_AGAIN_SECONDS", 0.0)
     await gauges.run_once()
     assert len(warnings()) == 4
 

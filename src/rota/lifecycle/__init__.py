@@ -2,40 +2,42 @@
 
 ::
 
-    rota.schedules --(7 scheduler: decide each due instant once)--> rota.fires
+    rota.schedules --(scheduler: decide each due instant once)----> rota.fires
                                      |
                                      v
-    rota.jobs --(2 dispatcher: claim, SKIP LOCKED, lease + token)--> running --(3 executor)--> outcome
+    rota.jobs --(dispatcher: claim, SKIP LOCKED, lease + token)----> running --(executor)----> outcome
         ^                                                               ^                         |
-        |                                            (4 heartbeat: extend the lease)              |
-        |                                                                          (5 retry planner: decide)
+        |                                            (heartbeat: extend the lease)                |
+        |                                                                          (retry planner: decide)
         |                                                                                         |
-        +----- retry, release ------------- (6 settle: one fenced statement) <--------------------+
+        +----- retry, release ------------- (settle: one fenced statement)-- <--------------------+
                                                  '--> rota.job_runs, rota.dead_letters
 
-    1 wake            when to look: notification, freed slot, next due instant, stop
-    2 dispatcher      due rows -> claims, never more than the free slots
+    wake              when to look: after a notification, a freed slot, a pause, or the order to stop
+    dispatcher        due rows -> claims, never more than the free slots
       lanes           which lanes a claim searches and when: floors, sweeps, pages of queues
       suspects        how many jobs that lost their worker twice may run at once
-    3 executor        claim -> outcome; timeout, interruption, the one broad except
-    4 heartbeat       extend the leases of what runs here; tell of what was lost (on its own thread)
-    5 retry_planner   outcome -> settlement, purely
-    6 settle          settlements -> fenced statements, with whatever gathered meanwhile
-    7 scheduler       due schedules -> fires + jobs, once for each schedule and instant
-    8 drain           the end of the node: what runs may end, is interrupted, or is left to its lease
+    executor          claim -> call of the handler, with its timeout and interruption
+      call_outcome    what the call did -> outcome
+    heartbeat         extends the leases of this node's attempts, on its own thread
+    retry_planner     outcome -> settlement, a pure function
+    settle            settlements -> fenced statements, in batches
+      settlement_rows the arguments of these statements, and their log lines
+    scheduler         due schedules -> fires and jobs, once for each schedule and instant
+    drain             the end of the node: jobs end, are interrupted, or run again when their lease ends
 
-`running` is what they share: the attempts under way, and the slots they take.
+`running` is shared by all of them: it holds the attempts of this node and the slots that they occupy.
 
-Who may change which state: only a claim makes a job running; only a settlement whose token and owner match, a reaper that
-proves in the same statement that the lease has expired, or a forced cancel takes it out of running. A retry, a release and
-a redrive make it scheduled; nothing else does.
+State changes. Only a claim makes a job running. A job leaves the state running by a settlement whose token and owner match, by a
+reaper that proves in the same statement that the lease has expired, or by a forced cancel. Only a retry, a release or a redrive
+makes it scheduled again.
 
-Who decides about a due instant: whoever first writes to the schedule's clock where version and next_fire_at are still what was
-read. That statement inserts the job and the fire's row. Edits take the same lock, record what was due, and raise the version.
-A backfill takes that lock, too, and enqueues only what is behind the clock and has no row of its own.
-Whether a job of the schedule is live (overlap) the partial unique index on rota.jobs decides, never a read.
+Due instants. The first node that updates the schedule's clock decides, if version and next_fire_at are unchanged since it read
+them. That statement inserts the job and the fire. Edits take the same lock, record the instants that were due, and raise the
+version. A backfill takes the lock, too, and enqueues only past instants that have no fire.
+The partial unique index on rota.jobs decides whether a job of the schedule is live (overlap), never a read.
 
-Locks: clocks before jobs before fires. Every statement that touches many jobs locks them in the order of job_id, by SKIP
-LOCKED, and never waits for a row; the same holds for clocks, in the order of schedule_id.
+Locks. Clocks before jobs before fires. Every statement over many jobs locks them in the order of job_id with SKIP LOCKED, so it
+never waits for a row. The same holds for clocks, in the order of schedule_id.
 A handler's own transaction touches its job's row in its last statement only.
 """

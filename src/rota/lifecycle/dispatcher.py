@@ -1,7 +1,7 @@
-"""Step 2 of a job's life: due rows -> claims, never more than the free slots.
+"""Claim due jobs, never more than the free slots, and start them.
 
-`lanes` decides which lanes a look searches, `suspects` how many jobs that lost their worker twice may run at once. This file sends
-the claims and starts the jobs. One row that can't be claimed costs its own job: the claim is repeated around it.
+`lanes` decides which lanes a look searches, and `suspects` how many jobs that lost their worker twice may run at once. A row that
+can't be claimed is set aside, and the claim is repeated without it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ SUSPECT_CHECK_SECONDS = 10.0
 """Seconds between two searches for suspects while there are none."""
 
 SET_ASIDE_SECONDS = 10.0
-"""Seconds for which a job is left alone after the database refused its claim."""
+"""How long a job is not claimed again after the database refused its claim."""
 
 SET_ASIDE_BLOCK = 100
-"""With each so many jobs set aside, further ones are left alone for SET_ASIDE_SECONDS more.
+"""For each block of this many jobs set aside, further ones wait SET_ASIDE_SECONDS longer.
 
-Looks find them one batch at a time: after a fixed time the first would be back before the jobs behind the last are reached.
+With a fixed time, the first refused jobs would return before the looks have reached the jobs behind the last one.
 """
 
 MAX_SET_ASIDE = 10_000
 """Most jobs set aside at a time, to bound the claim's parameters. Further refused jobs are tried again at each look."""
 
 VALUE_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
-"""Errors of the server about a row's own values, unless a trigger raised them (then they have a context).
+"""Server errors about a row's own values. An error with a context was raised by a trigger and does not count.
 
-A row that was stored before a constraint (NOT VALID) violates it as soon as the claim updates the row.
+A claim can violate a constraint because rows stored before a NOT VALID constraint are checked at their next update.
 """
 
 
@@ -66,26 +66,26 @@ class Look:
 
     claimed: int = 0
     next_in: timedelta | None = None
-    """How long until the earliest future job of the lanes searched."""
+    """Time until the earliest future job of the searched lanes."""
     no_suspects: bool = False
     """Whether this look searched for suspects and found none."""
 
     def add(self, found: Claimed) -> None:
-        """Add the answer to one claim."""
+        """Add the result of one claim."""
         self.claimed += len(found.claims)
         self.next_in = min((each for each in (self.next_in, found.next_in) if each is not None), default=None)
 
 
 class Listener(Protocol):
-    """What the dispatcher needs of the listening connection."""
+    """The part of the listening connection that the dispatcher uses."""
 
     @property
     def armed(self) -> bool:
-        """True while every insert that commits from now on wakes this node."""
+        """Whether every insert that commits from now on wakes this node."""
         ...
 
     def want(self, armed: bool, /) -> None:
-        """Ask for notifications of inserts, or stop them while the dispatcher looks again anyway."""
+        """Turn notifications of inserts on, or off while the dispatcher looks again anyway."""
         ...
 
 
@@ -130,12 +130,12 @@ class Dispatcher:
         self._has_handlers = bool(handlers)
         self._lanes = Lanes(handlers, queues, poll=self._poll)
         self._set_aside: dict[int, float] = {}
-        """job_id -> until when a job is left alone whose claim was refused."""
+        """job_id of a refused claim -> when the job may be claimed again."""
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
         """When to search for suspects again."""
         self._suspects_first = False
-        """Whether the last look left no slot for a suspect, so that the next one begins with them."""
+        """Whether the last look left no slot for a suspect, so the next look claims suspects first."""
         self._may_have_orphans = restarted  # a crash may have come between a claim's answer and the start of its jobs
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
@@ -156,11 +156,11 @@ class Dispatcher:
                 raise asyncio.CancelledError
             if not stopping.is_set():
                 await self._wake.wait(pause)
-        self._monitor.record_stop(self.name)  # a long drain is no standstill
+        self._monitor.record_stop(self.name)  # a long drain does not count as a stall
 
     async def _look(self) -> float:
-        """Claim what is due. Return for how many seconds there is no reason to look again, apart from notifications."""
-        self._running.limited = True  # until this look has found room for all that it might find
+        """Claim due jobs. Return the seconds until the next look, unless a notification comes earlier."""
+        self._running.limited = True  # until this look has had enough slots
         if not self._running.rooms():
             self._listener.want(False)
             self._monitor.record_success(self.name)
@@ -222,29 +222,29 @@ class Dispatcher:
         return look
 
     async def _search(self, db: Connection, rooms: dict[str, int], sweeping: set[str], look: Look) -> None:
-        """Claim from the lanes of these rooms; all lanes of those in `sweeping`, else the busy ones."""
+        """Claim from the busy lanes of these rooms, and from all lanes of the rooms in `sweeping`."""
         lanes, began = self._lanes, boottime()
         after = lanes.foreign.after
-        taken: Counter[str] = Counter()
+        claimed: Counter[str] = Counter()
         try:
             if lanes.must_list_queues(sweeping, began):
                 await self._list_foreign_queues(db)
             known = lanes.known_queues() if SHARED_ROOM in sweeping else None
             found = await self._claim_lanes(db, rooms, lanes.lanes(rooms, sweeping), known=known)
             for queue, count in Counter(claim.queue for claim in found.claims).items():
-                taken[lanes.room(queue)] += count
+                claimed[lanes.room(queue)] += count
             look.add(found)
             if found.others:
                 await self._list_foreign_queues(db)
-                left = {SHARED_ROOM: rooms[SHARED_ROOM] - taken[SHARED_ROOM]}
+                left = {SHARED_ROOM: rooms[SHARED_ROOM] - claimed[SHARED_ROOM]}
                 if left[SHARED_ROOM] > 0:
                     found = await self._claim_lanes(db, left, lanes.all_lanes({SHARED_ROOM}))
-                    taken[SHARED_ROOM] += len(found.claims)
+                    claimed[SHARED_ROOM] += len(found.claims)
                     look.add(found)
         except TRANSIENT:
             lanes.foreign.rewind(after)  # this page has not been searched
             raise
-        lanes.searched(rooms, taken, sweeping, began=began, ended=boottime())
+        lanes.searched(rooms, claimed, sweeping, began=began, ended=boottime())
 
     async def _list_foreign_queues(self, db: Connection) -> None:
         found = await queries.list_queues(db, after=self._lanes.foreign.after, limit=MAX_LISTED_QUEUES)
@@ -280,13 +280,15 @@ class Dispatcher:
         at_most: int | None = None,
         known: list[str] | None = None,
     ) -> Claimed:
-        """Claim from these lanes and start the jobs. A job whose row makes the claim fail is set aside; the others are claimed."""
+        """Claim from these lanes and start the jobs. Set aside a job whose row makes the claim fail, and claim the others."""
         if not lanes or not rooms or self._stopping.is_set():
             return Claimed([])
         total = sum(rooms.values()) if at_most is None else at_most
 
         async def claim(only: Sequence[int] | None) -> Claimed:
-            asked = boottime()  # before the claim is sent: by this clock our trust in it must end before the lease does
+            sent_at = (
+                boottime()
+            )  # before the claim is sent, so that this node takes the lease to end before the database does
             free = self._running.rooms()
             found = await queries.claim_due_jobs(
                 db,
@@ -301,7 +303,7 @@ class Dispatcher:
                 skipped=list(self._set_aside),
             )
             self.reached = boottime()
-            self._start_claimed(found, asked=asked, suspects=suspects)
+            self._start_claimed(found, sent_at=sent_at, suspects=suspects)
             return found
 
         try:
@@ -323,7 +325,7 @@ class Dispatcher:
             await self._put_aside(db, job, error)
             return Claimed([])
 
-        await claim([])  # fails if the statement itself is refused: that is no row's fault
+        await claim([])  # raises if the database refuses the statement itself, for any row
         due = await queries.find_due_jobs(
             db, lanes=lanes, suspects=suspects, skipped=list(self._set_aside), limit=total
         )
@@ -334,15 +336,15 @@ class Dispatcher:
             merged.add(found)
         return Claimed(claims, next_in=merged.next_in)
 
-    def _start_claimed(self, found: Claimed, *, asked: float, suspects: Suspects) -> None:
+    def _start_claimed(self, found: Claimed, *, sent_at: float, suspects: Suspects) -> None:
         lease = self._lease.total_seconds()
         for claim in found.claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
-            attempt = Attempt(claim, lease=own, asked=asked, suspect=suspects)
+            attempt = Attempt(claim, lease=own, asked=sent_at, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
             self._start(attempt)
         if found.claims:
-            self._lanes.claimed([] if suspects else found.claims, asked)
+            self._lanes.claimed([] if suspects else found.claims, sent_at)
             self._telemetry.jobs_claimed(found.claims)
 
     async def _after_refused_claim(self, db: Connection, error: Exception) -> None:
@@ -351,7 +353,7 @@ class Dispatcher:
             await self._return_orphans(db)
 
     async def _put_aside(self, db: Connection, job: DueJob, error: Exception) -> None:
-        """Bury a job whose own values make its claim fail. Leave it alone for a while if a trigger or a constraint refuses it."""
+        """Bury a job whose own values make its claim fail. Set it aside if a trigger or a constraint refuses the claim."""
         kind = type(error).__name__
         attempts = None
         if isinstance(error, ROW_CLIENT_ERRORS) or (isinstance(error, VALUE_ERRORS) and error.context is None):
@@ -391,7 +393,7 @@ class Dispatcher:
     def _rooms(self) -> dict[str, int]:
         """Return the free slots to fill in one claim.
 
-        The room with most free slots gets up to MAX_CLAIM_SIZE, and all others share as many: no room takes another room's share.
+        The room with the most free slots gets up to MAX_CLAIM_SIZE. The other rooms get an equal share of MAX_CLAIM_SIZE each.
         """
         rooms = self._running.rooms()
         if not rooms:
@@ -401,10 +403,10 @@ class Dispatcher:
         return {room: min(free, MAX_CLAIM_SIZE if room == largest else share) for room, free in rooms.items()}
 
     async def _return_orphans(self, db: Connection) -> None:
-        """Give back claims whose answer was lost: without this, they would wait until their leases expire."""
+        """Release claims whose reply was lost. Without this, their jobs would wait until the leases expire."""
         known = [attempt.claim.fence_token for attempt in self._running.attempts]
         found = await queries.find_orphaned_claims(db, node=self._node, known=known)
-        # An attempt that began here and was let go is no orphan: its lease settles it.
+        # An attempt that ran here but was not settled is not an orphan: its job runs again when the lease ends.
         self._running.unsettled &= {token for _, token in found}
         orphans = [(job_id, token) for job_id, token in found if token not in self._running.unsettled]
         if orphans:

@@ -2,11 +2,11 @@
 
 A lane is one queue, handler and priority. A room is a set of slots: one for each queue of the node, and `*` for all other queues.
 
-A *floored* search looks only at busy lanes (lanes that had work lately), from the run_at claimed last; it costs the same however
-many dead rows lie before the floor. A *sweep* looks at all lanes of a room from the beginning of time, and finds what floors hide:
-late commits, back-dated rows, urgent jobs in lanes that were quiet. Sweeps are counted per room, and in `*` per page of queues: a
-room that has free slots is swept at least once a poll interval, whatever other rooms do. A room without free slots is swept as
-soon as one is free. Beyond that, sweeps that merely may find something use at most a tenth of the time.
+A *floored* search reads only busy lanes (lanes with a recent claim), from the last claimed run_at on. So dead rows before the
+floor cost nothing. A *sweep* reads all lanes of a room from the beginning of time. It finds the jobs that floors hide: late
+commits, back-dated rows, and urgent jobs in lanes that were quiet. A room with free slots is swept at least once a poll interval,
+independently of other rooms; `*` is swept one page of queues at a time. A room without free slots is swept as soon as a slot is
+free. All further sweeps are optional and use at most 10 % of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rota.domain.job import Claim
 
 ANY_TIME = datetime.min.replace(tzinfo=UTC)
-"""The floor of a search without a floor, sent as -infinity: a run_at before 1970, which only an owner can write, is found too."""
+"""The floor that excludes nothing. Sent as -infinity, because an owner can write a run_at before 1970."""
 
 PRIORITIES = range(10)
 
@@ -32,7 +32,7 @@ SHARED_ROOM = "*"
 """The room for the jobs of all queues that have no slots of their own."""
 
 BUSY_CLAIM_SIZE = 8
-"""Jobs in one look from which on the node is busy: jobs then come faster than notifications are worth sending."""
+"""A look that claims at least this many jobs makes the node busy. It then looks again at once, without notifications."""
 
 LANE_IDLE_SECONDS = 60.0
 """Seconds without a claim after which only sweeps search a lane."""
@@ -44,12 +44,12 @@ MAX_LISTED_QUEUES = 200
 """Most queues in one page of the queues that share the room `*`."""
 
 LIST_SECONDS = 20.0
-"""Seconds after which the queues that share `*` are listed again even if there seem to be no new ones: some may be empty."""
+"""The queues that share `*` are listed again after this time, to drop those that have become empty."""
 
 
 @dataclass(slots=True)
 class BusyLane:
-    """A lane that had work lately."""
+    """A lane with a recent claim."""
 
     floor: datetime
     used_at: float
@@ -60,11 +60,11 @@ class Room:
     """When a room was swept, and how its last search ended."""
 
     sweep_due_at: float = 0.0
-    """When the next sweep has to come."""
+    """When the next sweep is due at the latest."""
     swept_in: int = 0
-    """The look that completed the last sweep of all its lanes."""
+    """The number of the look that completed the last sweep of all lanes."""
     sweep_began_in: int = 0
-    """The look in which that sweep began: an earlier one only where the queues of `*` fill several pages."""
+    """The number of the look that began that sweep: an earlier one if the queues of `*` fill several pages."""
     filled: bool = False
     """Whether the last search claimed as many jobs as it asked for, so that more may be due."""
 
@@ -79,12 +79,12 @@ class ForeignQueues:
         self.after = ""
         """The last queue of this page, if there are more pages; else empty."""
         self.pages = 1
-        """Pages in the last complete round, or in this one if they are more already."""
+        """Pages in the last complete round, or in the current one if it has more already."""
         self.page_number = 0
         self.round_began_in = 0
 
     def listed(self, found: Sequence[str], own: Collection[str], *, now: float, look: int) -> None:
-        """Take the next page, all queues after `self.after`."""
+        """Store the next page: the queues after `self.after`."""
         if not self.after:
             self.page_number, self.round_began_in = 0, look
         self.page_number += 1
@@ -95,7 +95,7 @@ class ForeignQueues:
         self.list_at = 0.0 if several else now + LIST_SECONDS
 
     def rewind(self, after: str) -> None:
-        """Have the page that follows `after` listed again: its search failed."""
+        """List the page after `after` again, because its search failed."""
         if after != self.after:
             self.after, self.list_at = after, 0.0
             self.page_number -= 1
@@ -181,7 +181,7 @@ class Lanes:
         return SHARED_ROOM in sweeping and (now >= self.foreign.list_at or not self.all_lanes(sweeping))
 
     def queues_listed(self, found: Sequence[str], now: float) -> None:
-        """Take the answer to a list of the queues after `foreign.after`."""
+        """Store the answer of list_queues.sql for the queues after `foreign.after`."""
         self.foreign.listed(found, self._own, now=now, look=self._look)
 
     def claimed(self, claims: Iterable[Claim], now: float) -> None:
@@ -199,21 +199,21 @@ class Lanes:
     def searched(
         self,
         asked: Mapping[str, int],
-        taken: Mapping[str, int],
+        claimed: Mapping[str, int],
         sweeping: Collection[str],
         *,
         began: float,
         ended: float,
     ) -> None:
-        """Note a search: how many jobs it asked for in each room, how many it took, and which rooms it swept."""
+        """Record a search: the jobs that it asked for and claimed in each room, and the rooms that it swept."""
         for name, slots in asked.items():
-            self._rooms[name].filled = taken.get(name, 0) >= slots
+            self._rooms[name].filled = claimed.get(name, 0) >= slots
         if not sweeping:
             return
         took = ended - began
-        # Capped: after a pause of ten seconds in the middle of a sweep, the next one would come after a hundred.
+        # Capped: after a pause of 10 s during a sweep, the next one would otherwise come after 100 s.
         self._optional_sweep_at = ended + min(took * THROTTLE_FACTOR, self._poll)
-        # Twice a poll interval while sweeps are cheap: what commits just behind one is then still found within a poll interval.
+        # Twice per poll interval while sweeps are cheap: a job that commits just after one is then found within a poll interval.
         interval = max(min(max(took * THROTTLE_FACTOR, self._poll / 2), self._poll), took * 2)
         for name in sweeping:
             room = self._rooms[name]

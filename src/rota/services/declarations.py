@@ -1,4 +1,4 @@
-"""Bring the schedules that an app's code declares into the database. What becomes of each, `domain.declaration` decides."""
+"""Write the schedules that an app declares to the database. `domain.declaration` decides what to do with each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rota.domain.declaration import Declaration, Step
 
 TRIES = 5
-"""How often what somebody else has written at the same moment is looked at again."""
+"""Attempts in all, when another session changes or locks the same schedules at the same time."""
 
-PAUSE = 0.5
-"""Seconds before the next look: another daemon that starts with the same declarations is done by then."""
+RETRY_PAUSE_SECONDS = 0.5
+"""Pause between attempts: another daemon that starts with the same declarations has usually finished by then."""
 
 BATCH = 500
 """Most schedules in one statement."""
@@ -38,7 +38,7 @@ async def apply(
     prune: bool = False,
     dry_run: bool = False,
 ) -> list[Step]:
-    """Return what became of each declaration, and of what the app's code no longer declares; with `dry_run`, what would.
+    """Write the declarations; return a step for each, and for each schedule no longer declared. `dry_run` writes nothing.
 
     A declaration that the server rejects, or whose row stays locked, is returned as a step with what="refused". The other
     declarations are still written.
@@ -47,14 +47,14 @@ async def apply(
     steps: list[Step] = []
     for turn in range(TRIES):
         if turn:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS)
         stored = await schedule_queries.read_declared(db, app=app, names=list(declarations))
         found = reconcile(declarations.values(), stored, app=app, release=release, force=force)
         writing = [step for step in found if step.writes and step.name not in done and not dry_run]
         for first in range(0, len(writing), BATCH):
             done |= await _write(db, app, writing[first : first + BATCH])
         left = {step.name for step in writing if step.name not in done}
-        # What has been written in an earlier turn is now as declared: what became of it stays said.
+        # A schedule written in an earlier turn now compares as unchanged, so report the step of that earlier turn.
         steps = [
             replace(step, what="refused", why=LOCKED) if step.name in left else done.get(step.name, step)
             for step in found

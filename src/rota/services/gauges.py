@@ -1,4 +1,4 @@
-"""Sample what a scrape shows of the whole installation. A scrape never queries the database."""
+"""Sample the gauges about the whole installation and about this node. A scrape never queries the database."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 SAMPLED_EVERY = timedelta(seconds=15)
 
 STALE_AFTER = 60.0
-"""Seconds after which a sample is too old to be shown, or twice the interval where samples take long."""
+"""A sample is not shown after this time, or after twice the interval if that is longer."""
 
-TOLD_EVERY = 3600.0
-"""Seconds between two warnings about the same jobs that nobody claims."""
+WARN_AGAIN_SECONDS = 3600.0
+"""Pause between two warnings about the same unclaimed jobs."""
 
 
 COUNTED = 100_000
@@ -86,9 +86,9 @@ class Gauges:
         self._telemetry = telemetry
         self.sampled = boottime()
         self.valid_until = self.sampled + STALE_AFTER
-        """From then on the sampled gauges are not shown: nobody must take an old value for the present one."""
+        """The sampled gauges are not shown after this time, so that an old value is not taken for a current one."""
         self._unclaimed: set[tuple[str, str]] = set()
-        self._told: dict[tuple[str, str], float] = {}
+        self._warned_at: dict[tuple[str, str], float] = {}
 
     async def run_once(self) -> None:
         """Sample once, and warn of due jobs that no living daemon would claim."""
@@ -99,7 +99,7 @@ class Gauges:
             letters = await queries.sample_backlog(db)
             upkeep = await queries.sample_upkeep(db)
             coverage = judge_coverage(backlog, nodes)
-            if fresh := self._to_tell(set(coverage.lanes), began):
+            if fresh := self._lanes_to_warn_about(set(coverage.lanes), began):
                 known = await node_reports.list_handler_names(db)
                 for queue, handler in sorted(fresh):
                     if why := node_reports.why_unclaimed(handler, queue, nodes, known):
@@ -115,15 +115,15 @@ class Gauges:
         self.interval = throttled_interval(SAMPLED_EVERY, took=self.sampled - began)
         self.valid_until = self.sampled + max(STALE_AFTER, 2 * self.interval.total_seconds())
 
-    def _to_tell(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
-        """Return what has been unclaimed twice in a row, and wasn't told of within the hour.
+    def _lanes_to_warn_about(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
+        """Return the lanes that were unclaimed in two samples in a row, without a warning in the last WARN_AGAIN_SECONDS.
 
-        Once is no news: while a fleet starts, one daemon is up before the one that has the handler.
+        One sample is not enough: while a fleet starts, the daemon with the handler may come up last.
         """
-        self._told = {lane: told for lane, told in self._told.items() if now - told < TOLD_EVERY}
-        fresh = {lane for lane in unclaimed & self._unclaimed if lane not in self._told}
+        self._warned_at = {lane: told for lane, told in self._warned_at.items() if now - told < WARN_AGAIN_SECONDS}
+        fresh = {lane for lane in unclaimed & self._unclaimed if lane not in self._warned_at}
         self._unclaimed = unclaimed
-        self._told |= dict.fromkeys(fresh, now)
+        self._warned_at |= dict.fromkeys(fresh, now)
         return fresh
 
 
@@ -151,7 +151,7 @@ def backlog_gauges(backlog: reports.Backlog) -> dict[str, Any]:
 
 
 class LocalGauges:
-    """Service: what this node knows by itself."""
+    """Service: samples the gauges about this node."""
 
     name = "local gauges"
     interval: timedelta | None = timedelta(seconds=1)
@@ -169,7 +169,7 @@ class LocalGauges:
         now = boottime()
         self._telemetry.slots_sampled(self._running.slots())
         self._telemetry.log_lines_dropped(log_writer.dropped())
-        # A copy, for the heartbeat's thread enters itself while we start.
+        # A copy, because the heartbeat's thread may add its entry during the iteration.
         for service, succeeded in self._monitor.last_success_at.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
         gauges = self._gauges()

@@ -1,4 +1,4 @@
-"""Find out which sessions hold the locks that rota's sessions wait for, and say so while it lasts."""
+"""Find and report the sessions that hold locks which rota's sessions wait for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LockWatch:
         self._since = 0.0
         """When the reported wait began, on this node's clock."""
         self.blockers: Sequence[Blocker] = ()
-        """What was found last. Kept until this node works again: between two tries nothing waits, and nothing is found."""
+        """The blockers found last. Kept until this node works again, because between two retries nothing waits for a lock."""
 
     async def run_once(self) -> None:
         """Look for blockers if something is stalled."""
@@ -79,7 +79,7 @@ class LockWatch:
             self._telemetry.lock_wait_sampled(boottime() - self._since)
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if self._conn is not None:
             self._conn.terminate()
             self._conn = None

@@ -1,4 +1,4 @@
-"""Keep this node's row: who is alive, for people and for gauges. Leases decide about jobs, never this row."""
+"""Keep this node's row in rota.nodes, for operators and gauges. Jobs depend on leases, never on this row."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ HANDLERS_AGAIN = 60.0
 """Seconds between two times that the handlers' rows are written."""
 
 TAKES_A_PLACE_FOR = 60.0
-"""Seconds after its start in which a daemon takes the place of a lost one: that one may count as alive for 15 s more."""
+"""How long after its start a daemon may replace a lost one, which may still count as alive for 15 s."""
 
 MOST_LOST = 1000
 """Most lost daemons that are looked at for handlers of another app."""
 
 LOST_AFTER = 15.0
-"""Seconds without a sign of life after which others list a daemon as lost."""
+"""A daemon whose row is older than this is listed as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What a daemon says of itself."""
+    """The contents of a node's row."""
 
     node_id: NodeId
     host: str
@@ -58,7 +58,7 @@ class Node:
 
 
 class Presence:
-    """Service: say that this node lives, and what it can do."""
+    """Service: refreshes this node's row, with its handlers and queues."""
 
     name = "presence"
     interval: timedelta | None = timedelta(seconds=5)
@@ -135,13 +135,13 @@ class Presence:
                 living, known = await self._register_node(db)
                 self.shards = shards_of(self._node.node_id, living)
             if known < len(self._node.names):
-                await self._register_handlers(db)  # somebody has deleted rows without which nothing is claimed
-            await self._leave_the_lost(db)
+                await self._register_handlers(db)  # rows without which nothing is claimed have been deleted
+            await self._remove_lost_entry(db)
         self.alive = max(1, len(living))
         self.reached = boottime()
 
-    async def _leave_the_lost(self, db: Connection) -> None:
-        """Take this node from the list of the lost after a silence, and after its start one of the same host and app."""
+    async def _remove_lost_entry(self, db: Connection) -> None:
+        """Remove this node from the lost ones after a silence; after its start, remove a lost one of the same host and app."""
         now = boottime()
         started = now < self._takes_a_place_until
         if (started or now - self.reached > LOST_AFTER) and await queries.replace_lost_node(
@@ -156,6 +156,6 @@ class Presence:
             self._registered = boottime()
 
     async def leave(self) -> None:
-        """Take the node from the list of the living."""
+        """Delete this node's row."""
         async with connection(self._pool) as db:
             await queries.remove_node(db, node=self._node.node_id)

@@ -25,7 +25,7 @@ BATCH = 1000
 PRUNED_EVERY = timedelta(seconds=60)
 
 MORE_AFTER = timedelta(seconds=1)
-"""The pause after a turn that left something: schedules that fire each second write more than a batch a minute."""
+"""Pause after a turn that filled a batch: schedules that fire each second write more than a batch a minute."""
 
 FOR_EVER = timedelta(0)
 
@@ -34,11 +34,11 @@ ABOUT_A_TABLE = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.ObjectNotInPrerequisiteStateError,
 )
-"""Transient errors that concern the piece at hand: the next piece works on another table."""
+"""Transient errors that concern one table only: the next piece works on another table."""
 
 
 class Pruner:
-    """Service: one batch of each kind a turn, so that no turn is long; what is left comes at the next, soon."""
+    """Service: deletes one batch of each kind per turn. The next turn follows soon if a batch was full."""
 
     name = "pruner"
     interval: timedelta | None = PRUNED_EVERY
@@ -47,16 +47,16 @@ class Pruner:
         self._pool = pool
         self._telemetry = telemetry
         self._retention = retention
-        self._left = False
-        """Whether this turn has left something to prune."""
+        self._has_more = False
+        """Whether a batch of this turn was full."""
 
     async def run_once(self) -> None:
-        """Do one batch of each piece. A piece that the database refuses is recorded as failed; the others go on."""
+        """Delete one batch of each kind. If the database refuses one, record its error and continue with the others."""
         began = boottime()
-        self._left = False
+        self._has_more = False
         errors: dict[str, str | None] = {}
         async with connection(self._pool) as db:
-            # Its two pieces, making and dropping partitions, it records by itself.
+            # This statement records the success or failure of its two pieces, creating and dropping partitions, by itself.
             await self._rotate_ledger(db)
             for piece, work in self._pieces().items():
                 try:
@@ -68,7 +68,7 @@ class Pruner:
                 else:
                     errors[piece] = None
             self._telemetry.housekeeping_failed(await queries.record_housekeeping(db, errors))
-        self.interval = throttled_interval(MORE_AFTER if self._left else PRUNED_EVERY, took=boottime() - began)
+        self.interval = throttled_interval(MORE_AFTER if self._has_more else PRUNED_EVERY, took=boottime() - began)
 
     def _pieces(self) -> dict[str, Callable[[Connection], Awaitable[None]]]:
         keep = self._retention
@@ -89,7 +89,7 @@ class Pruner:
         if keep is not None:
             pruned = await queries.prune(db, what=kind, keep=keep, limit=BATCH)
             self._telemetry.pruned(kind, pruned)
-            self._left = self._left or pruned >= BATCH
+            self._has_more = self._has_more or pruned >= BATCH
 
     async def _prune_nodes(self, db: Connection) -> None:
         self._telemetry.pruned("nodes", await queries.prune_nodes(db))

@@ -1,4 +1,4 @@
-"""Take back leases that have provably expired, and end what should have begun or was to be cancelled meanwhile."""
+"""Settle jobs whose lease has provably expired, expire jobs that did not start in time, and cancel waiting jobs on request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 BATCH = 500
 
 JUMP = 2.0
-"""Seconds by which the database's clock may run ahead of ours between two sweeps before expired leases prove nothing."""
+"""If the database's clock gains more than this between two sweeps, expired leases prove nothing for one lease."""
 
 
 class Reaper:
-    """Service, in every daemon, redundantly: the statement that writes re-checks token, owner and expiry."""
+    """Service in every daemon. Several may run at once, because the statement that writes checks token, owner and expiry again."""
 
     name = "reaper"
 
@@ -47,7 +47,7 @@ class Reaper:
         self._alert = alert
         self._on_end = on_end
         self._clocks: tuple[datetime, float] | None = None
-        """What the database's clock last said, and when we had asked it."""
+        """The last reading of the database's clock, and when it was requested, on this node's clock."""
         self._wait_until = 0.0
 
     async def run_once(self) -> None:
@@ -55,7 +55,7 @@ class Reaper:
         async with connection(self._pool) as db:
             asked = boottime()
             work = await queries.find_reaper_work(db)
-            if self._clock_is_steady(work.now, asked):
+            if self._is_clock_steady(work.now, asked):
                 beyond = 0 if work.expired_leases else None
                 while beyond is not None:
                     beyond = await self._reap(db, beyond)
@@ -66,7 +66,7 @@ class Reaper:
                 await cancel_waiting_jobs(db, self._telemetry)
 
     async def _reap(self, db: Connection, beyond: int) -> int | None:
-        """Settle one batch as lost; return beyond which job there may be more."""
+        """Settle one batch as lost; return the last job_id if there may be more jobs, else None."""
         found = await queries.find_expired_leases(db, beyond=beyond, limit=BATCH)
         settled = await settle_same_outcome(
             db, found, HolderLost(), self._telemetry, random=self._random, expired_only=True, alert=self._alert
@@ -80,12 +80,12 @@ class Reaper:
         if schedule_id is not None and settlement in SUCCESS_BY_SETTLEMENT:
             self._on_end(schedule_id, SUCCESS_BY_SETTLEMENT[settlement])
 
-    def _clock_is_steady(self, now: datetime, asked: float) -> bool:
-        """Tell whether the database's clock has moved like ours. After a jump ahead, holders get one lease to renew."""
+    def _is_clock_steady(self, now: datetime, asked: float) -> bool:
+        """Return whether the database's clock has moved like this node's. After a jump ahead, wait for one lease."""
         answered = boottime()
         if self._clocks is not None:
-            # From question to answer, for an answer that was late before is no jump: a handler that blocks the loop now and
-            # then, or a slow server, would keep every lease from being taken back.
+            # Measured from request to answer, because a late answer is not a jump. Otherwise a blocked loop or a slow server
+            # would keep every lease from being taken back.
             jumped_by = (now - self._clocks[0]).total_seconds() - (answered - self._clocks[1])
             if jumped_by > JUMP:
                 self._wait_until = answered + self._lease

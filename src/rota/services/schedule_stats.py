@@ -1,4 +1,4 @@
-"""Note on schedules how their jobs ended: when one last succeeded, and how many have failed since."""
+"""Store on schedules when a job last succeeded, and how many have failed since."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ BATCH = 5000
 
 AT_ONCE = timedelta(0)
 
-LOCKED_PAUSE = 0.2
-"""Seconds until schedules whose rows somebody holds locked are tried again."""
+LOCKED_RETRY_SECONDS = 0.2
+"""Pause before schedules are tried again whose rows another session has locked."""
 
 
 class ScheduleStats:
-    """Service: one statement carries whatever gathered during the last one.
+    """Service: writes all ends of jobs that were queued while the previous statement ran.
 
-    Beside the settlements and not in them: those must never wait for a schedule's row, nor pay for it. In a spike of fires
-    it keeps to a tenth of the time, and leaves the rest to the jobs. What a node had not noted yet when it died is lost,
-    which costs a `last_success_at` and no job; one that stops in order notes it all.
+    Settlements do not write these columns, because they must never wait for a schedule's row. Throttled, so a spike of fires
+    leaves 90 % of the time to the jobs. If a node dies, its unwritten statistics are lost, but no job. A node that drains writes
+    all of them.
     """
 
     name = "track record"
@@ -39,33 +39,33 @@ class ScheduleStats:
         self._pool = pool
         self._telemetry = telemetry
         self._ended: dict[int, tuple[bool, int]] = {}
-        self._some = asyncio.Event()
-        self._alone = asyncio.Lock()
+        self._has_queued = asyncio.Event()
+        self._lock = asyncio.Lock()
 
     def add(self, schedule_id: int, succeeded: bool) -> None:
-        """Take the end of a schedule's job: a success, or a dead letter."""
+        """Queue the end of a schedule's job: a success, or a dead letter."""
         before, failures = self._ended.get(schedule_id, (False, 0))
         self._ended[schedule_id] = (True, 0) if succeeded else (before, failures + 1)
-        self._some.set()
+        self._has_queued.set()
 
     async def run_once(self) -> None:
-        """Wait for ends of jobs, and write what has gathered."""
-        await self._some.wait()
-        self._some.clear()
+        """Wait for ends of jobs, and write all that are queued."""
+        await self._has_queued.wait()
+        self._has_queued.clear()
         began = boottime()
         left = await self._write()
         await asyncio.sleep(
-            LOCKED_PAUSE if left else throttled_interval(AT_ONCE, took=boottime() - began).total_seconds()
+            LOCKED_RETRY_SECONDS if left else throttled_interval(AT_ONCE, took=boottime() - began).total_seconds()
         )
 
     async def finish(self) -> None:
-        """Write all that is left, without rests, once no more will come. What somebody holds locked then is lost."""
+        """Write all that are queued, without pauses, when no more will come. Schedules locked by another session are skipped."""
         while not await self._write() and self._ended:
             pass
 
     async def _write(self) -> set[int]:
-        """Write one batch; return whose rows are locked: they come again."""
-        async with self._alone:
+        """Write one batch; return the schedules whose rows are locked, which are queued again."""
+        async with self._lock:
             batch = sorted(self._ended)[:BATCH]
             if not batch:
                 return set()
@@ -79,9 +79,9 @@ class ScheduleStats:
             finally:
                 for schedule_id, succeeded, failures in outcomes:
                     if schedule_id in left:
-                        self._come_again(schedule_id, succeeded, failures)
+                        self._queue_again(schedule_id, succeeded, failures)
                 if self._ended:
-                    self._some.set()
+                    self._has_queued.set()
         return left
 
     async def _refuse(self, outcome: tuple[int, bool, int], error: Exception) -> set[int]:
@@ -89,7 +89,7 @@ class ScheduleStats:
         self._telemetry.row_refused("track record", error, schedule_id=outcome[0])
         return set()
 
-    def _come_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
+    def _queue_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
         since = self._ended.get(schedule_id)
         if since is None:
             self._ended[schedule_id] = (succeeded, failures)
