@@ -37,7 +37,7 @@ test-system: $(MADE) ## Run the tests with real processes, signals and restarts
 	$(BIN)/pytest -n auto --dist loadfile tests/system $(ARGS)
 
 test-matrix: $(MADE) ## Run tests/sql against PostgreSQL 14 to 18
-	$(BIN)/python tests/support/matrix.py $(ARGS)
+	$(BIN)/python tests/support/postgres_matrix.py $(ARGS)
 
 lint: $(MADE) ## Check style, format, and that imports go one way
 	$(BIN)/ruff check

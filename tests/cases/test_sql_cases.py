@@ -11,6 +11,20 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from daemon_queries import (
+    EPOCH,
+    LEASE,
+    claim,
+    dump_all_tables,
+    examine_unsettled,
+    extend,
+    lanes,
+    reap,
+    settle,
+    settlement_row,
+    sql,
+    succeed,
+)
 from factories import (
     NODE,
     OTHER_NODE,
@@ -26,8 +40,7 @@ from factories import (
     make_running_jobs,
     state_of,
 )
-from plans import explain, prepare
-from statements import EVER, LEASE, claim, examine, extend, lanes, picture, reap, settle, sql, succeed, verdict
+from query_plans import explain, prepare
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -202,13 +215,13 @@ async def test_b55_a_reaper_that_read_before_the_job_ended_writes_nothing(conn: 
     """It writes by token, owner and expiry, not by id: what succeeded stays so, and a fresh attempt isn't disturbed."""
     await make_handler(conn)
     ended, again = await make_running_job(conn, lease=LATE), await make_running_job(conn, lease=LATE)
-    read = [verdict(job, "bury", outcome="lost") for job in (ended, again)]
+    read = [settlement_row(job, "bury", outcome="lost") for job in (ended, again)]
     await succeed(conn, ended)
-    await settle(conn, verdict(again, delay=timedelta(0), outcome="lost"), expired_only=True)
+    await settle(conn, settlement_row(again, delay=timedelta(0), outcome="lost"), expired_only=True)
     (fresh,) = await claim(conn, node=OTHER_NODE)
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     assert await settle(conn, *read, expired_only=True) == {}
-    assert await picture(conn) == before
+    assert await dump_all_tables(conn) == before
     assert [await state_of(conn, job.job_id) for job in (ended, again)] == ["succeeded", "running"]
     assert await succeed(conn, (fresh.job_id, fresh.fence_token), node=OTHER_NODE) == [fresh.fence_token]
 
@@ -228,7 +241,7 @@ async def test_b57_a_restarted_daemon_cannot_keep_its_predecessors_lease_alive(c
     assert await extend(conn, job, node=NODE) == {}
     assert await conn.fetch(sql("find_orphaned_claims"), NODE, []) == []
     assert await reap(conn) == {job.fence_token: "retry"}
-    assert await examine(conn, job, node=OTHER_NODE) == {job.fence_token: "lost"}
+    assert await examine_unsettled(conn, job, node=OTHER_NODE) == {job.fence_token: "lost"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- B71
@@ -243,7 +256,7 @@ async def test_b71_a_job_that_is_snoozed_and_fails_again_and_again_stays_small(c
         (got,) = await claim(conn)
         held = (job_id, got.fence_token)
         snoozes = turn % 3 > 0
-        row = verdict(
+        row = settlement_row(
             held,
             "release" if snoozes else "retry",
             delay=timedelta(0),
@@ -265,7 +278,7 @@ async def test_b71_an_error_text_of_megabytes_is_refused_by_the_table(conn: Conn
     """The daemon cuts it; should it ever not, the row stays as small as it says it is."""
     job = await make_running_job(conn)
     with pytest.raises(asyncpg.CheckViolationError, match="error must be at most 8 KiB"):
-        await settle(conn, verdict(job, error="x" * 5_000_000))
+        await settle(conn, settlement_row(job, error="x" * 5_000_000))
     assert await state_of(conn, job.job_id) == "running"
 
 
@@ -290,7 +303,7 @@ async def test_b73_a_redrive_in_batches_is_spread_and_starves_no_live_work(conn:
     """20,000 letters go back over an hour: what is due now is claimed at once, and a claim costs what it did before."""
     await make_handler(conn)
     await prepare(conn, "claim_due_jobs")
-    same = [["default"], ["default"], ["h"], [5], [EVER]]
+    same = [["default"], ["default"], ["h"], [5], [EPOCH]]
     await make_jobs(conn, 50, run_at=LATE)
     await explain(conn, "claim_due_jobs", NODE, ["default"], [50], *same, 50, 0, LEASE, None, None, None)
     alone = (
@@ -468,12 +481,12 @@ async def test_b91_a_result_that_cannot_be_saved_leaves_its_job_to_be_settled_wi
 ) -> None:
     """The batch is refused whole, so that nothing is half written; without that result each of them can be settled."""
     jobs = await make_running_jobs(conn, 3)
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     with pytest.raises(asyncpg.PostgresError):
         await succeed(conn, *jobs, results={jobs[1].fence_token: '"\\u0000"'})
     with pytest.raises(asyncpg.CheckViolationError, match="result must be at most 8 KiB"):
         await succeed(conn, *jobs, results={jobs[1].fence_token: json.dumps("x" * 9000)})
-    assert await picture(conn) == before
+    assert await dump_all_tables(conn) == before
     assert await succeed(conn, *jobs) == [job.fence_token for job in jobs]
 
 

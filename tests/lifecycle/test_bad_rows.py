@@ -9,7 +9,7 @@ import pytest
 
 import rota
 from factories import no_checks
-from nodes import ended, insert, letter, node
+from in_process_daemons import dead_letter, final_outcome, insert_job, run_node
 from schedule_rows import Planner, dispositions, make_due, make_schedule
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
 ) -> None:
     """Both where its handler fails and where its holder was lost; neighbours in the same statements are settled."""
     async with no_checks(conn, "rota.jobs"):
-        bad = [await insert(conn, "fail", **columns) for _ in range(2)]
+        bad = [await insert_job(conn, "fail", **columns) for _ in range(2)]
         # A scheduled_for out of range is refused by the claim already.
-        lost = (*(bad if "scheduled_for" in columns else bad[1:]), await insert(conn, "work"))
+        lost = (*(bad if "scheduled_for" in columns else bad[1:]), await insert_job(conn, "work"))
         await conn.execute(
             """
             update rota.jobs set state = 'running', attempt = 1, max_attempts = coalesce(max_attempts, 20),
@@ -67,15 +67,15 @@ async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
             """,
             lost,
         )
-    async with node(database.dsn, failing_app()) as one:
-        fine = [await insert(conn, "work") for _ in range(3)]
+    async with run_node(database.dsn, failing_app()) as node:
+        fine = [await insert_job(conn, "work") for _ in range(3)]
         for job_id in (*fine, lost[-1]):
-            assert await ended(conn, job_id) == "succeeded"
+            assert await final_outcome(conn, job_id) == "succeeded"
         for job_id in bad:
-            assert (await ended(conn, job_id)).startswith("dead: ")
-            assert one.seen("job.settled", job_id=job_id, settlement="dead")
-        await one.turns("reaper")
-        assert one.fell is None
+            assert (await final_outcome(conn, job_id)).startswith("dead: ")
+            assert node.events_named("job.settled", job_id=job_id, settlement="dead")
+        await node.wait_for_turns("reaper")
+        assert node.crash is None
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ async def test_a_job_with_an_instant_beyond_python_starts_like_its_neighbours(
 ) -> None:
     """They are decoded after the claim has committed: a failure there would keep the whole batch from starting."""
     async with no_checks(conn, "rota.jobs"):
-        jobs = [await insert(conn, "work", **columns), *[await insert(conn, "work") for _ in range(3)]]
-        async with node(database.dsn, failing_app()) as one:
+        jobs = [await insert_job(conn, "work", **columns), *[await insert_job(conn, "work") for _ in range(3)]]
+        async with run_node(database.dsn, failing_app()) as node:
             for job_id in jobs:
-                assert await ended(conn, job_id) == "succeeded"
-            assert not one.seen("loop.crashed")
+                assert await final_outcome(conn, job_id) == "succeeded"
+            assert not node.events_named("loop.crashed")
 
 
 async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
@@ -109,20 +109,20 @@ async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
 ) -> None:
     """The log names them; their neighbours in the same statement end."""
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
-    late = [await insert(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
-    asked = [await insert(conn, "nobody") for _ in range(3)]
+    late = [await insert_job(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
+    asked = [await insert_job(conn, "nobody") for _ in range(3)]
     await conn.execute("insert into public.orders values ($1), ($2)", late[1], asked[1])
     await conn.execute(
         "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", asked
     )
-    async with node(database.dsn, failing_app()) as one:
+    async with run_node(database.dsn, failing_app()) as node:
         for job_id in (late[0], late[2]):
-            assert await ended(conn, job_id) == "expired"
+            assert await final_outcome(conn, job_id) == "expired"
         for job_id in (asked[0], asked[2]):
-            assert await ended(conn, job_id) == "cancelled"
-        await one.told("row.refused", doing="expire", job_id=late[1])
-        await one.told("row.refused", doing="cancel", job_id=asked[1])
-        assert one.fell is None
+            assert await final_outcome(conn, job_id) == "cancelled"
+        await node.wait_for_event("row.refused", doing="expire", job_id=late[1])
+        await node.wait_for_event("row.refused", doing="cancel", job_id=asked[1])
+        assert node.crash is None
 
 
 async def test_a_success_that_can_not_be_stored_is_not_run_again(database: Database, conn: Connection[Record]) -> None:
@@ -134,13 +134,13 @@ async def test_a_success_that_can_not_be_stored_is_not_run_again(database: Datab
         execute function refuse();
         """
     )
-    async with node(database.dsn, failing_app()) as one:
-        bad = await insert(conn, "work", unique_key="'refused'")
-        fine = await insert(conn, "work")
-        assert await ended(conn, fine) == "succeeded"
-        assert await ended(conn, bad) == "dead: permanent"
-        assert one.seen("settlement.rejected", job_id=bad)
-    dead = await letter(conn, bad)
+    async with run_node(database.dsn, failing_app()) as node:
+        bad = await insert_job(conn, "work", unique_key="'refused'")
+        fine = await insert_job(conn, "work")
+        assert await final_outcome(conn, fine) == "succeeded"
+        assert await final_outcome(conn, bad) == "dead: permanent"
+        assert node.events_named("settlement.rejected", job_id=bad)
+    dead = await dead_letter(conn, bad)
     assert (dead["attempt"], dead["error_kind"]) == (1, "SettlementRejected")
     assert "the attempt succeeded" in dead["error"]
 

@@ -12,7 +12,7 @@ import pytest
 import rota
 import rota.lifecycle.dispatcher as dispatcher_module
 import rota.services.presence as presence_module
-from nodes import ended, insert, ledger, live_row, node, running_row
+from in_process_daemons import final_outcome, insert_job, ledger_rows, live_row, run_node, wait_for_claim
 from rota.db import queries, server_reports
 from rota.lifecycle import lanes
 from schedule_rows import make_schedule
@@ -40,12 +40,14 @@ async def test_jobs_run_by_priority_and_then_by_age(database: Database, conn: Co
     order: list[int] = []
     async with conn.transaction():
         jobs = {
-            (priority, age): await insert(conn, "record", priority=priority, run_at=f"now() - interval '{age} minutes'")
+            (priority, age): await insert_job(
+                conn, "record", priority=priority, run_at=f"now() - interval '{age} minutes'"
+            )
             for priority, age in [(5, 1), (9, 9), (0, 1), (5, 3), (0, 2)]
         }
-    async with node(database.dsn, recording_app(order), queues="default:1"):
+    async with run_node(database.dsn, recording_app(order), queues="default:1"):
         for job_id in jobs.values():
-            await ended(conn, job_id)
+            await final_outcome(conn, job_id)
     assert order == [jobs[key] for key in [(0, 2), (0, 1), (5, 3), (5, 1), (9, 9)]]
 
 
@@ -66,19 +68,19 @@ async def test_urgent_work_overtakes_a_backlog_within_a_poll(
         order.append(job.job_id)
         await pace.acquire()
 
-    async with node(database.dsn, app, queues=queues) as one:
+    async with run_node(database.dsn, app, queues=queues) as node:
         async with conn.transaction():
             for _ in range(300):
-                await insert(conn, "work")
-        await one.told("jobs.claimed")
+                await insert_job(conn, "work")
+        await node.wait_for_event("jobs.claimed")
         for _ in range(20):
             pace.release()
         await eventually(lambda: len(order) > 20, what="a steady pace")
-        urgent = await insert(conn, "work", priority=0)
+        urgent = await insert_job(conn, "work", priority=0)
         swept = len(order)
         for _ in range(10):  # one after the other, each a look
             before = len(order)
-            await one.turns("trust", 2)
+            await node.wait_for_turns("trust", 2)
             pace.release()
             await eventually(partial(lambda before: len(order) > before, before), what="the next job")
             if urgent in order:
@@ -95,32 +97,32 @@ async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn:
     async def wait(_: rota.Job[Any]) -> None:
         await go.wait()
 
-    async with node(database.dsn, app, queues="default:3,other:1") as one:
+    async with run_node(database.dsn, app, queues="default:3,other:1") as node:
         async with conn.transaction():
-            jobs = [await insert(conn, "wait") for _ in range(10)]
-            jobs += [await insert(conn, "wait", queue="'other'") for _ in range(5)]
+            jobs = [await insert_job(conn, "wait") for _ in range(10)]
+            jobs += [await insert_job(conn, "wait", queue="'other'") for _ in range(5)]
         running = "select queue, count(*) from rota.jobs where state = 'running' group by 1 order by 1"
 
         async def full() -> bool:
             return [tuple(each) for each in await conn.fetch(running)] == [("default", 3), ("other", 1)]
 
         await eventually(full, what="full slots")
-        await one.turns("reaper", 2)
+        await node.wait_for_turns("reaper", 2)
         assert await full()
         go.set()
         for job_id in jobs:
-            await ended(conn, job_id)
-        counts = [told["count"] for told in one.seen("jobs.claimed")]
+            await final_outcome(conn, job_id)
+        counts = [told["count"] for told in node.events_named("jobs.claimed")]
         assert max(counts) <= 4
 
 
 async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Database, conn: Connection[Record]) -> None:
     """They wait for the node that can run them; no attempt is used."""
     order: list[int] = []
-    async with node(database.dsn, recording_app(order)) as one:
-        foreign = await insert(conn, "foreign")
-        await ended(conn, await insert(conn, "record"))
-        await one.turns("dispatcher")
+    async with run_node(database.dsn, recording_app(order)) as node:
+        foreign = await insert_job(conn, "foreign")
+        await final_outcome(conn, await insert_job(conn, "record"))
+        await node.wait_for_turns("dispatcher")
         assert (await live_row(conn, foreign))["attempt"] == 0
 
 
@@ -129,9 +131,9 @@ async def test_handlers_whose_rows_were_deleted_are_written_down_again(
 ) -> None:
     """Somebody cleans up by hand: without its row no job of a handler can be claimed, and nothing would tell of it."""
     order: list[int] = []
-    async with node(database.dsn, recording_app(order)):
+    async with run_node(database.dsn, recording_app(order)):
         await conn.execute("delete from rota.handlers")
-        assert await ended(conn, await insert(conn, "record"), within=12) == "succeeded"
+        assert await final_outcome(conn, await insert_job(conn, "record"), within=12) == "succeeded"
 
 
 async def test_a_notification_during_the_claim_is_not_lost(
@@ -145,15 +147,15 @@ async def test_a_notification_during_the_claim_is_not_lost(
     async def slow(*args: Any, **kwargs: Any) -> Any:
         answer = await real(*args, **kwargs)
         if order and len(inserted) == 2:  # after the snapshot was taken, before the answer is there
-            inserted.append(await insert(conn, "record", queue="'late'"))
+            inserted.append(await insert_job(conn, "record", queue="'late'"))
         return answer
 
-    async with node(database.dsn, recording_app(order), poll_interval="1m", queues="default:5,late:5") as one:
-        await one.told("listener.up")
-        inserted.append(await insert(conn, "record"))
-        assert await ended(conn, inserted[0], within=5) == "succeeded"
+    async with run_node(database.dsn, recording_app(order), poll_interval="1m", queues="default:5,late:5") as node:
+        await node.wait_for_event("listener.up")
+        inserted.append(await insert_job(conn, "record"))
+        assert await final_outcome(conn, inserted[0], within=5) == "succeeded"
         monkeypatch.setattr(queries, "claim_due_jobs", slow)
-        inserted.append(await insert(conn, "record"))
+        inserted.append(await insert_job(conn, "record"))
         await eventually(lambda: len(order) == 3, within=5, what="the job inserted during the claim")
     assert order == inserted
 
@@ -172,16 +174,16 @@ async def test_a_queue_that_nobody_knew_is_found_by_the_poll_which_lists_no_queu
 
     monkeypatch.setattr(queries, "list_queues", counted)
     monkeypatch.setattr(lanes, "LIST_SECONDS", 3600.0)
-    async with node(database.dsn, recording_app(order), queues="default:5,*:5") as one:
-        future = await insert(conn, "foreign", queue="'m'", run_at="now() + interval '1 hour'")
+    async with run_node(database.dsn, recording_app(order), queues="default:5,*:5") as node:
+        future = await insert_job(conn, "foreign", queue="'m'", run_at="now() + interval '1 hour'")
         await eventually(lambda: listed[-1:] == [["m"]], what="the first list")
-        await one.turns("dispatcher", 3)
+        await node.wait_for_turns("dispatcher", 3)
         before = len(listed)
-        await one.turns("dispatcher", 3)
+        await node.wait_for_turns("dispatcher", 3)
         assert len(listed) == before
         await conn.execute("alter table rota.jobs disable trigger wake")  # nobody is told: the poll has to see it
         for queue in ("'a'", "'n'", "'default'"):
-            assert await ended(conn, await insert(conn, "record", queue=queue), within=5) == "succeeded"
+            assert await final_outcome(conn, await insert_job(conn, "record", queue=queue), within=5) == "succeeded"
         assert len(listed) == before + 2
     assert len(order) == 3
     assert (await live_row(conn, future))["attempt"] == 0
@@ -192,11 +194,11 @@ async def test_future_jobs_start_at_their_instant_and_not_at_the_next_poll(
 ) -> None:
     """The dispatcher sleeps until the next due instant that it saw."""
     order: list[int] = []
-    async with node(database.dsn, recording_app(order), poll_interval="1m") as one:
-        await one.told("listener.up")
-        job_id = await insert(conn, "record", run_at="now() + interval '700 milliseconds'")
-        assert await ended(conn, job_id, within=40) == "succeeded"
-        (run,) = await ledger(conn, job_id)
+    async with run_node(database.dsn, recording_app(order), poll_interval="1m") as node:
+        await node.wait_for_event("listener.up")
+        job_id = await insert_job(conn, "record", run_at="now() + interval '700 milliseconds'")
+        assert await final_outcome(conn, job_id, within=40) == "succeeded"
+        (run,) = await ledger_rows(conn, job_id)
         assert timedelta(0) <= run["started_at"] - run["scheduled_for"] < timedelta(seconds=10), "a poll takes a minute"
 
 
@@ -207,14 +209,14 @@ async def test_a_pause_takes_effect_within_a_poll_and_so_does_its_end(
     """A queue, a handler, or all of them; the jobs wait and lose nothing."""
     order: list[int] = []
     kind, name = {"queue": ("queue", "default"), "handler": ("handler", "record"), "*": ("queue", "*")}[what]
-    async with node(database.dsn, recording_app(order)) as one:
-        await ended(conn, await insert(conn, "record"))
+    async with run_node(database.dsn, recording_app(order)) as node:
+        await final_outcome(conn, await insert_job(conn, "record"))
         await conn.execute(f"select rota.pause_{kind}($1, reason => 'maintenance')", name)
-        job_id = await insert(conn, "record")
-        await one.turns("dispatcher", 3)
+        job_id = await insert_job(conn, "record")
+        await node.wait_for_turns("dispatcher", 3)
         assert (await live_row(conn, job_id))["attempt"] == 0
         await conn.execute(f"select rota.resume_{kind}($1)", name)
-        assert await ended(conn, job_id, within=2) == "succeeded"
+        assert await final_outcome(conn, job_id, within=2) == "succeeded"
     assert order.count(job_id) == 1
 
 
@@ -231,13 +233,13 @@ async def test_what_has_not_begun_by_start_by_expires_and_never_runs(
         if job.attempt == 1:
             raise ValueError
 
-    async with node(database.dsn, app):
-        late = await insert(conn, "work", start_by="now() - interval '1 second'")
-        foreign = await insert(conn, "foreign", start_by="now() - interval '1 second'")
-        begun = await insert(conn, "work", start_by="now() + interval '300 milliseconds'")
-        assert await ended(conn, late) == "expired"
-        assert await ended(conn, foreign) == "expired"
-        assert await ended(conn, begun) == "succeeded"
+    async with run_node(database.dsn, app):
+        late = await insert_job(conn, "work", start_by="now() - interval '1 second'")
+        foreign = await insert_job(conn, "foreign", start_by="now() - interval '1 second'")
+        begun = await insert_job(conn, "work", start_by="now() + interval '300 milliseconds'")
+        assert await final_outcome(conn, late) == "expired"
+        assert await final_outcome(conn, foreign) == "expired"
+        assert await final_outcome(conn, begun) == "succeeded"
     assert calls == [begun, begun]
 
 
@@ -249,9 +251,9 @@ async def test_retry_for_ends_the_retries_in_time(database: Database, conn: Conn
     async def fail(_: rota.Job[Any]) -> None:
         raise ValueError
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "fail", retry_for="interval '1 second'")
-        assert await ended(conn, job_id) == "dead: expired"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "fail", retry_for="interval '1 second'")
+        assert await final_outcome(conn, job_id) == "dead: expired"
 
 
 async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Database, conn: Connection[Record]) -> None:
@@ -263,19 +265,19 @@ async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Datab
     async def wait(_: rota.Job[Any]) -> None:
         await go.wait()
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "wait", unique_key="'k'")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "wait", unique_key="'k'")
+        await wait_for_claim(conn, job_id)
         assert tuple(await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')") or ()) == (
             job_id,
             False,
         )
         go.set()
-        await ended(conn, job_id)
+        await final_outcome(conn, job_id)
         again = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
         assert again is not None
         assert again["created"]
-        assert await ended(conn, again["job_id"]) == "succeeded"
+        assert await final_outcome(conn, again["job_id"]) == "succeeded"
 
 
 async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Database, conn: Connection[Record]) -> None:
@@ -295,15 +297,15 @@ async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Data
 
     async with conn.transaction():
         for _ in range(3):
-            job_id = await insert(conn, "work")
+            job_id = await insert_job(conn, "work")
             await conn.execute("update rota.jobs set losses = 2, attempt = 2 where job_id = $1", job_id)
             suspects.add(job_id)
-        innocent = [await insert(conn, "work") for _ in range(3)]
-    async with node(database.dsn, app):
+        innocent = [await insert_job(conn, "work") for _ in range(3)]
+    async with run_node(database.dsn, app):
         await eventually(lambda: running >= set(innocent) and running & suspects, what="one suspect and all others")
         go.set()
         for job_id in [*suspects, *innocent]:
-            assert await ended(conn, job_id, within=20) == "succeeded"
+            assert await final_outcome(conn, job_id, within=20) == "succeeded"
     assert max(len(found) for found in together) == 1
 
 
@@ -318,10 +320,10 @@ async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
     async def work(job: rota.Job[Any]) -> None:
         tokens.append(job.fence_token)
 
-    async with node(database.dsn, app) as one:
+    async with run_node(database.dsn, app) as node:
         for turn in range(6):
-            job_id = await insert(conn, "work")
-            assert await ended(conn, job_id) == "succeeded"
+            job_id = await insert_job(conn, "work")
+            assert await final_outcome(conn, job_id) == "succeeded"
             if turn % 2:
                 await conn.execute(
                     """
@@ -330,7 +332,7 @@ async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
                     where datname = current_database() and application_name like 'rota %' and pid <> pg_backend_pid();
                     """
                 )
-                await one.told("fence_tokens.raised", times=turn // 2 + 1)
+                await node.wait_for_event("fence_tokens.raised", times=turn // 2 + 1)
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 6
     assert tokens[0] > 1_700_000_000_000_000
@@ -357,14 +359,14 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
         if job.payload["n"] == 2:
             second_done.set()
 
-    async with node(database.dsn, app):
-        first = await insert(conn, "write", '{"n": 1}')
-        await running_row(conn, first)
-        second = await insert(conn, "write", '{"n": 2}')
+    async with run_node(database.dsn, app):
+        first = await insert_job(conn, "write", '{"n": 1}')
+        await wait_for_claim(conn, first)
+        second = await insert_job(conn, "write", '{"n": 2}')
         await second_done.wait()
         first_go.set()
         for job_id in (first, second):
-            await ended(conn, job_id)
+            await final_outcome(conn, job_id)
     assert story == ["written by 2", "refused to 1"]
 
 
@@ -377,12 +379,12 @@ async def test_b45_no_number_of_other_queues_hides_a_due_job(
     await conn.execute(
         f"insert into rota.jobs (queue, handler, run_at) select 'a' || n, {others} from generate_series(1, 900) as n"
     )
-    late = await insert(conn, "record", queue="'z'")
-    async with node(database.dsn, recording_app(order), queues="default:5,*:5"):
-        assert await ended(conn, late) == "succeeded"
-        later = [await insert(conn, "record", queue=f"'{queue}'") for queue in ("z", "zz", "a", "m")]
+    late = await insert_job(conn, "record", queue="'z'")
+    async with run_node(database.dsn, recording_app(order), queues="default:5,*:5"):
+        assert await final_outcome(conn, late) == "succeeded"
+        later = [await insert_job(conn, "record", queue=f"'{queue}'") for queue in ("z", "zz", "a", "m")]
         for job_id in later:
-            assert await ended(conn, job_id) == "succeeded"
+            assert await final_outcome(conn, job_id) == "succeeded"
     assert sorted(order) == [late, *later]
 
 
@@ -398,21 +400,21 @@ async def test_a_row_whose_claim_is_refused_holds_up_no_other_job(
         create trigger refuse before update on rota.jobs for each row when (old.payload ? 'refused') execute function refuse();
         """
     )
-    before = [await insert(conn, "record", run_at=f"now() - interval '{n} minutes'") for n in range(9, 4, -1)]
-    refused = await insert(conn, "record", '{"refused": true}', run_at="now() - interval '4 minutes'")
-    behind = await insert(conn, "record", run_at="now() - interval '3 minutes'")
-    beside = [await insert(conn, "record", priority=p, queue=f"'{q}'") for p in (0, 4, 6) for q in ("default", "b")]
-    async with node(database.dsn, recording_app(order), queues="default:20,*:5") as one:
+    before = [await insert_job(conn, "record", run_at=f"now() - interval '{n} minutes'") for n in range(9, 4, -1)]
+    refused = await insert_job(conn, "record", '{"refused": true}', run_at="now() - interval '4 minutes'")
+    behind = await insert_job(conn, "record", run_at="now() - interval '3 minutes'")
+    beside = [await insert_job(conn, "record", priority=p, queue=f"'{q}'") for p in (0, 4, 6) for q in ("default", "b")]
+    async with run_node(database.dsn, recording_app(order), queues="default:20,*:5") as node:
         for job_id in (*before, behind, *beside):
-            assert await ended(conn, job_id) == "succeeded"
-        later = await insert(conn, "record", priority=3)
-        assert await ended(conn, later) == "succeeded"
-        told = await one.told("row.refused", times=2, doing="claim")
+            assert await final_outcome(conn, job_id) == "succeeded"
+        later = await insert_job(conn, "record", priority=3)
+        assert await final_outcome(conn, later) == "succeeded"
+        told = await node.wait_for_event("row.refused", times=2, doing="claim")
         assert (told["job_id"], told["queue"], told["handler"], told["priority"]) == (refused, "default", "record", 5)
         assert (await live_row(conn, refused))["attempt"] == 0
         await conn.execute("drop trigger refuse on rota.jobs")
-        assert await ended(conn, refused) == "succeeded"
-        assert one.fell is None
+        assert await final_outcome(conn, refused) == "succeeded"
+        assert node.crash is None
     assert sorted(order) == sorted([*before, refused, behind, *beside, later])
 
 
@@ -428,10 +430,10 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
         create trigger refuse before update on rota.jobs for each row when (old.payload ? 'refused') execute function refuse();
         """
     )
-    refused = [await insert(conn, "record", '{"refused": true}') for _ in range(8)]
-    behind = await insert(conn, "record", priority=6)
-    async with node(database.dsn, recording_app([]), queues="default:20") as one:
-        assert await ended(conn, behind) == "succeeded"
+    refused = [await insert_job(conn, "record", '{"refused": true}') for _ in range(8)]
+    behind = await insert_job(conn, "record", priority=6)
+    async with run_node(database.dsn, recording_app([]), queues="default:20") as node:
+        assert await final_outcome(conn, behind) == "succeeded"
 
         async def all_are_listed() -> bool:
             return {row.id for row in await server_reports.list_refused_rows(conn)} == set(refused)
@@ -439,7 +441,7 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
         await eventually(all_are_listed)
         (row,) = await server_reports.list_refused_rows(conn, job_id=refused[0])
         assert (row.doing, row.what, row.kind) == ("claim", "job", "RaiseError")
-        assert not one.seen("loop.crashed")
+        assert not node.events_named("loop.crashed")
 
 
 async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
@@ -447,10 +449,10 @@ async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
 ) -> None:
     """The schedule's jobs never run, so its failures must grow."""
     schedule_id = await make_schedule(conn, "nightly", handler="record")
-    job_id = await insert(conn, "record", schedule_id=schedule_id)
+    job_id = await insert_job(conn, "record", schedule_id=schedule_id)
     await conn.execute("alter table rota.jobs add constraint odd check (schedule_id is null) not valid")
-    async with node(database.dsn, recording_app([])):
-        assert await ended(conn, job_id) == "dead: permanent"
+    async with run_node(database.dsn, recording_app([])):
+        assert await final_outcome(conn, job_id) == "dead: permanent"
 
         async def is_counted() -> bool:
             return await conn.fetchval("select consecutive_failures = 1 from rota.schedule_clocks") is True
@@ -462,11 +464,11 @@ async def test_a_claim_that_no_row_is_to_blame_for_is_a_crash_of_the_loop(
     database: Database, conn: Connection[Record]
 ) -> None:
     """A column that is gone: a daemon that claims nothing must be seen to fail, and no job is set aside for it."""
-    async with node(database.dsn, recording_app([])) as one:
+    async with run_node(database.dsn, recording_app([])) as node:
         await conn.execute("alter table rota.jobs rename column meta to matter")
-        await insert(conn, "record")
-        await one.told("loop.crashed", loop="dispatcher", kind="UndefinedColumnError")
-        assert not one.seen("row.refused")
+        await insert_job(conn, "record")
+        await node.wait_for_event("loop.crashed", loop="dispatcher", kind="UndefinedColumnError")
+        assert not node.events_named("row.refused")
 
 
 async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
@@ -478,7 +480,7 @@ async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
         "insert into rota.jobs (queue, handler, run_at) "
         "select 'a' || n, 'record', now() + interval '1 year' from generate_series(1, 300) as n"
     )
-    job_id = await insert(conn, "record", queue="'a'")
+    job_id = await insert_job(conn, "record", queue="'a'")
     real = queries.claim_due_jobs
     failures = [ConnectionError()]
 
@@ -488,8 +490,8 @@ async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
         return await real(*args, **kwargs)
 
     monkeypatch.setattr(queries, "claim_due_jobs", failing)
-    async with node(database.dsn, recording_app(order), until_idle=True, queues="*:5") as one:
-        await one.ended()
+    async with run_node(database.dsn, recording_app(order), until_idle=True, queues="*:5") as node:
+        await node.wait_until_stopped()
     assert order == [job_id]
 
 
@@ -499,50 +501,73 @@ async def test_a_lane_whose_only_job_was_due_at_the_epoch_is_forgotten(
     """A3: a run_at that some client left at its default ended every daemon 60 s later."""
     monkeypatch.setattr(lanes, "LANE_IDLE_SECONDS", 0.1)
     order: list[int] = []
-    async with node(database.dsn, recording_app(order)) as one:
-        first = await insert(conn, "record", run_at="'epoch'")
-        assert await ended(conn, first) == "succeeded"
-        await one.turns("dispatcher", 3)
-        assert await ended(conn, await insert(conn, "record", run_at="'epoch'")) == "succeeded"
-        assert one.fell is None
+    async with run_node(database.dsn, recording_app(order)) as node:
+        first = await insert_job(conn, "record", run_at="'epoch'")
+        assert await final_outcome(conn, first) == "succeeded"
+        await node.wait_for_turns("dispatcher", 3)
+        assert await final_outcome(conn, await insert_job(conn, "record", run_at="'epoch'")) == "succeeded"
+        assert node.crash is None
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("lease", "106751000 days -2562023976 hours"), ("scheduled_for", "4000-01-01 BC"), ("created_by", "nobody")],
-)
-async def test_a_job_whose_values_make_its_claim_fail_is_buried_and_the_jobs_behind_it_run(
+DROP_CHECKS = """
+do $$ declare name text; begin
+    for name in select conname from pg_constraint where conrelid = 'rota.jobs'::regclass and contype = 'c' loop
+        execute format('alter table rota.jobs drop constraint %I', name);
+    end loop;
+end $$;
+"""
+
+
+async def store_unchecked(conn: Connection[Record], job_id: int, column: str, value: str) -> None:
+    """Write a value into a job's row that today's constraints and triggers would refuse."""
+    await conn.execute(
+        f"{DROP_CHECKS} set session_replication_role = replica; "
+        f"update rota.jobs set {column} = '{value}' where job_id = {job_id}; reset session_replication_role"
+    )
+
+
+@pytest.mark.parametrize(("column", "value"), [("lease", "106751000 days -2562023976 hours"), ("created_by", "nobody")])
+async def test_a_job_whose_claim_fails_on_its_values_becomes_a_dead_letter_and_blocks_no_other_job(
     database: Database, conn: Connection[Record], column: str, value: str
 ) -> None:
-    """A2: rows stored before such values were refused.
+    """A2: such rows were stored before the constraints existed.
 
-    The server can't compute with the lease, the driver can't read the instant, and a constraint refuses the update of the last row.
+    The server cannot compute with the lease, and a constraint refuses the update of the other row.
     """
     order: list[int] = []
-    await conn.execute("""
-        do $$ declare name text; begin
-            for name in select conname from pg_constraint where conrelid = 'rota.jobs'::regclass and contype = 'c' loop
-                execute format('alter table rota.jobs drop constraint %I', name);
-            end loop;
-        end $$;
-    """)
-    ahead = [await insert(conn, "record", run_at="now() - interval '3 hours'") for _ in range(3)]
-    bad = await insert(conn, "record", run_at="now() - interval '2 hours'")
-    await conn.execute(
-        f"set session_replication_role = replica; update rota.jobs set {column} = '{value}' where job_id = {bad}; "
-        "reset session_replication_role"
-    )
+    ahead = [await insert_job(conn, "record", run_at="now() - interval '3 hours'") for _ in range(3)]
+    bad = await insert_job(conn, "record", run_at="now() - interval '2 hours'")
+    await store_unchecked(conn, bad, column, value)
     await conn.execute("alter table rota.jobs add constraint odd check (created_by <> 'nobody') not valid")
-    behind = [await insert(conn, "record") for _ in range(5)]
-    async with node(database.dsn, recording_app(order), dead_letters__handler="alert") as one:
+    behind = [await insert_job(conn, "record") for _ in range(5)]
+
+    async with run_node(database.dsn, recording_app(order), dead_letters__handler="alert") as node:
         for job_id in (*ahead, *behind):
-            assert await ended(conn, job_id) == "succeeded"
-        assert await ended(conn, bad) == "dead: permanent"
-        told = await one.told("job.settled", job_id=bad, settlement="dead")
-        assert one.fell is None
-    assert str(bad) in told["do"]
-    assert await conn.fetchval("select error_kind = $2 from rota.dead_letters where job_id = $1", bad, told["kind"])
+            assert await final_outcome(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, bad) == "dead: permanent"
+        event = await node.wait_for_event("job.settled", job_id=bad, settlement="dead")
+        assert node.crash is None
+
+    assert str(bad) in event["do"]
+    assert await conn.fetchval("select error_kind = $2 from rota.dead_letters where job_id = $1", bad, event["kind"])
     assert await conn.fetchval("select payload ->> 'job_id' from rota.jobs where handler = 'alert'") == str(bad)
+
+
+async def test_a_job_with_an_instant_outside_pythons_range_blocks_no_other_job(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A2: Python cannot represent the instant of this old row. Only this job may suffer from it."""
+    order: list[int] = []
+    ahead = [await insert_job(conn, "record", run_at="now() - interval '3 hours'") for _ in range(3)]
+    bad = await insert_job(conn, "record", run_at="now() - interval '2 hours'")
+    await store_unchecked(conn, bad, "scheduled_for", "4000-01-01 BC")
+    behind = [await insert_job(conn, "record") for _ in range(5)]
+
+    async with run_node(database.dsn, recording_app(order)) as node:
+        for job_id in (*ahead, *behind):
+            assert await final_outcome(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, bad) == "succeeded"
+        assert node.crash is None
 
 
 async def test_a_statement_that_fails_for_every_row_buries_nothing(
@@ -556,8 +581,8 @@ async def test_a_statement_that_fails_for_every_row_buries_nothing(
         create trigger fails before update on rota.jobs for each row execute function fails();
         """
     )
-    jobs = [await insert(conn, "record") for _ in range(5)]
-    async with node(database.dsn, recording_app(order)) as one:
+    jobs = [await insert_job(conn, "record") for _ in range(5)]
+    async with run_node(database.dsn, recording_app(order)) as node:
         for job_id in jobs:
-            await one.told("row.refused", doing="claim", job_id=job_id, kind="DivisionByZeroError")
+            await node.wait_for_event("row.refused", doing="claim", job_id=job_id, kind="DivisionByZeroError")
     assert await conn.fetchval("select count(*) from rota.jobs where attempt = 0") == 5

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 import rota
-from nodes import ended, history, insert, letter, node, running_row
+from in_process_daemons import dead_letter, failed_attempts, final_outcome, insert_job, run_node, wait_for_claim
 from rota.builtin.http import is_public
 from waiting import eventually
 
@@ -37,7 +37,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.url = ""
-        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.events_named: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answers: list[web.Response] = []
         self.raw: list[list[str]] = []
         """The names of the headers as they were sent, of each request."""
@@ -46,7 +46,7 @@ class Receiver:
         """Keep it."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.raw.append([name.decode() for name, _ in request.raw_headers])
-        self.seen.append((request.method, request.path_qs, headers, await request.read()))
+        self.events_named.append((request.method, request.path_qs, headers, await request.read()))
         return self.answers.pop(0) if self.answers else web.Response(text="thanks")
 
 
@@ -73,7 +73,7 @@ async def _result(conn: Connection[Record], job_id: int) -> Any:
 
 async def test_all_are_off_until_they_are_configured(database: Database, conn: Connection[Record]) -> None:
     """Whoever may insert a job would otherwise send requests and run commands from our machines."""
-    async with node(database.dsn, rota.App("a")):
+    async with run_node(database.dsn, rota.App("a")):
         assert not await conn.fetchval("select count(*) from rota.handlers where handler ~ '^(http|command|sql)'")
 
 
@@ -86,15 +86,15 @@ async def test_a_request_says_which_job_it_is_and_is_signed(database: Database, 
             "secret": SECRET,
             "headers": {"Authorization": "Bearer ours"},
         }
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
             payload = {
                 "path": "orders?x=1",
                 "json": {"order": 7, "text": "\u00e9"},
                 "headers": {"authorization": "theirs", "webhook-id": "theirs", "X-Own": "1"},
             }
-            job_id = await insert(conn, "http.shop", json.dumps(payload))
-            assert await ended(conn, job_id) == "succeeded"
-    ((method, path, headers, body),) = receiver.seen
+            job_id = await insert_job(conn, "http.shop", json.dumps(payload))
+            assert await final_outcome(conn, job_id) == "succeeded"
+    ((method, path, headers, body),) = receiver.events_named
     assert (method, path) == ("POST", "/hook/orders?x=1")
     assert json.loads(body) == payload["json"]
     assert (headers["authorization"], headers["x-own"]) == ("Bearer ours", "1")
@@ -128,16 +128,16 @@ async def test_what_an_answer_means(
     async with receiving() as receiver:
         receiver.answers = [web.Response(status=status, headers=headers)]
         endpoints = {"shop": {"url": receiver.url, "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}) as one:
-            job_id = await insert(conn, "http.shop", "{}")
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}) as node:
+            job_id = await insert_job(conn, "http.shop", "{}")
             if kind.startswith("dead"):
-                assert await ended(conn, job_id) == kind
+                assert await final_outcome(conn, job_id) == kind
             else:
-                told = await one.told("job.settled", job_id=job_id, settlement="retried", kind=kind)
+                told = await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", kind=kind)
                 if kind == "Retry":
                     assert told["due_in_s"] == 3600
-                assert f"answered with status {status}" in (await history(conn, job_id))[0]["error"]
-    assert len(receiver.seen) == 1
+                assert f"answered with status {status}" in (await failed_attempts(conn, job_id))[0]["error"]
+    assert len(receiver.events_named) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ async def test_b91_whatever_bytes_a_server_answers_they_are_the_result_with_its_
     async with receiving() as receiver:
         receiver.answers = [web.Response(body=body)]
         endpoints = {"shop": {"url": receiver.url, "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
-            job_id = await insert(conn, "http.shop", "{}")
-            assert await ended(conn, job_id) == "succeeded"
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert_job(conn, "http.shop", "{}")
+            assert await final_outcome(conn, job_id) == "succeeded"
     result = await _result(conn, job_id)
     assert result["status"] == 200
     assert len(result["body"]) >= 500
@@ -202,9 +202,9 @@ async def test_f19_the_excerpt_of_a_response_spans_the_pieces_in_which_it_arrive
     server, url = await _raw_response(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", *pieces, stays_open=stays_open)
     async with server:
         endpoints = {"shop": {"url": url, "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
-            job_id = await insert(conn, "http.shop", "{}")
-            assert await ended(conn, job_id) == "succeeded"
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert_job(conn, "http.shop", "{}")
+            assert await final_outcome(conn, job_id) == "succeeded"
     assert await _result(conn, job_id) == {"status": 200, "body": expected}
 
 
@@ -214,7 +214,7 @@ async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job
     """The kind of B103 and B105: a receiver that takes the first of two fence tokens would take the one of whoever inserts."""
     async with receiving() as receiver:
         endpoint = {"url": receiver.url, "private": True, "headers": {"X-Key": "ours"}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
             theirs = {
                 "rota-FENCE-token": "1",
                 "IDEMPOTENCY-KEY": "theirs",
@@ -224,11 +224,11 @@ async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job
                 "content-type": "text/plain",
                 "Content-TYPE": "text/html",
             }
-            job_id = await insert(conn, "http.shop", json.dumps({"headers": theirs, "json": 1}))
-            assert await ended(conn, job_id) == "succeeded"
+            job_id = await insert_job(conn, "http.shop", json.dumps({"headers": theirs, "json": 1}))
+            assert await final_outcome(conn, job_id) == "succeeded"
     names = [name.lower() for name in receiver.raw[0]]
     assert len(names) == len(set(names))
-    ((_, _, headers, _),) = receiver.seen
+    ((_, _, headers, _),) = receiver.events_named
     assert headers["x-key"] == "ours"
     assert headers["rota-attempt"] == "1"
     assert headers["rota-fence-token"] not in {"1", ""}
@@ -250,10 +250,10 @@ async def test_b91_what_can_be_no_header_is_a_dead_letter_at_once_and_nothing_is
     """No attempt will ever send it: twenty of them would only hide it for hours."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": receiver.url, "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
-            job_id = await insert(conn, "http.shop", json.dumps(payload), **columns)
-            assert await ended(conn, job_id) == "dead: permanent"
-    assert receiver.seen == []
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert_job(conn, "http.shop", json.dumps(payload), **columns)
+            assert await final_outcome(conn, job_id) == "dead: permanent"
+    assert receiver.events_named == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])
@@ -263,14 +263,14 @@ async def test_a_private_address_gets_no_connection_whatever_it_is_called(
     """Cloud metadata, the database, our own metrics: what a daemon reaches is not what a client may reach."""
     async with receiving() as receiver:
         port = receiver.url.rpartition(":")[2]
-        async with node(database.dsn, rota.App("a"), handlers__http={"any_url": True}):
-            job_id = await insert(
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"any_url": True}):
+            job_id = await insert_job(
                 conn, "http", json.dumps({"url": f"http://{host}:{port}/", "method": "GET"}), max_attempts=1
             )
-            assert await ended(conn, job_id) == "dead: permanent"
-            error = (await letter(conn, job_id))["error"]
+            assert await final_outcome(conn, job_id) == "dead: permanent"
+            error = (await dead_letter(conn, job_id))["error"]
             assert "not public" in error or "can't be used" in error
-    assert not receiver.seen
+    assert not receiver.events_named
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,10 @@ async def test_a_path_does_not_lead_out_of_the_endpoint(
     """An endpoint's credentials go to that endpoint."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": f"{receiver.url}/hook", "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
-            job_id = await insert(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
-            assert (await ended(conn, job_id)).startswith("dead: ")
-    assert not receiver.seen
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert_job(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
+            assert (await final_outcome(conn, job_id)).startswith("dead: ")
+    assert not receiver.events_named
 
 
 @pytest.mark.parametrize("path", ["a%2Fb", "http%3A%2F%2Fx", "%2Fx", "a/../b", "é ü", "?up=../../x", "%252e%252e/x"])
@@ -354,9 +354,9 @@ async def test_what_is_escaped_in_a_path_stays_escaped(path: str, database: Data
     """A number with a slash in it, or a whole URL, is one step of a path."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": f"{receiver.url}/hook", "private": True}}
-        async with node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
-            job_id = await insert(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
-            assert await ended(conn, job_id) == "succeeded"
+        async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
+            job_id = await insert_job(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
+            assert await final_outcome(conn, job_id) == "succeeded"
 
 
 def _python(code: str, **others: Any) -> dict[str, Any]:
@@ -373,9 +373,9 @@ async def test_a_command_reads_the_payload_and_its_output_is_the_result(
     )
     os.environ["DATABASE_URL"] = "postgresql://secret"
     try:
-        async with node(database.dsn, rota.App("a"), handlers__command=_python(code, env={"OWN": "1"})):
-            job_id = await insert(conn, "command.x", '{"a": "$(id); `id`"}')
-            assert await ended(conn, job_id) == "succeeded"
+        async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code, env={"OWN": "1"})):
+            job_id = await insert_job(conn, "command.x", '{"a": "$(id); `id`"}')
+            assert await final_outcome(conn, job_id) == "succeeded"
     finally:
         del os.environ["DATABASE_URL"]
     result = await _result(conn, job_id)
@@ -397,11 +397,11 @@ async def test_how_a_command_ends_says_what_becomes_of_its_job(
     code: str, how: str, text: str, database: Database, conn: Connection[Record]
 ) -> None:
     """B91: and no bytes that it writes can keep the job from being settled."""
-    async with node(database.dsn, rota.App("a"), handlers__command=_python(code, permanent=[3])):
-        job_id = await insert(conn, "command.x", max_attempts=1)
-        assert await ended(conn, job_id) == how
+    async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code, permanent=[3])):
+        job_id = await insert_job(conn, "command.x", max_attempts=1)
+        assert await final_outcome(conn, job_id) == how
     if text:
-        assert text in (await letter(conn, job_id))["error"]
+        assert text in (await dead_letter(conn, job_id))["error"]
 
 
 @pytest.mark.parametrize("byte", ["\\xff", "\\x00", "\\x01", "\\x1b", "\\n", '"', "\\\\"])
@@ -410,9 +410,9 @@ async def test_b91_whatever_bytes_a_command_writes_the_end_of_them_is_the_result
 ) -> None:
     """B91: stored escaped. Escaping makes them longer, and a result that is too long would be none."""
     code = f"import sys; sys.stdout.buffer.write(b'{byte}' * 9000)"
-    async with node(database.dsn, rota.App("a"), handlers__command=_python(code)):
-        job_id = await insert(conn, "command.x")
-        assert await ended(conn, job_id) == "succeeded"
+    async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code)):
+        job_id = await insert_job(conn, "command.x")
+        assert await final_outcome(conn, job_id) == "succeeded"
     result = await _result(conn, job_id)
     assert result["exit_code"] == 0
     assert len(result["output"]) >= 1000
@@ -420,10 +420,10 @@ async def test_b91_whatever_bytes_a_command_writes_the_end_of_them_is_the_result
 
 async def test_a_command_that_is_not_there_fails_like_any_other(database: Database, conn: Connection[Record]) -> None:
     """The name in the error is what to look for."""
-    async with node(database.dsn, rota.App("a"), handlers__command={"x": {"argv": ["/no/such/thing"]}}):
-        job_id = await insert(conn, "command.x", max_attempts=1)
-        assert await ended(conn, job_id) == "dead: exhausted"
-    assert "/no/such/thing" in (await letter(conn, job_id))["error"]
+    async with run_node(database.dsn, rota.App("a"), handlers__command={"x": {"argv": ["/no/such/thing"]}}):
+        job_id = await insert_job(conn, "command.x", max_attempts=1)
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
+    assert "/no/such/thing" in (await dead_letter(conn, job_id))["error"]
 
 
 async def test_a_command_is_ended_with_all_its_children(
@@ -439,14 +439,14 @@ async def test_a_command_is_ended_with_all_its_children(
         f"os.rename({str(pids)!r} + '.new', {str(pids)!r})\n"
         "time.sleep(600)\n"
     )
-    async with node(database.dsn, rota.App("a"), handlers__command=_python(code, grace="200ms")) as one:
-        job_id = await insert(conn, "command.x")
+    async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code, grace="200ms")) as node:
+        job_id = await insert_job(conn, "command.x")
         await eventually(pids.exists, what="the command's children")
         await conn.execute("select rota.cancel($1)", job_id)
-        assert await ended(conn, job_id) == "cancelled"
+        assert await final_outcome(conn, job_id) == "cancelled"
         for pid in map(int, pids.read_text(encoding="ascii").split()):
             await _gone(pid)
-        assert not one.seen("handler.stuck")
+        assert not node.events_named("handler.stuck")
 
 
 async def _gone(pid: int) -> None:
@@ -486,20 +486,20 @@ async def test_a_statement_commits_together_with_its_job_as_a_low_role(
         "analyze": {"statement": "analyze", "url": url, "transaction": False},
     }
     try:
-        async with node(database.dsn, rota.App("a"), handlers__sql=statements):
-            good = await insert(conn, "sql.add", '{"n": 7}')
-            bad = await insert(conn, "sql.add", '{"n": "S3CRET"}')
-            peek = await insert(conn, "sql.peek", max_attempts=1)
-            analyze = await insert(conn, "sql.analyze")
-            assert await ended(conn, good) == "succeeded"
-            assert await ended(conn, bad) == "dead: permanent"
-            assert await ended(conn, peek) == "dead: exhausted"
-            assert await ended(conn, analyze) == "succeeded"
+        async with run_node(database.dsn, rota.App("a"), handlers__sql=statements):
+            good = await insert_job(conn, "sql.add", '{"n": 7}')
+            bad = await insert_job(conn, "sql.add", '{"n": "S3CRET"}')
+            peek = await insert_job(conn, "sql.peek", max_attempts=1)
+            analyze = await insert_job(conn, "sql.analyze")
+            assert await final_outcome(conn, good) == "succeeded"
+            assert await final_outcome(conn, bad) == "dead: permanent"
+            assert await final_outcome(conn, peek) == "dead: exhausted"
+            assert await final_outcome(conn, analyze) == "succeeded"
         assert await conn.fetchval("select n from effects") == 7
         assert await _result(conn, good) == {"status": "INSERT 0 1"}
-        assert "S3CRET" not in (await letter(conn, bad))["error"]
-        assert "permission denied" in (await letter(conn, peek))["error"]
-        assert not await history(conn, good)
+        assert "S3CRET" not in (await dead_letter(conn, bad))["error"]
+        assert "permission denied" in (await dead_letter(conn, peek))["error"]
+        assert not await failed_attempts(conn, good)
     finally:
         await conn.execute(f"drop owned by low_{database.name}; drop role low_{database.name}")
 
@@ -508,11 +508,11 @@ async def test_a_statement_is_cancelled_on_the_server(database: Database, conn: 
     """A statement that goes on after its job has ended holds its locks."""
     url = await _low(conn, database)
     try:
-        async with node(
+        async with run_node(
             database.dsn, rota.App("a"), handlers__sql={"x": {"statement": "select pg_sleep(600)", "url": url}}
         ):
-            job_id = await insert(conn, "sql.x")
-            await running_row(conn, job_id)
+            job_id = await insert_job(conn, "sql.x")
+            await wait_for_claim(conn, job_id)
             sleeping = (
                 "select count(*) = $1 from pg_stat_activity where query like 'select pg_sleep%' and state = 'active'"
             )
@@ -522,7 +522,7 @@ async def test_a_statement_is_cancelled_on_the_server(database: Database, conn: 
 
             await eventually(lambda: sleeps(1), what="the statement")
             await conn.execute("select rota.cancel($1)", job_id)
-            assert await ended(conn, job_id) == "cancelled"
+            assert await final_outcome(conn, job_id) == "cancelled"
             await eventually(lambda: sleeps(0), what="the statement's end")
     finally:
         await conn.execute(f"drop owned by low_{database.name}; drop role low_{database.name}")

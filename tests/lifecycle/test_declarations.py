@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodes import node
+from daemon_queries import dump_all_tables
+from in_process_daemons import run_node
 from rota import App
 from rota.services import declarations
 from schedule_rows import clock, dispositions, make_due, make_schedule
-from statements import picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,9 +66,9 @@ async def test_a_start_inserts_what_is_missing_and_a_restart_writes_nothing(conn
     assert (row["cron"], row["timezone"], row["handler"]) == ("0 6 * * *", "Europe/Berlin", "shop.report")
     assert (row["jitter"], row["priority"], row["declared_by"]) == (timedelta(minutes=5), 2, "shop")
     assert json.loads(row["payload"]) == {"n": 1e22}
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     assert await became(conn, app) == {"morning": "unchanged"}
-    assert await picture(conn) == before
+    assert await dump_all_tables(conn) == before
 
 
 async def test_a_change_in_the_code_fires_nothing(conn: Connection[Record]) -> None:
@@ -141,9 +141,9 @@ async def test_what_is_no_longer_declared_goes_only_when_asked(conn: Connection[
 
 async def test_a_dry_run_writes_nothing(conn: Connection[Record]) -> None:
     """It says what would be."""
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     assert await became(conn, shop(), dry_run=True) == {"morning": "inserted"}
-    assert await picture(conn) == before
+    assert await dump_all_tables(conn) == before
 
 
 async def test_what_the_server_refuses_keeps_nothing_else_out(conn: Connection[Record]) -> None:
@@ -176,12 +176,12 @@ async def test_ten_daemons_that_start_at_once_write_each_schedule_once(
     for number in range(50):
         app.schedule("0 6 * * *", name=f"s{number}", handler="shop.report", priority=3)
 
-    async def one(app: App) -> Sequence[Step]:
+    async def node(app: App) -> Sequence[Step]:
         async with database.connect() as own:
             return await start(own, app)
 
     for _ in range(2):
-        told = await asyncio.gather(*(one(app) for _ in range(10)))
+        told = await asyncio.gather(*(node(app) for _ in range(10)))
         whats = [step.what for steps in told for step in steps]
         assert whats.count("inserted") + whats.count("updated") == 50
         app = shop(None)
@@ -196,9 +196,9 @@ async def test_a_daemon_applies_its_declarations_before_it_claims(conn: Connecti
     await make_schedule(conn, "taken")
     app = shop(every=None)
     app.schedule("0 6 * * *", name="taken", handler="shop.report")
-    async with node(database.dsn, app) as running:
-        assert running.seen("schedule.inserted")[0]["schedule"] == "morning"
-        assert running.seen("schedule.left_alone")[0]["schedule"] == "taken"
+    async with run_node(database.dsn, app) as running:
+        assert running.events_named("schedule.inserted")[0]["schedule"] == "morning"
+        assert running.events_named("schedule.left_alone")[0]["schedule"] == "taken"
     assert (await morning(conn))["declared_by"] == "shop"
 
 
@@ -211,8 +211,8 @@ async def test_watched_schedules_have_a_time_series_of_their_own_if_code_declare
         await make_schedule(conn, "by hand", expect_success_within=HOUR)
         await make_schedule(conn, "by hand, too", expect_success_within=HOUR)
     app = shop(expect_success_within=HOUR) if declared else shop(None)
-    async with node(database.dsn, app) as running:
-        await running.told("service.ran", service="gauges")
+    async with run_node(database.dsn, app) as running:
+        await running.wait_for_event("service.ran", service="gauges")
         metrics = running.daemon.telemetry.registry
         name = "rota_schedule_last_success_timestamp_seconds"
         assert metrics.get_sample_value(name, {"schedule": "morning" if declared else "other"}) is not None

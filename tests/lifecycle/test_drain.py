@@ -8,7 +8,15 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import rota
-from nodes import ended, history, insert, live_row, node, passes, running_row
+from in_process_daemons import (
+    failed_attempts,
+    final_outcome,
+    insert_job,
+    live_row,
+    run_node,
+    wait_for_attempt_age,
+    wait_for_claim,
+)
 from rota.runtime.clock import boottime
 from waiting import eventually
 
@@ -43,22 +51,22 @@ async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishe
 ) -> None:
     """SIGTERM is no accident: what runs is worth finishing, and must not look dead while it does."""
     gate = Gate()
-    async with node(database.dsn, gate.app) as one:
-        job_id = await insert(conn, "wait")
-        lease = (await running_row(conn, job_id))["lease_expires_at"]
+    async with run_node(database.dsn, gate.app) as node:
+        job_id = await insert_job(conn, "wait")
+        lease = (await wait_for_claim(conn, job_id))["lease_expires_at"]
         os.kill(os.getpid(), signal.SIGTERM)
-        await one.told("node.stopping", how="drain")
-        later = await insert(conn, "wait")
+        await node.wait_for_event("node.stopping", how="drain")
+        later = await insert_job(conn, "wait")
 
         async def advanced_twice() -> bool:
             return bool((await live_row(conn, job_id))["lease_expires_at"] > lease + (await _lease(conn, job_id)))
 
         await eventually(advanced_twice, what="the lease's advance during the drain")
-        assert not one.over.is_set()
+        assert not node.stopped.is_set()
         gate.open.set()
-        await one.ended()
-        assert one.fell is None
-        assert await ended(conn, job_id) == "succeeded"
+        await node.wait_until_stopped()
+        assert node.crash is None
+        assert await final_outcome(conn, job_id) == "succeeded"
         assert (await live_row(conn, later))["state"] == "scheduled"
         assert gate.began == [job_id]
         assert gate.stopped == []
@@ -68,15 +76,15 @@ async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishe
 async def test_what_ends_in_the_drain_is_noted_on_its_schedule(database: Database, conn: Connection[Record]) -> None:
     """A deployment in the middle of the nightly job must not look like a night without one: somebody is woken by that."""
     gate = Gate()
-    async with node(database.dsn, gate.app) as one:
+    async with run_node(database.dsn, gate.app) as node:
         await conn.execute("insert into rota.schedules (name, handler, cron) values ('nightly', 'wait', '0 0 1 1 *')")
         job_id = await conn.fetchval("select rota.run_schedule_now('nightly')")
-        await running_row(conn, job_id)
-        one.stop()
-        await one.told("node.stopping", how="drain")
+        await wait_for_claim(conn, job_id)
+        node.stop()
+        await node.wait_for_event("node.stopping", how="drain")
         gate.open.set()
-        await one.ended()
-    assert await ended(conn, job_id) == "succeeded"
+        await node.wait_until_stopped()
+    assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select last_success_at is not null from rota.schedules")
 
 
@@ -85,23 +93,23 @@ async def test_a_dispatcher_without_a_free_slot_is_well_and_one_that_has_stopped
 ) -> None:
     """Liveness that took either for a standstill would kill the jobs that run."""
     gate = Gate()
-    async with node(database.dsn, gate.app, queues="default:1") as one:
-        running = await insert(conn, "wait")
-        await running_row(conn, running)
+    async with run_node(database.dsn, gate.app, queues="default:1") as node:
+        running = await insert_job(conn, "wait")
+        await wait_for_claim(conn, running)
         full = boottime()
 
         def looked_since() -> bool:
-            (dispatcher,) = (service for service in one.daemon.services() if service.name == "dispatcher")
+            (dispatcher,) = (service for service in node.daemon.services() if service.name == "dispatcher")
             assert dispatcher.well
             return boottime() - dispatcher.age.total_seconds() > full + 1
 
         await eventually(looked_since, what="a look while there is no free slot")
-        assert one.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full
-        one.stop()
-        await one.told("node.stopping", how="drain")
-        assert "dispatcher" not in {service.name for service in one.daemon.services()}
+        assert node.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full
+        node.stop()
+        await node.wait_for_event("node.stopping", how="drain")
+        assert "dispatcher" not in {service.name for service in node.daemon.services()}
         gate.open.set()
-        await one.ended()
+        await node.wait_until_stopped()
 
 
 async def _lease(conn: Connection[Record], job_id: int) -> Any:
@@ -113,56 +121,56 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
 ) -> None:
     """An interruption is ours and not the job's: it must not use up an attempt, and the job is due again at once."""
     gate = Gate()
-    async with node(database.dsn, gate.app, drain__timeout="500ms") as one:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
-        one.stop()
-        await one.ended()
-        assert one.fell is None
-        assert [told["how"] for told in one.seen("node.stopping")] == ["drain", "interrupt"]
+    async with run_node(database.dsn, gate.app, drain__timeout="500ms") as node:
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
+        node.stop()
+        await node.wait_until_stopped()
+        assert node.crash is None
+        assert [told["how"] for told in node.events_named("node.stopping")] == ["drain", "interrupt"]
     back = await live_row(conn, job_id)
     assert (back["state"], back["attempt"], back["releases"], back["losses"]) == ("scheduled", 0, 1, 0)
     assert back["run_at"] <= back["now"]
     assert back["leased_by"] is None
-    assert [(a["outcome"], a["attempt"]) for a in await history(conn, job_id)] == [("interrupted", 1)]
+    assert [(a["outcome"], a["attempt"]) for a in await failed_attempts(conn, job_id)] == [("interrupted", 1)]
     assert gate.stopped == ["drain"]
 
 
 async def test_a_second_order_interrupts_at_once(database: Database, conn: Connection[Record]) -> None:
     """Who asks twice doesn't want to wait for the drain's deadline of an hour."""
     gate = Gate()
-    async with node(database.dsn, gate.app, drain__timeout="1h") as one:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, gate.app, drain__timeout="1h") as node:
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         os.kill(os.getpid(), signal.SIGINT)
-        await one.told("node.stopping", how="drain")
-        assert not one.over.is_set()
+        await node.wait_for_event("node.stopping", how="drain")
+        assert not node.stopped.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
-        await one.ended(within=3)
-        assert one.fell is None
+        await node.wait_until_stopped(within=3)
+        assert node.crash is None
     assert (await live_row(conn, job_id))["state"] == "scheduled"
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["interrupted"]
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["interrupted"]
 
 
 async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
     """A deployment must not wait for a drain of nothing."""
-    async with node(database.dsn, Gate().app, drain__timeout="1h") as one:
-        one.stop()
-        await one.ended(within=3)
-        assert one.fell is None
+    async with run_node(database.dsn, Gate().app, drain__timeout="1h") as node:
+        node.stop()
+        await node.wait_until_stopped(within=3)
+        assert node.crash is None
 
 
 async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
     """Given back means due now: a rolling deployment moves jobs along without waiting for a lease."""
     gate = Gate()
-    async with node(database.dsn, gate.app):
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
-    async with node(database.dsn, gate.app):
-        again = await running_row(conn, job_id)
+    async with run_node(database.dsn, gate.app):
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
+    async with run_node(database.dsn, gate.app):
+        again = await wait_for_claim(conn, job_id)
         assert again["attempt"] == 1
         gate.open.set()
-        assert await ended(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
     assert gate.began == [job_id, job_id]
 
 
@@ -182,13 +190,13 @@ async def test_a_handler_that_swallows_the_interruption_for_a_while_still_settle
             return job.stop_reason
         return None
 
-    async with node(database.dsn, app, drain__timeout="0s") as one:
-        job_id = await insert(conn, "finish")
+    async with run_node(database.dsn, app, drain__timeout="0s") as node:
+        job_id = await insert_job(conn, "finish")
         await began.wait()
-        one.stop()
-        await one.ended()
-        assert one.fell is None
-    assert await ended(conn, job_id) == "succeeded"
+        node.stop()
+        await node.wait_until_stopped()
+        assert node.crash is None
+    assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id) == '"drain"'
 
 
@@ -210,23 +218,23 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
     async def once(job: rota.Job[Any]) -> None:
         called.append(job.job_id)
 
-    async with node(database.dsn, app, queues="q:2") as one:
-        held = await insert(conn, "block")
+    async with run_node(database.dsn, app, queues="q:2") as node:
+        held = await insert_job(conn, "block")
         await blocked.wait()
         # Interrupted in the very turn in which it is claimed: its task has not begun.
-        claimed = one.daemon.telemetry.jobs_claimed
+        claimed = node.daemon.telemetry.jobs_claimed
 
         def interrupt_now(claims: Any) -> None:
             claimed(claims)
-            running = one.daemon._loops.running  # type: ignore[union-attr]
+            running = node.daemon._loops.running  # type: ignore[union-attr]
             running.interrupt_all()
 
-        one.daemon.telemetry.jobs_claimed = interrupt_now  # type: ignore[method-assign]
-        job_id = await insert(conn, "once")
-        await one.told("job.settled", job_id=job_id, settlement="released", outcome="interrupted")
-        one.daemon.telemetry.jobs_claimed = claimed  # type: ignore[method-assign]
+        node.daemon.telemetry.jobs_claimed = interrupt_now  # type: ignore[method-assign]
+        job_id = await insert_job(conn, "once")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="released", outcome="interrupted")
+        node.daemon.telemetry.jobs_claimed = claimed  # type: ignore[method-assign]
         assert job_id not in called
-        assert await ended(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
         assert held in called
     assert called.count(job_id) == 1
 
@@ -234,14 +242,17 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
 async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Connection[Record]) -> None:
     """The heartbeat ends last: a drain longer than the lease must not make the job look lost to other nodes."""
     gate = Gate()
-    async with node(database.dsn, gate.app, drain__timeout="1h") as one, node(database.dsn, rota.App("other")) as other:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
-        one.stop()
-        await passes(conn, 4.0, job_id=job_id)
+    async with (
+        run_node(database.dsn, gate.app, drain__timeout="1h") as node,
+        run_node(database.dsn, rota.App("other")) as other,
+    ):
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
+        node.stop()
+        await wait_for_attempt_age(conn, 4.0, job_id=job_id)
         gate.open.set()
-        await one.ended()
-        assert await ended(conn, job_id) == "succeeded"
-        assert not other.seen("lease.reaped")
-        assert not one.seen("lease.reaped")
+        await node.wait_until_stopped()
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert not other.events_named("lease.reaped")
+        assert not node.events_named("lease.reaped")
     assert gate.began == [job_id]

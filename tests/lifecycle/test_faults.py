@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 import rota
-from logins import as_login
-from nodes import ended, gated_app, history, insert, node, running_row
+from in_process_daemons import failed_attempts, final_outcome, gated_app, insert_job, run_node, wait_for_claim
+from role_logins import dsn_for_login
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -57,30 +57,33 @@ async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
         )
         return {each["outcome"]: each["n"] for each in rows}
 
-    async with node(database.dsn, app, queues="default:20") as one, node(database.dsn, app, queues="default:20") as two:
+    async with (
+        run_node(database.dsn, app, queues="default:20") as node,
+        run_node(database.dsn, app, queues="default:20") as other_node,
+    ):
         inserted = 0
         for turn in range(25):
             async with conn.transaction():
                 for handler in ("plain", "thread", "commit") * 4:
                     options = {"max_attempts": 200, "backoff_base": "interval '10 milliseconds'"}
-                    await insert(conn, handler, **options, backoff_cap="interval '100 milliseconds'")
+                    await insert_job(conn, handler, **options, backoff_cap="interval '100 milliseconds'")
                     inserted += 1
             await conn.fetchval(KILL)
-            await two.turns("trust", 1) if turn % 2 else await one.turns("trust", 1)
+            await other_node.wait_for_turns("trust", 1) if turn % 2 else await node.wait_for_turns("trust", 1)
 
         async def none_left() -> bool:
             return not await conn.fetchval("select count(*) from rota.jobs")
 
         await eventually(none_left, within=40, what="the end of all jobs")
-        assert one.fell is None
-        assert two.fell is None
+        assert node.crash is None
+        assert other_node.crash is None
         assert await outcomes() == {"succeeded": inserted}
         assert await conn.fetchval("select count(distinct job_id) from rota.job_runs") == inserted
         assert await conn.fetchval("select count(*) - count(distinct job_id) from public.effects") == 0
         assert await conn.fetchval("select count(*) from public.effects") == inserted // 3
         counted = sum(
             each.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded")
-            for each in (one, two)
+            for each in (node, other_node)
             for handler in ("plain", "thread", "commit")
         )
         assert counted <= inserted
@@ -101,30 +104,30 @@ async def test_a_restart_of_the_database_costs_no_attempt_that_outlives_it(
         calls.append(job.attempt)
         await go.wait()
 
-    async with node(server.dsn, app, lease__duration="6s") as one:
+    async with run_node(server.dsn, app, lease__duration="6s") as node:
         conn = await asyncpg.connect(server.dsn)
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         await conn.close()
         if how == "kill":
             server.kill()
             # Down for a while: backing off must not take longer than the lease has left.
-            await one.told("service.failed", service="dispatcher", failures=3)
+            await node.wait_for_event("service.failed", service="dispatcher", failures=3)
             server.start()
         else:
             server.restart()
-        beats = len(one.seen("leases.extended"))
-        await one.told("leases.extended", times=beats + 1)
+        beats = len(node.events_named("leases.extended"))
+        await node.wait_for_event("leases.extended", times=beats + 1)
         conn = await asyncpg.connect(server.dsn)
         go.set()
-        assert await ended(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
         assert calls == [1]
-        assert await history(conn, job_id) == []
-        assert not one.seen("lease.lost")
-        later = await insert(conn, "wait")
-        assert await ended(conn, later, within=20) == "succeeded"
+        assert await failed_attempts(conn, job_id) == []
+        assert not node.events_named("lease.lost")
+        later = await insert_job(conn, "wait")
+        assert await final_outcome(conn, later, within=20) == "succeeded"
         await conn.close()
-        assert one.fell is None
+        assert node.crash is None
 
 
 async def test_a_restart_between_outcome_and_settlement_settles_once(
@@ -142,23 +145,23 @@ async def test_a_restart_between_outcome_and_settlement_settles_once(
         await go.wait()
         return "done"
 
-    async with node(server.dsn, app, lease__duration="6s") as one:
+    async with run_node(server.dsn, app, lease__duration="6s") as node:
         conn = await asyncpg.connect(server.dsn)
-        jobs = [await insert(conn, "wait") for _ in range(5)]
+        jobs = [await insert_job(conn, "wait") for _ in range(5)]
         for job_id in jobs:
-            await running_row(conn, job_id)
+            await wait_for_claim(conn, job_id)
         await conn.close()
         server.stop()
         go.set()
-        await one.told("service.failed", service="settle", times=2)
-        assert not one.daemon.readiness().draining
+        await node.wait_for_event("service.failed", service="settle", times=2)
+        assert not node.daemon.readiness().draining
         server.start()
         conn = await asyncpg.connect(server.dsn)
         for job_id in jobs:
-            assert await ended(conn, job_id) == "succeeded"
-            assert await history(conn, job_id) == []
+            assert await final_outcome(conn, job_id) == "succeeded"
+            assert await failed_attempts(conn, job_id) == []
         await conn.close()
-        assert one.fell is None
+        assert node.crash is None
     assert calls == [1] * 5
 
 
@@ -174,17 +177,17 @@ async def test_a_daemon_stops_in_good_time_though_the_database_is_away(
     async def wait(_: rota.Job[Any]) -> None:
         await go.wait()
 
-    async with node(server.dsn, app, drain__timeout="300ms") as one:
+    async with run_node(server.dsn, app, drain__timeout="300ms") as node:
         conn = await asyncpg.connect(server.dsn)
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         await conn.close()
         server.stop()
         go.set()
-        await one.told("service.failed", service="settle")
-        one.stop()
-        await one.ended(within=15)
-        assert one.fell is None
+        await node.wait_for_event("service.failed", service="settle")
+        node.stop()
+        await node.wait_until_stopped(within=15)
+        assert node.crash is None
 
 
 async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
@@ -202,24 +205,24 @@ async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
     await conn.execute(
         "select rota.put_schedule(name => 'steady', every => '1 s', handler => 'nobody', overlap => 'allow')"
     )
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         async with conn.transaction():
             await conn.execute("lock table rota.jobs in access exclusive mode")
             for service in ("dispatcher", "scheduler", "heartbeat", "reaper"):
-                await one.told("service.failed", service=service, kind="LockNotAvailableError")
+                await node.wait_for_event("service.failed", service=service, kind="LockNotAvailableError")
         fires = await conn.fetchval("select count(*) from rota.fires")
         go.set()
-        assert await ended(conn, job_id) == "succeeded"
-        assert await history(conn, job_id) == []
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert await failed_attempts(conn, job_id) == []
         assert await conn.fetchval("select invalid_reason from rota.schedules") is None
 
         async def fired() -> bool:
             return bool(await conn.fetchval("select count(*) from rota.fires") > fires)
 
         await eventually(fired, what="the next fire")
-        assert one.fell is None
+        assert node.crash is None
 
 
 async def test_a_pause_in_an_open_transaction_neither_keeps_a_daemon_from_starting_nor_silences_it(
@@ -240,7 +243,7 @@ async def test_a_pause_in_an_open_transaction_neither_keeps_a_daemon_from_starti
         pausing = operator.transaction()
         await pausing.start()
         await operator.execute("select rota.pause_handler('paused')")
-        async with node(database.dsn, app):
+        async with run_node(database.dsn, app):
             assert await conn.fetchval(written) == ["plain"]
             await pausing.commit()
             await eventually(
@@ -253,23 +256,23 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
 ) -> None:
     """A password that is being changed, a pg_hba.conf mended a minute later: what runs goes on, and so does the daemon."""
     go, calls = asyncio.Event(), list[int]()
-    login = as_login(database.dsn, "rota_test_refused")
+    login = dsn_for_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login superuser password 'secret'")
     try:
-        async with node(login, gated_app(go, calls), lease__duration="10s") as one:
-            job_id = await insert(conn, "wait")
-            await running_row(conn, job_id)
+        async with run_node(login, gated_app(go, calls), lease__duration="10s") as node:
+            job_id = await insert_job(conn, "wait")
+            await wait_for_claim(conn, job_id)
             await conn.execute("alter role rota_test_refused nologin")
             try:
                 await conn.fetchval(KILL)
                 for service in ("dispatcher", "heartbeat", "reaper"):
-                    await one.told("service.failed", service=service, failures=2)
+                    await node.wait_for_event("service.failed", service=service, failures=2)
             finally:
                 await conn.execute("alter role rota_test_refused login")
             go.set()
-            assert await ended(conn, job_id) == "succeeded"
+            assert await final_outcome(conn, job_id) == "succeeded"
             assert calls == [job_id]
-            assert one.fell is None
+            assert node.crash is None
     finally:
         await conn.execute("drop role rota_test_refused")
 
@@ -292,7 +295,7 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
 ) -> None:
     """A backup is put back, rights are given anew: the whole fleet would fall at once, and every running job with it."""
     go, calls = asyncio.Event(), list[int]()
-    login = as_login(database.dsn, "rota_test_refused")
+    login = dsn_for_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login password 'secret'")
     await conn.execute(
         "grant usage on schema rota to rota_test_refused;"
@@ -302,19 +305,19 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
     )
     await conn.execute("select rota.put_schedule(name => 's', every => '1 s', handler => 'nobody', overlap => 'allow')")
     try:
-        async with node(login, gated_app(go, calls), lease__duration="10s") as one:
-            job_id = await insert(conn, "wait")
-            await running_row(conn, job_id)
+        async with run_node(login, gated_app(go, calls), lease__duration="10s") as node:
+            job_id = await insert_job(conn, "wait")
+            await wait_for_claim(conn, job_id)
             await conn.execute(gone)
             try:
-                await one.told("service.failed", service="scheduler", failures=2)
+                await node.wait_for_event("service.failed", service="scheduler", failures=2)
             finally:
                 await conn.execute(back)
             go.set()
-            assert await ended(conn, job_id) == "succeeded"
+            assert await final_outcome(conn, job_id) == "succeeded"
             assert calls == [job_id]
             assert await conn.fetchval("select invalid_reason from rota.schedules") is None
-            assert one.fell is None
+            assert node.crash is None
     finally:
         await conn.execute("drop owned by rota_test_refused")
         await conn.execute("drop role rota_test_refused")
@@ -332,9 +335,9 @@ async def test_a_day_is_24_hours_in_whatever_timezone_was_set_for_everybody(
 
     await conn.execute(f"alter database {database.name} set timezone = 'Europe/Berlin'")
     await conn.execute("set timezone = 'Europe/Berlin'")
-    async with node(database.dsn, app):
+    async with run_node(database.dsn, app):
         for days in (100, 200, 300):
-            job_id = await insert(conn, "wait", str(days))
+            job_id = await insert_job(conn, "wait", str(days))
             await conn.fetchval(
                 "select rota.put_schedule(name => $1, handler => 'nobody', every => '1 s', start_within => $2)",
                 f"within {days}",
@@ -379,8 +382,8 @@ async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
         return
 
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
-    nodes = [node(database.dsn, app, queues="default:20") for _ in range(3)]
-    async with nodes[0] as one, nodes[1] as two, nodes[2] as three:
+    nodes = [run_node(database.dsn, app, queues="default:20") for _ in range(3)]
+    async with nodes[0] as node, nodes[1] as other_node, nodes[2] as three:
         for _ in range(10):
             await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
 
@@ -388,5 +391,5 @@ async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
             return not await conn.fetchval("select count(*) from rota.jobs")
 
         await eventually(none_left, within=40, what="the end of all jobs")
-        for each in (one, two, three):
-            assert not each.seen("service.failed", kind="SerializationError")
+        for each in (node, other_node, three):
+            assert not each.events_named("service.failed", kind="SerializationError")

@@ -16,7 +16,15 @@ import pytest
 
 import rota
 from drivers import ASYNC, SYNC
-from nodes import ended, history, insert, letter, live_row, node, running_row
+from in_process_daemons import (
+    dead_letter,
+    failed_attempts,
+    final_outcome,
+    insert_job,
+    live_row,
+    run_node,
+    wait_for_claim,
+)
 from rota.app import find_app
 from rota.errors import StaleToken
 from waiting import eventually
@@ -62,11 +70,11 @@ async def test_a_job_completes_inside_the_users_own_transaction(
             return "undone"
         return "ignored"
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "own")
-        assert await ended(conn, job_id) == "succeeded"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "own")
+        assert await final_outcome(conn, job_id) == "succeeded"
     assert await _result(conn, job_id) == {"attempt": 2}
-    assert [attempt["error_kind"] for attempt in await history(conn, job_id)] == ["NotCommitted"]
+    assert [attempt["error_kind"] for attempt in await failed_attempts(conn, job_id)] == ["NotCommitted"]
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
 
 
@@ -89,9 +97,9 @@ async def test_a_job_completes_inside_the_users_own_blocking_transaction(
             return "undone"
         return "ignored"
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "own")
-        assert await ended(conn, job_id) == "succeeded"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "own")
+        assert await final_outcome(conn, job_id) == "succeeded"
     assert await _result(conn, job_id) == {"attempt": 2}
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
 
@@ -140,12 +148,12 @@ async def test_a_straggler_completes_and_guards_nothing_on_any_driver(
         except StaleToken as error:
             raised.append(error)
 
-    async with node(database.dsn, app) as one:
-        await insert(conn, "stale")
-        await one.told("write.refused", what="checkpoint")
-        await insert(conn, "stale_sync")
+    async with run_node(database.dsn, app) as node:
+        await insert_job(conn, "stale")
+        await node.wait_for_event("write.refused", what="checkpoint")
+        await insert_job(conn, "stale_sync")
         await eventually(lambda: len(raised) == 6, what="six refusals")
-        assert one.metric("rota_stale_writes_total") >= 6
+        assert node.metric("rota_stale_writes_total") >= 6
     assert not await conn.fetchval("select count(*) from rota.job_runs")
 
 
@@ -168,9 +176,9 @@ async def test_a_threads_transaction_commits_effect_and_completion_together(
         with pytest.raises(RuntimeError, match="only one"), job.transaction():
             pass
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "effect")
-        assert await ended(conn, job_id) == "succeeded"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "effect")
+        assert await final_outcome(conn, job_id) == "succeeded"
     rows = await conn.fetch("select attempt from effects order by attempt")
     assert [row["attempt"] for row in rows] == [0, 0, 2]
 
@@ -189,10 +197,10 @@ async def test_without_psycopg_a_threads_transaction_says_what_to_install(
             pass
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "effect")
-        assert await ended(conn, job_id) == "dead: exhausted"
-    assert "pip install 'rota[psycopg]'" in (await letter(conn, job_id))["error"]
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "effect")
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
+    assert "pip install 'rota[psycopg]'" in (await dead_letter(conn, job_id))["error"]
 
 
 async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
@@ -206,13 +214,13 @@ async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
     async def receipt(job: rota.Job[Receipt]) -> None:
         seen.append(job.payload)
 
-    async with node(database.dsn, app):
-        bad = await insert(conn, "receipt", '{"order": "S3CRET"}')
+    async with run_node(database.dsn, app):
+        bad = await insert_job(conn, "receipt", '{"order": "S3CRET"}')
         good = (await receipt.enqueue(conn, Receipt(7))).job_id
-        assert await ended(conn, bad) == "dead: bad_payload"
-        assert await ended(conn, good) == "succeeded"
+        assert await final_outcome(conn, bad) == "dead: bad_payload"
+        assert await final_outcome(conn, good) == "succeeded"
     assert seen == [Receipt(7)]
-    assert "S3CRET" not in (await letter(conn, bad))["error"]
+    assert "S3CRET" not in (await dead_letter(conn, bad))["error"]
 
 
 async def test_the_handlers_own_delay_is_written_as_it_is(database: Database, conn: Connection[Record]) -> None:
@@ -223,11 +231,11 @@ async def test_the_handlers_own_delay_is_written_as_it_is(database: Database, co
     async def fail(_: rota.Job[Any]) -> None:
         raise ValueError
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "fail")
-        await one.told("job.settled", job_id=job_id, settlement="retried", due_in_s=3600.0)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "fail")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", due_in_s=3600.0)
         await conn.execute("update rota.jobs set run_at = now() where job_id = $1", job_id)
-        await one.told("job.settled", job_id=job_id, settlement="retried", due_in_s=7200.0)
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", due_in_s=7200.0)
 
 
 async def test_middleware_and_records_in_a_living_daemon(
@@ -252,12 +260,13 @@ async def test_middleware_and_records_in_a_living_daemon(
     def in_thread(job: rota.SyncJob[Any]) -> None:
         logger.warning("in %s", job.payload)
 
-    async with node(database.dsn, app):
+    async with run_node(database.dsn, app):
         jobs = {
-            number: await insert(conn, "on_loop" if number % 2 else "in_thread", str(number)) for number in range(10)
+            number: await insert_job(conn, "on_loop" if number % 2 else "in_thread", str(number))
+            for number in range(10)
         }
         for job_id in jobs.values():
-            assert await ended(conn, job_id) == "succeeded"
+            assert await final_outcome(conn, job_id) == "succeeded"
     said = [record for record in caplog.records if record.name == "theirs"]
     assert len(said) == 25
     for record in said:
@@ -280,15 +289,15 @@ async def test_a_handler_may_run_in_a_process_of_its_own(
     processes: rota.App, database: Database, conn: Connection[Record], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It gets the facts and gives a result; its death is a failure like any other; its records carry the job."""
-    async with node(database.dsn, processes, reference="handlers_app:app", log__level="info"):
-        job_id = await insert(conn, "where", '{"n": 1}')
-        dead = await insert(conn, "dies")
-        assert await ended(conn, job_id) == "succeeded"
-        assert await ended(conn, dead) == "dead: exhausted"
+    async with run_node(database.dsn, processes, reference="handlers_app:app", log__level="info"):
+        job_id = await insert_job(conn, "where", '{"n": 1}')
+        dead = await insert_job(conn, "dies")
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, dead) == "dead: exhausted"
     result = await _result(conn, job_id)
     assert result.pop("pid") != os.getpid()
     assert result == {"attempt": 1, "payload": {"n": 1}}
-    assert (await letter(conn, dead))["error_kind"] == "ProcessDied"
+    assert (await dead_letter(conn, dead))["error_kind"] == "ProcessDied"
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "from the child" in line]
     assert [(line["event"], line["job_id"], line["handler"]) for line in lines] == [("from the child", job_id, "where")]
 
@@ -297,18 +306,18 @@ async def test_a_process_is_told_to_stop_and_why(
     processes: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
     """The reason decides what there is to save."""
-    async with node(
+    async with run_node(
         database.dsn, processes, reference="handlers_app:app", drain__timeout="0s", drain__grace="10s"
-    ) as one:
-        job_id = await insert(conn, "stops")
+    ) as node:
+        job_id = await insert_job(conn, "stops")
 
         async def begun() -> bool:
             return (await live_row(conn, job_id))["progress"] is not None
 
-        await running_row(conn, job_id)
+        await wait_for_claim(conn, job_id)
         await eventually(begun, what="the child's first report")
-        one.stop()
-        assert await ended(conn, job_id) == "succeeded"
+        node.stop()
+        assert await final_outcome(conn, job_id) == "succeeded"
     assert await _result(conn, job_id) == "drain"
 
 
@@ -318,12 +327,12 @@ async def test_a_process_commits_effect_and_completion_together(
 ) -> None:
     """Wherever a handler runs, its job has the same names and the same promises."""
     await conn.execute("create table effects (job_id int8)")
-    async with node(database.dsn, processes, reference="handlers_app:app"):
-        job_id = await insert(conn, handler, json.dumps({"dsn": database.dsn}))
-        assert await ended(conn, job_id) == "succeeded"
+    async with run_node(database.dsn, processes, reference="handlers_app:app"):
+        job_id = await insert_job(conn, handler, json.dumps({"dsn": database.dsn}))
+        assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select job_id from effects") == job_id
     assert await _result(conn, job_id) == ({"done": True} if handler.startswith("completes") else None)
-    assert not await history(conn, job_id)
+    assert not await failed_attempts(conn, job_id)
 
 
 SHOW = "show idle_in_transaction_session_timeout"
@@ -336,10 +345,10 @@ async def test_a_process_commits_its_steps_with_their_checkpoints(
     """At READ COMMITTED, whatever was set for everybody; a step that fails takes its checkpoint back."""
     await conn.execute("create table effects (job_id int8)")
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
-    async with node(database.dsn, processes, reference="handlers_app:app"):
-        job_id = await insert(conn, handler, json.dumps({"dsn": database.dsn}))
-        assert await ended(conn, job_id) == "succeeded"
-    assert [row["error_kind"] for row in await history(conn, job_id)] == ["ValueError", "ValueError"]
+    async with run_node(database.dsn, processes, reference="handlers_app:app"):
+        job_id = await insert_job(conn, handler, json.dumps({"dsn": database.dsn}))
+        assert await final_outcome(conn, job_id) == "succeeded"
+    assert [row["error_kind"] for row in await failed_attempts(conn, job_id)] == ["ValueError", "ValueError"]
     assert await conn.fetchval("select count(*) from effects") == 2, "one step and the last; the second was taken back"
 
 
@@ -347,12 +356,12 @@ async def test_a_straggler_in_a_process_is_refused_and_counted(
     processes: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
     """Its writes go by connections of its own; the daemon is told of them all the same."""
-    async with node(database.dsn, processes, reference="handlers_app:app") as one:
-        await insert(conn, "straggles", json.dumps({"dsn": database.dsn}))
-        await one.told("write.refused", what="complete")
-        await one.told("write.refused", what="checkpoint")
-        await one.told("lease.lost")
-        assert one.metric("rota_stale_writes_total") >= 2
+    async with run_node(database.dsn, processes, reference="handlers_app:app") as node:
+        await insert_job(conn, "straggles", json.dumps({"dsn": database.dsn}))
+        await node.wait_for_event("write.refused", what="complete")
+        await node.wait_for_event("write.refused", what="checkpoint")
+        await node.wait_for_event("lease.lost")
+        assert node.metric("rota_stale_writes_total") >= 2
 
 
 async def test_a_transaction_may_idle_for_as_long_as_the_jobs_own_lease(
@@ -374,10 +383,13 @@ async def test_a_transaction_may_idle_for_as_long_as_the_jobs_own_lease(
         return limit
 
     told = {}
-    async with node(database.dsn, app, reference="handlers_app:app", lease__duration="7s"):
+    async with run_node(database.dsn, app, reference="handlers_app:app", lease__duration="7s"):
         for handler in ("on the loop", "in a thread", "idles", "idles_async"):
-            own, daemons = await insert(conn, handler, lease="interval '90 seconds'"), await insert(conn, handler)
-            assert {await ended(conn, own), await ended(conn, daemons)} == {"succeeded"}
+            own, daemons = (
+                await insert_job(conn, handler, lease="interval '90 seconds'"),
+                await insert_job(conn, handler),
+            )
+            assert {await final_outcome(conn, own), await final_outcome(conn, daemons)} == {"succeeded"}
             told[handler] = (await _result(conn, own), await _result(conn, daemons))
     assert set(told.values()) == {("90s", "7s")}, told
 
@@ -425,14 +437,14 @@ async def test_b75_what_a_handler_leaves_in_a_session_is_gone_for_the_next(
 
     await conn.execute("create role rota_test_left_behind superuser")
     try:
-        async with node(database.dsn, app, database__handler_pool_size=1):
+        async with run_node(database.dsn, app, database__handler_pool_size=1):
             for where, clean in {
                 "on the loop": [[False, False, False, False, False, "[]"]],
                 "in a thread": [True, [False, False, False, False, False, []]],
             }.items():
-                assert await ended(conn, await insert(conn, f"leave {where}")) == "succeeded"
-                job_id = await insert(conn, f"look {where}")
-                assert await ended(conn, job_id) == "succeeded"
+                assert await final_outcome(conn, await insert_job(conn, f"leave {where}")) == "succeeded"
+                job_id = await insert_job(conn, f"look {where}")
+                assert await final_outcome(conn, job_id) == "succeeded"
                 assert await _result(conn, job_id) == clean, where
                 assert await conn.fetchval(HELD) == 0, where
     finally:

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-from links import Link, heartbeats, listeners
-from nodes import STEAL, ended, history, insert, ledger, live_row, node, passes, row, running_row
+from in_process_daemons import (
+    STEAL_JOB,
+    failed_attempts,
+    final_outcome,
+    insert_job,
+    job_row,
+    ledger_rows,
+    live_row,
+    run_node,
+    wait_for_attempt_age,
+    wait_for_claim,
+)
+from network_faults import FaultyProxy, is_heartbeat, is_listener
 from rota.db import queries
 from waiting import eventually, until
 
@@ -65,23 +76,23 @@ async def test_a_lost_lease_cuts_the_handler_and_nothing_it_writes_counts(
             told.append(job.stop_reason)
             raise
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "work")
-        mine = await running_row(conn, job_id)
-        token = await conn.fetchval(STEAL, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "work")
+        mine = await wait_for_claim(conn, job_id)
+        token = await conn.fetchval(STEAL_JOB, job_id)
         before = await live_row(conn, job_id)
         taken.set()
-        await one.told("lease.lost", job_id=job_id)
+        await node.wait_for_event("lease.lost", job_id=job_id)
         assert refused.keys() == {"checkpoint", "progress", "complete", "transaction", "step"}
         assert all(str(mine["fence_token"]) in text for text in refused.values())
         assert told == ["lease_lost"]
         assert token > mine["fence_token"]
-        assert one.metric("rota_leases_lost_total") == 1
-        assert one.metric("rota_stale_writes_total") == 5
+        assert node.metric("rota_leases_lost_total") == 1
+        assert node.metric("rota_stale_writes_total") == 5
         after = await live_row(conn, job_id)
         assert {**after, "now": 0} == {**before, "now": 0}
-        assert await ledger(conn, job_id) == []
-        assert await history(conn, job_id) == []
+        assert await ledger_rows(conn, job_id) == []
+        assert await failed_attempts(conn, job_id) == []
         assert await conn.fetchval("select count(*) from public.effects") == 0
 
 
@@ -100,17 +111,17 @@ async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_not(
         go.wait(10)
         return job.stop_reason
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "work")
-        await running_row(conn, job_id)
-        await conn.execute(STEAL, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "work")
+        await wait_for_claim(conn, job_id)
+        await conn.execute(STEAL_JOB, job_id)
         before = await live_row(conn, job_id)
-        await one.told("lease.missed", job_id=job_id)
+        await node.wait_for_event("lease.missed", job_id=job_id)
         go.set()
-        await one.told("write.refused", job_id=job_id, what="settlement")
-        assert one.metric("rota_leases_lost_total") == 1
+        await node.wait_for_event("write.refused", job_id=job_id, what="settlement")
+        assert node.metric("rota_leases_lost_total") == 1
         assert {**(await live_row(conn, job_id)), "now": 0} == {**before, "now": 0}
-        assert await ledger(conn, job_id) == []
+        assert await ledger_rows(conn, job_id) == []
 
 
 async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
@@ -126,15 +137,15 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
         blocked = time.monotonic() + 9
         until(lambda: time.monotonic() > blocked, within=20)
 
-    async with node(database.dsn, app, queues="default:2") as one:
-        job_id = await insert(conn, "block")
-        assert await ended(conn, job_id, within=20) == "succeeded"
+    async with run_node(database.dsn, app, queues="default:2") as node:
+        job_id = await insert_job(conn, "block")
+        assert await final_outcome(conn, job_id, within=20) == "succeeded"
         assert tries == [1]
-        assert not one.seen("lease.lost")
-        assert not one.seen("lease.reaped")
-        assert await history(conn, job_id) == []
-        await one.turns("trust", times=8)
-        assert one.metric("rota_loop_lag_seconds") > 8, "a scrape that comes seconds later sees it, too"
+        assert not node.events_named("lease.lost")
+        assert not node.events_named("lease.reaped")
+        assert await failed_attempts(conn, job_id) == []
+        await node.wait_for_turns("trust", times=8)
+        assert node.metric("rota_loop_lag_seconds") > 8, "a scrape that comes seconds later sees it, too"
 
 
 async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database, conn: Connection[Record]) -> None:
@@ -156,29 +167,29 @@ async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database
         return job.stop_reason
 
     other = rota.App("other")
-    async with node(database.dsn, app, queues="default:1") as one, node(database.dsn, other) as two:
-        job_id = await insert(conn, "wedge")
-        claimed = await running_row(conn, job_id)
-        await passes(conn, 2.2, job_id=job_id)
+    async with run_node(database.dsn, app, queues="default:1") as node, run_node(database.dsn, other) as other_node:
+        job_id = await insert_job(conn, "wedge")
+        claimed = await wait_for_claim(conn, job_id)
+        await wait_for_attempt_age(conn, 2.2, job_id=job_id)
         last = await live_row(conn, job_id)
         assert last["lease_expires_at"] <= claimed["started_at"] + timedelta(seconds=4.1)
 
-        await one.told("handler.stuck", job_id=job_id, why="timeout")
+        await node.wait_for_event("handler.stuck", job_id=job_id, why="timeout")
 
-        await one.told("job.settled", job_id=job_id, settlement="retried", outcome="timed_out")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", outcome="timed_out")
         # Rule 12: the slot is the thread's until it ends, so no second one runs beside it here.
-        await one.turns("reaper", 3)
+        await node.wait_for_turns("reaper", 3)
         assert tries == [1]
-        (abandoned,) = await history(conn, job_id)
+        (abandoned,) = await failed_attempts(conn, job_id)
         assert (abandoned["outcome"], abandoned["error_kind"]) == ("timed_out", "Timeout")
         assert "the handler did not stop: its thread was abandoned" in abandoned["error"]
-        assert not one.seen("lease.reaped")
-        assert not two.seen("lease.reaped")
+        assert not node.events_named("lease.reaped")
+        assert not other_node.events_named("lease.reaped")
         assert (await live_row(conn, job_id))["losses"] == 0
         go.set()
-        assert await ended(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
         assert tries == [1, 2]
-        assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+        assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
 async def test_an_async_handler_is_cut_at_its_timeout(database: Database, conn: Connection[Record]) -> None:
@@ -193,11 +204,11 @@ async def test_an_async_handler_is_cut_at_its_timeout(database: Database, conn: 
         finally:
             reasons.append(job.stop_reason)
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "slow")
-        assert await ended(conn, job_id) == "dead: exhausted"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "slow")
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
     assert reasons == ["timeout", "timeout"]
-    assert {a["error_kind"] for a in await history(conn, job_id)} == {"Timeout"}
+    assert {a["error_kind"] for a in await failed_attempts(conn, job_id)} == {"Timeout"}
 
 
 async def test_a_completion_that_lingers_in_its_transaction_is_cut_at_the_timeout_all_the_same(
@@ -212,9 +223,9 @@ async def test_a_completion_that_lingers_in_its_transaction_is_cut_at_the_timeou
             await job.complete(mine)
             await asyncio.Event().wait()
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "linger")
-        assert await ended(conn, job_id) == "dead: exhausted"
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "linger")
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
 
 
 async def test_with_the_database_cut_off_the_handler_is_interrupted_before_its_lease_ends(
@@ -232,21 +243,21 @@ async def test_with_the_database_cut_off_the_handler_is_interrupted_before_its_l
             stopped.append((job.stop_reason, await conn.fetchval("select clock_timestamp()")))
             raise
 
-    with Link(database.dsn) as link:
-        async with node(link.dsn, app) as one:
-            job_id = await insert(conn, "work")
-            await running_row(conn, job_id)
-            await one.told("leases.extended")
-            link.freeze(lambda _: True)
+    with FaultyProxy(database.dsn) as proxy:
+        async with run_node(proxy.dsn, app) as node:
+            job_id = await insert_job(conn, "work")
+            await wait_for_claim(conn, job_id)
+            await node.wait_for_event("leases.extended")
+            proxy.freeze(lambda _: True)
             await eventually(lambda: stopped, what="the interruption")
             ((reason, when),) = stopped
             assert reason == "lease_lost"
             held = await live_row(conn, job_id)
             assert when < held["lease_expires_at"]
-            link.heal()
-            one.stop()
-            one.stop()
-            await one.ended(within=25)
+            proxy.heal()
+            node.stop()
+            node.stop()
+            await node.wait_until_stopped(within=25)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
@@ -263,25 +274,25 @@ async def test_a_job_that_was_let_go_for_lack_of_trust_is_not_handed_out_as_if_i
         if job.attempt == 1:
             await asyncio.Event().wait()
 
-    with Link(database.dsn) as link:
+    with FaultyProxy(database.dsn) as proxy:
         # A long lease and a patient reaper: the node is back well before anybody may take the job from it.
-        async with node(link.dsn, app) as one:
-            job_id = await insert(conn, "work", delivery=f"'{delivery}'", lease="interval '6 seconds'")
-            await one.told("jobs.claimed")  # and not only committed: the answer has to have come
-            link.refuse()
-            await one.told("service.failed", service="dispatcher")
+        async with run_node(proxy.dsn, app) as node:
+            job_id = await insert_job(conn, "work", delivery=f"'{delivery}'", lease="interval '6 seconds'")
+            await node.wait_for_event("jobs.claimed")  # and not only committed: the answer has to have come
+            proxy.refuse()
+            await node.wait_for_event("service.failed", service="dispatcher")
             # As after a cut that lasted: the node no longer trusts the lease, which in truth still holds.
-            (attempt,) = one.daemon._loops.running.attempts  # type: ignore[union-attr]
+            (attempt,) = node.daemon._loops.running.attempts  # type: ignore[union-attr]
             attempt.trusted_until = 0.0
-            await one.told("lease.lost", job_id=job_id)
-            link.listen()
-            await one.turns("dispatcher", 3)
-            how = await ended(conn, job_id, within=15)
+            await node.wait_for_event("lease.lost", job_id=job_id)
+            proxy.listen()
+            await node.wait_for_turns("dispatcher", 3)
+            how = await final_outcome(conn, job_id, within=15)
     if delivery == "at_most_once":
         assert (how, calls) == ("dead: lost", [1])
     else:
         assert (how, calls) == ("succeeded", [1, 2])
-        assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+        assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"]
 
 
 async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Database, conn: Connection[Record]) -> None:
@@ -297,11 +308,11 @@ async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Data
     async def quick(_: rota.Job[Any]) -> None:
         return
 
-    async with node(database.dsn, app) as one, database.connect() as client:
-        locked, other = await insert(conn, "wait"), await insert(conn, "wait", lease="interval '10 s'")
-        expired = await insert(conn, "nobody's")
+    async with run_node(database.dsn, app) as node, database.connect() as client:
+        locked, other = await insert_job(conn, "wait"), await insert_job(conn, "wait", lease="interval '10 s'")
+        expired = await insert_job(conn, "nobody's")
         for job_id in (locked, other):
-            await running_row(conn, job_id)
+            await wait_for_claim(conn, job_id)
         await conn.execute(
             "update rota.jobs set state = 'running', leased_by = gen_random_uuid(), fence_token = 1, attempt = 1, "
             "max_attempts = 3, lease_expires_at = now() - interval '1 s' where job_id = $1",
@@ -311,16 +322,16 @@ async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Data
         await transaction.start()
         await client.execute("select from rota.jobs where job_id = any ($1) for update", [locked])
         assert await conn.fetchval("select rota.cancel($1)", locked) == "requested"
-        await one.told("lease.reaped", job_id=expired)
-        assert await ended(conn, await insert(conn, "quick")) == "succeeded"
+        await node.wait_for_event("lease.reaped", job_id=expired)
+        assert await final_outcome(conn, await insert_job(conn, "quick")) == "succeeded"
         lease = (await live_row(conn, other))["lease_expires_at"]
         go.set()
-        assert await ended(conn, other) == "succeeded"
+        assert await final_outcome(conn, other) == "succeeded"
         assert lease
         assert (await live_row(conn, locked))["state"] == "running"
         await transaction.rollback()
-        assert await ended(conn, locked) in {"succeeded", "cancelled"}
-        assert one.fell is None
+        assert await final_outcome(conn, locked) in {"succeeded", "cancelled"}
+        assert node.crash is None
 
 
 async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
@@ -344,14 +355,14 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
             return await real(*args, **kwargs)
 
         patch.setattr(queries, "settle_succeeded", away)
-        async with node(database.dsn, app) as one, node(database.dsn, rota.App("reaper")) as two:
-            job_id = await insert(conn, "quick")
-            await one.told("service.failed", service="settle")
-            await passes(conn, 4.0, job_id=job_id)
+        async with run_node(database.dsn, app) as node, run_node(database.dsn, rota.App("reaper")) as other_node:
+            job_id = await insert_job(conn, "quick")
+            await node.wait_for_event("service.failed", service="settle")
+            await wait_for_attempt_age(conn, 4.0, job_id=job_id)
             gone.set()
-            assert await ended(conn, job_id, within=20) == "succeeded"
-            assert not one.seen("lease.reaped")
-            assert not two.seen("lease.reaped")
+            assert await final_outcome(conn, job_id, within=20) == "succeeded"
+            assert not node.events_named("lease.reaped")
+            assert not other_node.events_named("lease.reaped")
     assert calls == [1]
 
 
@@ -375,12 +386,12 @@ async def test_a_running_job_is_cancelled_on_request(database: Database, conn: C
         reasons.append(job.stop_reason)
         raise RuntimeError("stopped")
 
-    async with node(database.dsn, app, lease__duration="30s"):
-        job_id = await insert(conn, kind)
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app, lease__duration="30s"):
+        job_id = await insert_job(conn, kind)
+        await wait_for_claim(conn, job_id)
         assert await conn.fetchval("select rota.cancel($1, note => 'wrong customer')", job_id) == "requested"
-        assert await ended(conn, job_id) == "cancelled"
-    (run,) = await ledger(conn, job_id)
+        assert await final_outcome(conn, job_id) == "cancelled"
+    (run,) = await ledger_rows(conn, job_id)
     assert "wrong customer" in run["note"]
     assert reasons == ["cancel"]
     assert not await conn.fetchval("select count(*) from rota.cancel_requests")
@@ -396,17 +407,17 @@ async def test_a_request_that_overtakes_the_answer_to_the_claim_is_heard(
     async def wait(_: rota.Job[Any]) -> None:
         await asyncio.Event().wait()
 
-    with Link(database.dsn) as link:
-        async with node(link.dsn, app, lease__duration="3m") as one:
-            await one.told("listener.up")
-            link.slow(lambda name: not listeners(name) and not heartbeats(name), 1.0)
-            job_id = await insert(conn, "wait")
-            await running_row(conn, job_id)
+    with FaultyProxy(database.dsn) as proxy:
+        async with run_node(proxy.dsn, app, lease__duration="3m") as node:
+            await node.wait_for_event("listener.up")
+            proxy.slow(lambda name: not is_listener(name) and not is_heartbeat(name), 1.0)
+            job_id = await insert_job(conn, "wait")
+            await wait_for_claim(conn, job_id)
             assert await conn.fetchval("select rota.cancel($1)", job_id) == "requested"
-            assert not one.seen("jobs.claimed")
-            await one.told("jobs.claimed")
-            link.heal()
-            assert await ended(conn, job_id) == "cancelled"  # and not at the next beat, a minute later
+            assert not node.events_named("jobs.claimed")
+            await node.wait_for_event("jobs.claimed")
+            proxy.heal()
+            assert await final_outcome(conn, job_id) == "cancelled"  # and not at the next beat, a minute later
 
 
 @pytest.mark.parametrize("does", ["retry", "snooze", "bury", "interrupted", "succeed"])
@@ -430,25 +441,25 @@ async def test_a_cancel_request_wins_over_everything_but_success(
             case _:
                 return
 
-    async with node(database.dsn, app, lease__duration="60s") as one:
-        job_id = await insert(conn, "work")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app, lease__duration="60s") as node:
+        job_id = await insert_job(conn, "work")
+        await wait_for_claim(conn, job_id)
         # Without a notification, so that only the settlement can see it.
         await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", job_id)
         if does == "interrupted":
-            one.stop()
-            one.stop()
+            node.stop()
+            node.stop()
         else:
             go.set()
-        assert await ended(conn, job_id) == ("succeeded" if does == "succeed" else "cancelled")
+        assert await final_outcome(conn, job_id) == ("succeeded" if does == "succeed" else "cancelled")
 
-    async with node(database.dsn, app) as one:
+    async with run_node(database.dsn, app) as node:
 
         async def answered() -> bool:
             return not await conn.fetchval("select count(*) from rota.cancel_requests")
 
         await eventually(answered, what="the end of the request")
-    assert len(await ledger(conn, job_id)) == 1
+    assert len(await ledger_rows(conn, job_id)) == 1
 
 
 async def test_a_forced_cancel_ends_a_job_at_once_and_its_handler_as_lost(
@@ -461,13 +472,13 @@ async def test_a_forced_cancel_ends_a_job_at_once_and_its_handler_as_lost(
     async def wait(_: rota.Job[Any]) -> None:
         await asyncio.Event().wait()
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         assert await conn.fetchval("select rota.cancel($1, force => true)", job_id) == "cancelled"
-        await one.told("lease.lost", job_id=job_id)
-        assert await row(conn, job_id) is None
-        assert [run["outcome"] for run in await ledger(conn, job_id)] == ["cancelled"]
+        await node.wait_for_event("lease.lost", job_id=job_id)
+        assert await job_row(conn, job_id) is None
+        assert [run["outcome"] for run in await ledger_rows(conn, job_id)] == ["cancelled"]
 
 
 async def test_two_attempts_of_one_job_that_end_together_are_written_once(
@@ -489,9 +500,9 @@ async def test_two_attempts_of_one_job_that_end_together_are_written_once(
                 continue
             return job.fence_token
 
-    async with node(database.dsn, app, drain__grace="10s") as one:
-        job_id = await insert(conn, "twin")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, app, drain__grace="10s") as node:
+        job_id = await insert_job(conn, "twin")
+        await wait_for_claim(conn, job_id)
         await conn.execute(
             "update rota.jobs set state = 'scheduled', leased_by = null, lease_expires_at = null where job_id = $1",
             job_id,
@@ -499,11 +510,11 @@ async def test_two_attempts_of_one_job_that_end_together_are_written_once(
         await eventually(lambda: len(tokens) == 2, what="the second attempt")
         await first_lost.wait()
         go.set()
-        assert await ended(conn, job_id) == "succeeded"
-        await one.told("write.refused", job_id=job_id)
-        (run,) = await ledger(conn, job_id)
+        assert await final_outcome(conn, job_id) == "succeeded"
+        await node.wait_for_event("write.refused", job_id=job_id)
+        (run,) = await ledger_rows(conn, job_id)
         assert (run["fence_token"], run["result"]) == (tokens[1], str(tokens[1]))
-        assert one.metric("rota_settled_total", queue="default", handler="twin", settlement="succeeded") == 1
+        assert node.metric("rota_settled_total", queue="default", handler="twin", settlement="succeeded") == 1
 
 
 async def test_a_row_whose_heartbeat_is_refused_loses_its_own_lease_only(
@@ -523,18 +534,18 @@ async def test_a_row_whose_heartbeat_is_refused_loses_its_own_lease_only(
         when (old.payload ? 'refused' and old.state = 'running' and new.state = 'running') execute function refuse();
         """
     )
-    async with node(database.dsn, app) as one:
-        refused = await insert(conn, "wait", '{"refused": true}')
-        neighbours = [await insert(conn, "wait") for _ in range(4)]
+    async with run_node(database.dsn, app) as node:
+        refused = await insert_job(conn, "wait", '{"refused": true}')
+        neighbours = [await insert_job(conn, "wait") for _ in range(4)]
         for job_id in (refused, *neighbours):
-            await running_row(conn, job_id)
-        await one.told("row.refused", doing="heartbeat", job_id=refused)
-        await one.told("lease.lost", job_id=refused)
-        await passes(conn, 4, job_id=neighbours[0])
+            await wait_for_claim(conn, job_id)
+        await node.wait_for_event("row.refused", doing="heartbeat", job_id=refused)
+        await node.wait_for_event("lease.lost", job_id=refused)
+        await wait_for_attempt_age(conn, 4, job_id=neighbours[0])
         for job_id in neighbours:
             assert (await live_row(conn, job_id))["attempt"] == 1
-            assert not one.seen("lease.lost", job_id=job_id)
-        assert one.fell is None
-        one.stop()
-        one.stop()
-        await one.ended()
+            assert not node.events_named("lease.lost", job_id=job_id)
+        assert node.crash is None
+        node.stop()
+        node.stop()
+        await node.wait_until_stopped()

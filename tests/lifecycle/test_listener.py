@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 import rota
-from links import Link
-from nodes import ended, insert, node
+from in_process_daemons import final_outcome, insert_job, run_node
+from network_faults import FaultyProxy
 from rota.db import listen as module
 from rota.db import pool
 from rota.db.listen import Listener
@@ -30,10 +30,10 @@ async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
     """Each change ends the listener's wait; a turn without a round trip must not count as one."""
     monkeypatch.setattr(module, "PING_SECONDS", 1.0)
     monkeypatch.setattr(module, "PONG_SECONDS", 0.5)
-    with Link(database.dsn) as link:
+    with FaultyProxy(database.dsn) as proxy:
 
         async def connect() -> asyncpg.Connection:
-            return await asyncpg.connect(link.dsn, server_settings={"application_name": "listener"})
+            return await asyncpg.connect(proxy.dsn, server_settings={"application_name": "listener"})
 
         woken = asyncio.Event()
         listener = Listener(
@@ -52,7 +52,7 @@ async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
         turns = asyncio.create_task(listen())
         listener.want(True)
         await eventually(lambda: listener.armed)
-        link.freeze(lambda _: True)
+        proxy.freeze(lambda _: True)
 
         def found_out() -> bool:
             listener.want(False)
@@ -88,12 +88,12 @@ async def test_an_idle_daemon_keeps_three_connections_at_most(
     async def few() -> bool:
         return bool(await conn.fetchval(opened) <= 3)
 
-    async with node(database.dsn, app) as running:
-        await running.told("listener.up")
+    async with run_node(database.dsn, app) as running:
+        await running.wait_for_event("listener.up")
         for _ in range(2):
-            jobs = [await insert(conn, name) for name in ("coroutine", "thread") * 4]
+            jobs = [await insert_job(conn, name) for name in ("coroutine", "thread") * 4]
             for job in jobs:
-                assert await ended(conn, job) == "succeeded"
+                assert await final_outcome(conn, job) == "succeeded"
             assert await conn.fetchval(opened) > 3
             await eventually(few, within=10, what="three connections at most")
         # No connection comes and goes under light load: the same sessions are seen throughout.
@@ -103,5 +103,5 @@ async def test_an_idle_daemon_keeps_three_connections_at_most(
                 "select pid from pg_stat_activity where datname = current_database() and application_name ~ '^rota '"
             )
             seen |= {row["pid"] for row in rows}
-            await running.turns("dispatcher", 1)
+            await running.wait_for_turns("dispatcher", 1)
         assert len(seen) <= 4

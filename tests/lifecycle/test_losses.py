@@ -13,12 +13,12 @@ import pytest
 
 import rota
 import rota.services.reaper as reaper_module
+from daemon_queries import claim
 from factories import make_handler, make_jobs
-from links import Link, listeners
-from nodes import ended, history, insert, ledger, letter, live_row, node
+from in_process_daemons import dead_letter, failed_attempts, final_outcome, insert_job, ledger_rows, live_row, run_node
+from network_faults import FaultyProxy, is_listener
 from rota.db import queries
 from rota.domain.job import Suspects
-from statements import claim
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ EXPIRED, HELD = timedelta(seconds=-1), timedelta(hours=1)
 async def held(conn: Connection[Record], handler: str, left: timedelta = EXPIRED, **columns: Any) -> int:
     """A job whose holder is gone."""
     async with conn.transaction():
-        job_id = await insert(conn, handler, **columns)
+        job_id = await insert_job(conn, handler, **columns)
         await conn.execute(HOLD, job_id, left)
     return job_id
 
@@ -62,39 +62,39 @@ def plain_app(calls: list[int]) -> rota.App:
 async def test_the_first_loss_is_retried_at_once(database: Database, conn: Connection[Record]) -> None:
     """A worker that died says nothing against its job; no row of a table of workers is asked."""
     calls: list[int] = []
-    async with node(database.dsn, plain_app(calls)) as one:
+    async with run_node(database.dsn, plain_app(calls)) as node:
         job_id = await held(conn, "work")
-        assert await ended(conn, job_id, within=3) == "succeeded"
-        assert one.metric("rota_reaped_total") == 1
+        assert await final_outcome(conn, job_id, within=3) == "succeeded"
+        assert node.metric("rota_reaped_total") == 1
     assert calls == [2]
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"]
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"]
 
 
 async def test_a_lease_that_still_holds_is_nobodys_to_take(database: Database, conn: Connection[Record]) -> None:
     """Whatever the node's row says: here there is none at all."""
-    async with node(database.dsn, plain_app([])) as one:
+    async with run_node(database.dsn, plain_app([])) as node:
         job_id = await held(conn, "work", HELD)
-        await one.turns("reaper", 3)
+        await node.wait_for_turns("reaper", 3)
         assert (await live_row(conn, job_id))["state"] == "running"
 
 
 async def test_later_losses_wait_and_the_third_is_poison(database: Database, conn: Connection[Record]) -> None:
     """A job that kills its workers is made to wait, then buried, by a limit of its own."""
-    async with node(database.dsn, rota.App("reaper")) as one:
+    async with run_node(database.dsn, rota.App("reaper")) as node:
         job_id = await held(conn, "killer")
-        await one.told("lease.reaped", job_id=job_id)
+        await node.wait_for_event("lease.reaped", job_id=job_id)
         first = await live_row(conn, job_id)
         assert (first["losses"], first["run_at"] <= first["now"]) == (1, True)
         await conn.execute(HOLD, job_id, EXPIRED)
-        await one.told("lease.reaped", job_id=job_id, times=2)
+        await node.wait_for_event("lease.reaped", job_id=job_id, times=2)
         second = await live_row(conn, job_id)
         assert second["losses"] == 2
         assert timedelta(seconds=1) < second["run_at"] - second["now"] <= timedelta(seconds=5)
         await conn.execute(HOLD, job_id, EXPIRED)
-        assert await ended(conn, job_id) == "dead: poison"
-    dead = await letter(conn, job_id)
+        assert await final_outcome(conn, job_id) == "dead: poison"
+    dead = await dead_letter(conn, job_id)
     assert (dead["attempt"], dead["losses"]) == (3, 3)
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["lost"] * 3
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"] * 3
 
 
 async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
@@ -103,19 +103,19 @@ async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
     """It is looked for apart from all others, and would wait for as long as these leave no slot."""
     calls: list[int] = []
     async with conn.transaction():
-        suspect = await insert(conn, "work", priority=0)
+        suspect = await insert_job(conn, "work", priority=0)
         await conn.execute("update rota.jobs set losses = 2, attempt = 2")
         await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 5000)")
-    async with node(database.dsn, plain_app(calls), queues="default:1"):
-        assert await ended(conn, suspect) == "succeeded"
+    async with run_node(database.dsn, plain_app(calls), queues="default:1"):
+        assert await final_outcome(conn, suspect) == "succeeded"
         assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") > 0
 
 
 async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
     """The retry rules hold for losses as for failures."""
-    async with node(database.dsn, rota.App("reaper")):
+    async with run_node(database.dsn, rota.App("reaper")):
         job_id = await held(conn, "work", max_attempts=1)
-        assert await ended(conn, job_id) == "dead: exhausted"
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ async def test_at_most_once_is_called_once_whatever_happens(
             case _:
                 await asyncio.Event().wait()
 
-    async with node(database.dsn, app, drain__timeout="0s") as one:
+    async with run_node(database.dsn, app, drain__timeout="0s") as node:
         payload = '"no number"' if does == "bad payload" else "1"
-        job_id = await insert(conn, "once", payload)
+        job_id = await insert_job(conn, "once", payload)
         if does in {"drain", "lost"}:
             await eventually(lambda: calls, what="the call")
         if does == "drain":
-            one.stop()
+            node.stop()
         if does == "lost":
             await conn.execute(
                 "update rota.jobs set lease_expires_at = now() - interval '1 s', leased_by = gen_random_uuid()"
             )
-        assert await ended(conn, job_id) == how
+        assert await final_outcome(conn, job_id) == how
         if does != "drain":
-            await one.turns("dispatcher")
+            await node.wait_for_turns("dispatcher")
         if does == "lost":
-            await one.told("lease.lost", job_id=job_id)
+            await node.wait_for_event("lease.lost", job_id=job_id)
     assert calls == ([] if does == "bad payload" else [does])
 
 
@@ -198,29 +198,29 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
             await conn.execute(HOLD, jobs["claimed"], HELD)
         return found
 
-    async with node(database.dsn, rota.App("reaper")) as one:
-        await one.turns("reaper")
+    async with run_node(database.dsn, rota.App("reaper")) as node:
+        await node.wait_for_turns("reaper")
         monkeypatch.setattr(queries, "find_expired_leases", meanwhile)
         async with conn.transaction():
             for name in ("settled", "renewed", "claimed"):
-                jobs[name] = await insert(conn, name)
+                jobs[name] = await insert_job(conn, name)
                 await conn.execute(HOLD, jobs[name], EXPIRED)
-        await one.turns("reaper", 3)
-        assert not one.seen("lease.reaped")
-    assert [run["outcome"] for run in await ledger(conn, jobs["settled"])] == ["succeeded"]
+        await node.wait_for_turns("reaper", 3)
+        assert not node.events_named("lease.reaped")
+    assert [run["outcome"] for run in await ledger_rows(conn, jobs["settled"])] == ["succeeded"]
     for name in ("renewed", "claimed"):
         assert (await live_row(conn, jobs[name]))["state"] == "running"
-        assert await history(conn, jobs[name]) == []
+        assert await failed_attempts(conn, jobs[name]) == []
 
 
 async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
     database: Database, conn: Connection[Record]
 ) -> None:
     """B49: a dead letter of that job_id is already there; that row alone is left, the others are dealt with."""
-    async with node(database.dsn, rota.App("reaper")) as one:
+    async with run_node(database.dsn, rota.App("reaper")) as node:
         async with conn.transaction():
-            bad = await insert(conn, "work", max_attempts=1)
-            good = [await insert(conn, "work", max_attempts=1) for _ in range(5)]
+            bad = await insert_job(conn, "work", max_attempts=1)
+            good = [await insert_job(conn, "work", max_attempts=1) for _ in range(5)]
             await conn.execute(
                 """
                 insert into rota.dead_letters (job_id, run_at, scheduled_for, created_at, attempt, losses, releases, priority,
@@ -232,8 +232,8 @@ async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
             for job_id in [bad, *good]:
                 await conn.execute(HOLD, job_id, EXPIRED)
         for job_id in good:
-            assert await ended(conn, job_id) == "dead: exhausted"
-        assert one.fell is None
+            assert await final_outcome(conn, job_id) == "dead: exhausted"
+        assert node.crash is None
 
 
 async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
@@ -241,9 +241,9 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
 ) -> None:
     """They come first by number, at every sweep: whoever comes after them would never be taken back."""
     monkeypatch.setattr(reaper_module, "BATCH", 3)
-    async with node(database.dsn, rota.App("reaper")) as one:
+    async with run_node(database.dsn, rota.App("reaper")) as node:
         async with conn.transaction():
-            jobs = [await insert(conn, "work", max_attempts=1) for _ in range(9)]
+            jobs = [await insert_job(conn, "work", max_attempts=1) for _ in range(9)]
             for job_id in jobs:
                 await conn.execute(HOLD, job_id, EXPIRED)
             await conn.execute(
@@ -254,8 +254,8 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
                 """
             )
         for job_id in jobs[7:]:
-            assert await ended(conn, job_id) == "dead: exhausted"
-        assert one.seen("settlement.rejected")
+            assert await final_outcome(conn, job_id) == "dead: exhausted"
+        assert node.events_named("settlement.rejected")
     assert await conn.fetchval("select count(*) from rota.jobs") == 7
 
 
@@ -265,19 +265,19 @@ async def test_a_job_to_which_a_foreign_key_clings_fells_no_daemon(
     """It can't leave the table, by expiry or cancellation; what else is lost or runs goes on as if it weren't there."""
     calls: list[int] = []
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
-    late = await insert(conn, "nobody", start_by="now() - interval '1 second'")
-    asked = await insert(conn, "nobody")
+    late = await insert_job(conn, "nobody", start_by="now() - interval '1 second'")
+    asked = await insert_job(conn, "nobody")
     await conn.execute("insert into public.orders values ($1), ($2)", late, asked)
     await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", asked)
     lost = await held(conn, "work")
-    async with node(database.dsn, plain_app(calls)) as one:
-        assert await ended(conn, lost) == "succeeded"
-        await one.told("row.refused", doing="expire", times=2)
-        await one.told("row.refused", doing="cancel", times=2)
+    async with run_node(database.dsn, plain_app(calls)) as node:
+        assert await final_outcome(conn, lost) == "succeeded"
+        await node.wait_for_event("row.refused", doing="expire", times=2)
+        await node.wait_for_event("row.refused", doing="cancel", times=2)
         await conn.execute("delete from public.orders")
-        assert await ended(conn, late) == "expired"
-        assert await ended(conn, asked) == "cancelled"
-        assert one.fell is None
+        assert await final_outcome(conn, late) == "expired"
+        assert await final_outcome(conn, asked) == "cancelled"
+        assert node.crash is None
 
 
 async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
@@ -292,13 +292,13 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
 
     patched = SimpleNamespace(**{**vars(queries), "find_reaper_work": find_reaper_work})
     monkeypatch.setattr(reaper_module, "queries", patched)
-    async with node(database.dsn, rota.App("reaper")) as one:
-        await one.turns("reaper")
+    async with run_node(database.dsn, rota.App("reaper")) as node:
+        await node.wait_for_turns("reaper")
         ahead[0] = timedelta(seconds=30)
-        await one.told("reaper.waits")
+        await node.wait_for_event("reaper.waits")
         job_id = await held(conn, "work")
-        assert not one.seen("lease.reaped")
-        await one.told("lease.reaped", job_id=job_id)
+        assert not node.events_named("lease.reaped")
+        await node.wait_for_event("lease.reaped", job_id=job_id)
         waited = await conn.fetchval(
             "select finished_at - (select started_at + interval '1 minute' from rota.jobs where job_id = $1) "
             "from rota.attempts where job_id = $1",
@@ -309,29 +309,29 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
 
 async def test_an_answer_that_came_late_is_no_jump_of_the_clock(database: Database, conn: Connection[Record]) -> None:
     """A handler that blocks the loop now and then, or a slow server, would otherwise keep every lease from being taken back."""
-    with Link(database.dsn) as link:
-        async with node(link.dsn, rota.App("reaper"), lease__duration="1h") as one:
-            await one.turns("reaper")
-            link.slow(lambda name: not listeners(name), 2.5)
-            await one.turns("reaper")
-            link.heal()
-            await one.turns("reaper")
-            assert not one.seen("reaper.waits")
+    with FaultyProxy(database.dsn) as proxy:
+        async with run_node(proxy.dsn, rota.App("reaper"), lease__duration="1h") as node:
+            await node.wait_for_turns("reaper")
+            proxy.slow(lambda name: not is_listener(name), 2.5)
+            await node.wait_for_turns("reaper")
+            proxy.heal()
+            await node.wait_for_turns("reaper")
+            assert not node.events_named("reaper.waits")
             job_id = await held(conn, "work")
-            await one.told("lease.reaped", job_id=job_id)
+            await node.wait_for_event("lease.reaped", job_id=job_id)
 
 
 async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, conn: Connection[Record]) -> None:
     """Redundant, all alike, and each loss is one row of history and one count."""
     async with (
-        node(database.dsn, rota.App("a")) as one,
-        node(database.dsn, rota.App("b")) as two,
-        node(database.dsn, rota.App("c")) as three,
+        run_node(database.dsn, rota.App("a")) as node,
+        run_node(database.dsn, rota.App("b")) as other_node,
+        run_node(database.dsn, rota.App("c")) as three,
     ):
         jobs = []
         async with conn.transaction():
             for _ in range(200):
-                job_id = await insert(conn, "nobody's")
+                job_id = await insert_job(conn, "nobody's")
                 await conn.execute(HOLD, job_id, EXPIRED)
                 jobs.append(job_id)
 
@@ -339,7 +339,7 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
             return not await conn.fetchval("select count(*) from rota.jobs where state = 'running'")
 
         await eventually(all_back, what="the end of all leases")
-        assert sum(each.metric("rota_reaped_total") for each in (one, two, three)) == 200
+        assert sum(each.metric("rota_reaped_total") for each in (node, other_node, three)) == 200
     assert await conn.fetchval("select count(*) from rota.attempts") == 200
     assert await conn.fetchval("select max(losses) from rota.jobs") == 1
 
@@ -363,7 +363,7 @@ async def test_jobs_lost_twice_share_probation_once_some_have_succeeded(
 
     await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 40)")
     await conn.execute("update rota.jobs set losses = 2, attempt = 2")
-    async with node(database.dsn, app, queues="default:100"):
+    async with run_node(database.dsn, app, queues="default:100"):
         await eventually(partial(_none_is_live, conn), within=20, what="the end of all suspects")
     took = await conn.fetchval("select extract(epoch from max(finished_at) - min(started_at)) from rota.job_runs")
     assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import rota
-from nodes import ended, history, insert, ledger, letter, live_row, node
+from in_process_daemons import dead_letter, failed_attempts, final_outcome, insert_job, ledger_rows, live_row, run_node
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -124,17 +124,17 @@ async def test_whatever_a_handler_raises_is_its_own_jobs_failure(
     database: Database, conn: Connection[Record], handler: str
 ) -> None:
     """CancelledError, SystemExit, 5 MB of text, NULs: the job fails with a text that can be stored, the node goes on."""
-    async with node(database.dsn, odd_app()) as one:
-        jobs = {name: await insert(conn, handler, f'{{"raises": "{name}"}}') for name in ODD}
+    async with run_node(database.dsn, odd_app()) as node:
+        jobs = {name: await insert_job(conn, handler, f'{{"raises": "{name}"}}') for name in ODD}
         for name, job_id in jobs.items():
-            assert await ended(conn, job_id) == "dead: exhausted", name
-            (tried,) = await history(conn, job_id)
+            assert await final_outcome(conn, job_id) == "dead: exhausted", name
+            (tried,) = await failed_attempts(conn, job_id)
             assert tried["outcome"] == "failed"
             assert len(tried["error"].encode()) <= 8192
             assert tried["error_kind"] == KINDS.get(name, name)
-        after = await insert(conn, "plain")
-        assert await ended(conn, after) == "succeeded"
-        assert one.fell is None
+        after = await insert_job(conn, "plain")
+        assert await final_outcome(conn, after) == "succeeded"
+        assert node.crash is None
 
 
 async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing_else(
@@ -153,13 +153,13 @@ async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing
             task.cancel()
             await asyncio.Event().wait()
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "suicide", backoff_base="interval '1 millisecond'")
-        assert await ended(conn, job_id) == "succeeded"
-        (first,) = await history(conn, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "suicide", backoff_base="interval '1 millisecond'")
+        assert await final_outcome(conn, job_id) == "succeeded"
+        (first,) = await failed_attempts(conn, job_id)
         assert (first["outcome"], first["error_kind"]) == ("failed", "CancelledError")
         assert "the handler cancelled its own task" in first["error"]
-        assert one.fell is None
+        assert node.crash is None
     assert tries == [1, 2]
 
 
@@ -180,11 +180,11 @@ async def test_a_cancel_ends_the_job_whatever_its_reason_looks_like(
         calls.append(job.attempt)
         raise rota.Cancel(reason)
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "moot")
-        assert await ended(conn, job_id) == "cancelled"
-        assert one.fell is None
-    (run,) = await ledger(conn, job_id)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "moot")
+        assert await final_outcome(conn, job_id) == "cancelled"
+        assert node.crash is None
+    (run,) = await ledger_rows(conn, job_id)
     assert len(run["note"] or "") <= 8192
     assert calls == [1]
 
@@ -221,15 +221,15 @@ async def test_a_batch_with_bad_results_settles_every_one_of_its_jobs_as_done(
         await all_there.wait()
         return RESULTS[job.payload["returns"]]()
 
-    async with node(database.dsn, app, queues="default:20") as one:
-        jobs = {name: await insert(conn, "return", f'{{"returns": "{name}"}}') for name in RESULTS}
+    async with run_node(database.dsn, app, queues="default:20") as node:
+        jobs = {name: await insert_job(conn, "return", f'{{"returns": "{name}"}}') for name in RESULTS}
         for job_id in jobs.values():
-            assert await ended(conn, job_id) == "succeeded"
-        assert one.fell is None
-        assert one.metric("rota_settled_total", queue="default", handler="return", settlement="succeeded") == len(
+            assert await final_outcome(conn, job_id) == "succeeded"
+        assert node.crash is None
+        assert node.metric("rota_settled_total", queue="default", handler="return", settlement="succeeded") == len(
             RESULTS
         )
-    stored = {name: (await ledger(conn, job_id))[0]["result"] for name, job_id in jobs.items()}
+    stored = {name: (await ledger_rows(conn, job_id))[0]["result"] for name, job_id in jobs.items()}
     assert stored["a NUL"] == '"a\\\\x00b"'
     assert stored["16 KB"] is stored["no JSON"] is stored["just too long once stored"] is stored["NaN"] is None
 
@@ -296,11 +296,11 @@ def typed_app(seen: list[Any]) -> rota.App:
 async def test_payloads_decode_into_the_handlers_type(database: Database, conn: Connection[Record]) -> None:
     """Dataclasses and models: the handler sees what it declared."""
     seen: list[Any] = []
-    async with node(database.dsn, typed_app(seen)):
+    async with run_node(database.dsn, typed_app(seen)):
         for handler in ("receipt", "thread"):
-            job_id = await insert(conn, handler, '{"order": 7, "email": "a@b"}')
-            assert await ended(conn, job_id) == "succeeded"
-        assert await ended(conn, await insert(conn, "order", '{"order": 7}')) == "succeeded"
+            job_id = await insert_job(conn, handler, '{"order": 7, "email": "a@b"}')
+            assert await final_outcome(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, await insert_job(conn, "order", '{"order": 7}')) == "succeeded"
     assert seen == [Receipt(7, "a@b"), Receipt(7, "a@b"), Order(order=7)]
 
 
@@ -323,17 +323,17 @@ async def test_a_payload_that_does_not_decode_is_that_jobs_own_dead_letter(
 ) -> None:
     """Never the batch's failure, never a retry of what can't get better, and never in the clear in the error's text."""
     seen: list[Any] = []
-    async with node(database.dsn, typed_app(seen)) as one:
+    async with run_node(database.dsn, typed_app(seen)) as node:
         async with conn.transaction():
-            bad = await insert(conn, handler, payload)
-            good = await insert(
+            bad = await insert_job(conn, handler, payload)
+            good = await insert_job(
                 conn, "plain", '{"big": 123456789012345678901234567890, "deep": ' + "[" * 90 + "]" * 90 + "}"
             )
-        assert await ended(conn, bad) == "dead: bad_payload"
-        assert await ended(conn, good) == "succeeded"
-        assert one.fell is None
+        assert await final_outcome(conn, bad) == "dead: bad_payload"
+        assert await final_outcome(conn, good) == "succeeded"
+        assert node.crash is None
     assert [value["big"] for value in seen] == [123456789012345678901234567890]
-    dead = await letter(conn, bad)
+    dead = await dead_letter(conn, bad)
     assert dead["attempt"] == 1
     assert "secret" not in dead["error"]
 
@@ -343,8 +343,8 @@ async def test_meta_and_instants_that_no_codec_likes_harm_no_batch(
 ) -> None:
     """What a client can write is decoded inside the attempt, if at all."""
     seen: list[Any] = []
-    async with node(database.dsn, typed_app(seen)) as one:
-        job_id = await insert(
+    async with run_node(database.dsn, typed_app(seen)) as node:
+        job_id = await insert_job(
             conn,
             "plain",
             '{"n": 1}',
@@ -356,9 +356,9 @@ async def test_meta_and_instants_that_no_codec_likes_harm_no_batch(
             lease="interval '1 day'",
             retry_for="interval '366 days'",
         )
-        await ended(conn, job_id)
-        assert one.fell is None
-        assert await ended(conn, await insert(conn, "plain")) == "succeeded"
+        await final_outcome(conn, job_id)
+        assert node.crash is None
+        assert await final_outcome(conn, await insert_job(conn, "plain")) == "succeeded"
 
 
 async def test_permanent_failures_are_buried_at_once(database: Database, conn: Connection[Record]) -> None:
@@ -373,11 +373,11 @@ async def test_permanent_failures_are_buried_at_once(database: Database, conn: C
     async def declares_it(_: rota.Job[Any]) -> None:
         raise NoOrder("7")
 
-    async with node(database.dsn, app):
+    async with run_node(database.dsn, app):
         for handler in ("says so", "declares it"):
-            job_id = await insert(conn, handler)
-            assert await ended(conn, job_id) == "dead: permanent"
-            assert (await letter(conn, job_id))["attempt"] == 1
+            job_id = await insert_job(conn, handler)
+            assert await final_outcome(conn, job_id) == "dead: permanent"
+            assert (await dead_letter(conn, job_id))["attempt"] == 1
 
 
 async def test_retry_is_tried_again_when_the_handler_said(database: Database, conn: Connection[Record]) -> None:
@@ -396,16 +396,16 @@ async def test_retry_is_tried_again_when_the_handler_said(database: Database, co
     async def bad_wish(_: rota.Job[Any]) -> None:
         raise rota.Retry(after=timedelta(days=400))
 
-    async with node(database.dsn, app) as one:
-        first, second, third = [await insert(conn, handler) for handler in ("after", "at", "bad wish")]
-        await one.told("job.settled", job_id=first, settlement="retried")
-        await one.told("job.settled", job_id=second, settlement="retried")
+    async with run_node(database.dsn, app) as node:
+        first, second, third = [await insert_job(conn, handler) for handler in ("after", "at", "bad wish")]
+        await node.wait_for_event("job.settled", job_id=first, settlement="retried")
+        await node.wait_for_event("job.settled", job_id=second, settlement="retried")
         waits = await live_row(conn, first)
         assert waits["attempt"] == 1
         assert timedelta(minutes=6, seconds=50) < waits["run_at"] - waits["now"] <= timedelta(minutes=7)
         waits = await live_row(conn, second)
         assert waits["run_at"] == waits["scheduled_for"] + timedelta(days=1)
-        assert await ended(conn, third) == "dead: exhausted"
+        assert await final_outcome(conn, third) == "dead: exhausted"
 
 
 async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
@@ -418,11 +418,13 @@ async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
     async def snooze(_: rota.Job[Any]) -> None:
         raise rota.Snooze(after=timedelta(0))
 
-    async with node(database.dsn, app, queues="default:1") as one:
-        job_id = await insert(conn, "snooze")
-        await one.told("job.settled", job_id=job_id, settlement="released", outcome="snoozed", times=30, within=20)
+    async with run_node(database.dsn, app, queues="default:1") as node:
+        job_id = await insert_job(conn, "snooze")
+        await node.wait_for_event(
+            "job.settled", job_id=job_id, settlement="released", outcome="snoozed", times=30, within=20
+        )
         await conn.execute("select rota.pause_queue('default')")
-        await one.turns("dispatcher")
+        await node.wait_for_turns("dispatcher")
 
         async def rests() -> bool:
             return bool((await live_row(conn, job_id))["state"] == "scheduled")
@@ -433,7 +435,7 @@ async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
         assert at_rest["releases"] >= 30
         size = await conn.fetchval("select pg_column_size(jobs) from rota.jobs where job_id = $1", job_id)
         assert size < 400
-        assert len(await history(conn, job_id)) == 20
+        assert len(await failed_attempts(conn, job_id)) == 20
 
 
 async def test_a_job_that_fails_often_with_long_texts_keeps_a_short_history(
@@ -446,10 +448,10 @@ async def test_a_job_that_fails_often_with_long_texts_keeps_a_short_history(
     async def long(job: rota.Job[Any]) -> None:
         raise ValueError("x" * 100_000 + f" number {job.attempt}")
 
-    async with node(database.dsn, app):
-        job_id = await insert(conn, "long")
-        assert await ended(conn, job_id, within=20) == "dead: exhausted"
-    told = await history(conn, job_id)
+    async with run_node(database.dsn, app):
+        job_id = await insert_job(conn, "long")
+        assert await final_outcome(conn, job_id, within=20) == "dead: exhausted"
+    told = await failed_attempts(conn, job_id)
     assert len(told) <= 21
     assert all(len(a["error"].encode()) <= 8192 for a in told)
     assert told[-1]["error"].rstrip().endswith("number 25")
@@ -478,10 +480,10 @@ async def test_a_checkpoint_is_seen_by_this_attempt_and_the_next(database: Datab
             job.report_progress(0.5, "half way")
             raise ValueError("half way")
 
-    async with node(database.dsn, app):
+    async with run_node(database.dsn, app):
         for handler in ("step", "step in a thread"):
             seen.clear()
-            assert await ended(conn, await insert(conn, handler)) == "succeeded"
+            assert await final_outcome(conn, await insert_job(conn, handler)) == "succeeded"
             assert seen == [None, {"done": 1}, {"done": 1}]
 
 
@@ -501,10 +503,10 @@ async def test_a_dead_letter_calls_the_handler_that_was_configured_for_it(
         alerts.append(job.payload)
         raise ValueError("the pager is broken")
 
-    async with node(database.dsn, app, dead_letters__handler="alert") as one:
-        job_id = await insert(conn, "doomed")
-        await one.told("job.settled", handler="alert", settlement="dead")
-        await one.turns("dispatcher")
+    async with run_node(database.dsn, app, dead_letters__handler="alert") as node:
+        job_id = await insert_job(conn, "doomed")
+        await node.wait_for_event("job.settled", handler="alert", settlement="dead")
+        await node.wait_for_turns("dispatcher")
     assert [(a["job_id"], a["reason"], a["error_kind"]) for a in alerts] == [(job_id, "exhausted", "ValueError")]
 
 
@@ -525,9 +527,9 @@ async def test_a_failed_attempt_says_which_it_was_what_happens_next_and_when_it_
                 raise ValueError("boom")
 
     columns = {"max_attempts": 3, "backoff_base": "interval '100 s'"}
-    async with node(database.dsn, app) as one:
-        first = await insert(conn, "fails", **columns)
-        told = await one.told("job.settled", job_id=first)
+    async with run_node(database.dsn, app) as node:
+        first = await insert_job(conn, "fails", **columns)
+        told = await node.wait_for_event("job.settled", job_id=first)
         assert (told["settlement"], told["attempt"], told["max_attempts"], told["kind"]) == (
             "retried",
             1,
@@ -537,19 +539,19 @@ async def test_a_failed_attempt_says_which_it_was_what_happens_next_and_when_it_
         assert 50 <= told["due_in_s"] <= 100
         assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
 
-        asked = await insert(conn, "fails", '"later"', **columns)
-        told = await one.told("job.settled", job_id=asked)
+        asked = await insert_job(conn, "fails", '"later"', **columns)
+        told = await node.wait_for_event("job.settled", job_id=asked)
         assert told["due_in_s"] == pytest.approx(500, abs=10)
         assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
 
-        limited = await insert(conn, "fails", **columns, retry_for="interval '150 s'")
-        assert (await one.told("job.settled", job_id=limited))["gives_up_in_s"] == pytest.approx(150, abs=10)
+        limited = await insert_job(conn, "fails", **columns, retry_for="interval '150 s'")
+        assert (await node.wait_for_event("job.settled", job_id=limited))["gives_up_in_s"] == pytest.approx(150, abs=10)
 
-        last = await insert(conn, "fails", max_attempts=1)
-        told = await one.told("job.settled", job_id=last)
+        last = await insert_job(conn, "fails", max_attempts=1)
+        told = await node.wait_for_event("job.settled", job_id=last)
         assert (told["settlement"], told["reason"]) == ("dead", "exhausted")
         assert f"rota dead show {last}" in told["do"]
 
-        never = await insert(conn, "fails", '"too late"', **columns, retry_for="interval '2 days'")
-        told = await one.told("job.settled", job_id=never)
+        never = await insert_job(conn, "fails", '"too late"', **columns, retry_for="interval '2 days'")
+        told = await node.wait_for_event("job.settled", job_id=never)
         assert (told["settlement"], told["reason"]) == ("dead", "expired")

@@ -10,9 +10,9 @@ import pytest
 
 import rota
 import rota.handlers.job as job_module
-from links import Link
-from nodes import ended, history, insert, ledger, live_row, node
-from wire import wire
+from in_process_daemons import failed_attempts, final_outcome, insert_job, ledger_rows, live_row, run_node
+from network_faults import FaultyProxy
+from reply_loss import lossy_proxy
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -61,15 +61,15 @@ async def test_a_settlement_whose_reply_was_lost_is_settled_once_and_counted_as_
 ) -> None:
     """B83: 'already settled by this very token' is success, not a stale write, and nothing runs again."""
     calls: list[int] = []
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
-        way.lose("Move jobs whose attempts succeeded")
-        job_id = await insert(conn, "succeed")
-        await one.told("service.failed", service="settle")
-        await one.told("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost == 1
-        assert len(await ledger(conn, job_id)) == 1
-        assert one.metric("rota_settled_total", queue="default", handler="succeed", settlement="succeeded") == 1
-        assert one.metric("rota_stale_writes_total") == one.metric("rota_leases_lost_total") == 0
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
+        way.lose_replies_to("Move jobs whose attempts succeeded")
+        job_id = await insert_job(conn, "succeed")
+        await node.wait_for_event("service.failed", service="settle")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost_replies == 1
+        assert len(await ledger_rows(conn, job_id)) == 1
+        assert node.metric("rota_settled_total", queue="default", handler="succeed", settlement="succeeded") == 1
+        assert node.metric("rota_stale_writes_total") == node.metric("rota_leases_lost_total") == 0
     assert calls == [1]
 
 
@@ -79,38 +79,38 @@ async def test_a_failure_whose_settlements_reply_was_lost_is_no_success(
 ) -> None:
     """It is known to be written, and must not be counted as what it was not."""
     calls: list[int] = []
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
-        way.lose("Settle attempts that did not succeed")
-        job_id = await insert(conn, handler)
-        await one.told("settlement.confirmed", job_id=job_id)
-        assert one.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
-        assert one.metric("rota_stale_writes_total") == 0
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
+        way.lose_replies_to("Settle attempts that did not succeed")
+        job_id = await insert_job(conn, handler)
+        await node.wait_for_event("settlement.confirmed", job_id=job_id)
+        assert node.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
+        assert node.metric("rota_stale_writes_total") == 0
         if rest == "retried":
             waits = await live_row(conn, job_id)
             assert (waits["state"], waits["attempt"]) == ("scheduled", 1)
         else:
-            assert await ended(conn, job_id) == rest
-        assert len(await history(conn, job_id)) == 1
+            assert await final_outcome(conn, job_id) == rest
+        assert len(await failed_attempts(conn, job_id)) == 1
     assert calls == [1]
 
 
 async def test_claims_whose_reply_was_lost_come_back_at_once(database: Database, conn: Connection[Record]) -> None:
     """Nobody would run them until their leases end: the next look gives them back, attempt and all."""
     calls: list[int] = []
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls), lease__duration="60s") as one:
-        await one.told("listener.up")
-        await ended(conn, await insert(conn, "succeed"))
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls), lease__duration="60s") as node:
+        await node.wait_for_event("listener.up")
+        await final_outcome(conn, await insert_job(conn, "succeed"))
         calls.clear()
         # Not the claims of an idle node: only the one that carries something away.
         async with conn.transaction():
-            jobs = [await insert(conn, "succeed", run_at="now() + interval '50 milliseconds'") for _ in range(5)]
-            way.lose("Claim due jobs for one node", times=3)
+            jobs = [await insert_job(conn, "succeed", run_at="now() + interval '50 milliseconds'") for _ in range(5)]
+            way.lose_replies_to("Claim due jobs for one node", times=3)
         for job_id in jobs:
-            assert await ended(conn, job_id) == "succeeded"
-        assert way.lost >= 1
-        assert sum(told["count"] for told in one.seen("claims.orphaned")) <= 15
+            assert await final_outcome(conn, job_id) == "succeeded"
+        assert way.lost_replies >= 1
+        assert sum(told["count"] for told in node.events_named("claims.orphaned")) <= 15
         for job_id in jobs:
-            (run,) = await ledger(conn, job_id)
+            (run,) = await ledger_rows(conn, job_id)
             assert run["attempts"] == 1
     assert calls == [1] * 5
 
@@ -121,15 +121,15 @@ async def test_a_commit_whose_reply_was_lost_is_asked_of_the_ledger(
     """Effect and completion are there together; the handler's own view is set right before it goes on."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)) as one:
-        way.lose("COMMIT;")
-        job_id = await insert(conn, "commit")
-        await one.told("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost == 1
-        assert one.metric("rota_settled_total", queue="default", handler="commit", settlement="succeeded") == 1
-        assert one.metric("rota_leases_lost_total") == 0
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
+        way.lose_replies_to("COMMIT;")
+        job_id = await insert_job(conn, "commit")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost_replies == 1
+        assert node.metric("rota_settled_total", queue="default", handler="commit", settlement="succeeded") == 1
+        assert node.metric("rota_leases_lost_total") == 0
     assert calls == [1]
-    assert len(await ledger(conn, job_id)) == 1
+    assert len(await ledger_rows(conn, job_id)) == 1
     assert await conn.fetchval("select count(*) from public.effects") == 1
 
 
@@ -137,14 +137,14 @@ async def test_a_commit_that_nobody_answers_keeps_no_slot(database: Database, co
     """Over a cut link the driver would wait for a quarter of an hour, for an effect that is in the database all the while."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls), queues="default:1") as one:
-        way.lose("COMMIT;", silent=True)
-        job_id = await insert(conn, "commit")
-        await one.told("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost == 1
-        again = await insert(conn, "commit")
-        await one.told("job.settled", job_id=again, settlement="succeeded")
-        assert one.metric("rota_leases_lost_total") == 0
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls), queues="default:1") as node:
+        way.lose_replies_to("COMMIT;", silent=True)
+        job_id = await insert_job(conn, "commit")
+        await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
+        assert way.lost_replies == 1
+        again = await insert_job(conn, "commit")
+        await node.wait_for_event("job.settled", job_id=again, settlement="succeeded")
+        assert node.metric("rota_leases_lost_total") == 0
     assert calls == [1, 1]
     assert await conn.fetchval("select count(*) from public.effects") == 2
 
@@ -155,11 +155,11 @@ async def test_a_step_whose_commit_was_not_heard_of_is_found_by_the_next_attempt
     """Effect and checkpoint are one: the attempt fails, the next one sees the checkpoint and doesn't do it twice."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with wire(database.dsn) as way, node(way.dsn, app_of(calls)):
-        way.lose("COMMIT;")
-        job_id = await insert(conn, "step")
-        assert await ended(conn, job_id) == "succeeded"
-        assert way.lost == 1
+    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)):
+        way.lose_replies_to("COMMIT;")
+        job_id = await insert_job(conn, "step")
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert way.lost_replies == 1
     assert calls == [1, 2]
     assert await conn.fetchval("select array_agg(attempt) from public.effects") == [1]
 
@@ -206,12 +206,12 @@ async def test_a_transaction_that_fails_leaves_neither_effect_nor_completion(
             await mine.execute("insert into public.effects values (6)")
             await job.complete(mine, {"n": 1})
 
-    async with node(database.dsn, app) as one:
+    async with run_node(database.dsn, app) as node:
         jobs = {
-            name: await insert(conn, name)
+            name: await insert_job(conn, name)
             for name in ("fails", "fails after", "twice", "completes in vain", "completes")
         }
-        ends = {name: await ended(conn, job_id) for name, job_id in jobs.items()}
+        ends = {name: await final_outcome(conn, job_id) for name, job_id in jobs.items()}
         assert ends == {
             "fails": "dead: exhausted",
             "fails after": "succeeded",
@@ -219,10 +219,10 @@ async def test_a_transaction_that_fails_leaves_neither_effect_nor_completion(
             "completes in vain": "dead: exhausted",
             "completes": "succeeded",
         }
-        await one.told("job.settled", job_id=jobs["completes"], settlement="succeeded")
-        assert one.metric("rota_settled_total", queue="default", handler="completes", settlement="succeeded") == 1
+        await node.wait_for_event("job.settled", job_id=jobs["completes"], settlement="succeeded")
+        assert node.metric("rota_settled_total", queue="default", handler="completes", settlement="succeeded") == 1
     assert [r["n"] for r in await conn.fetch("select n from public.effects order by 1")] == [2, 3, 4, 5, 6]
-    (run,) = await ledger(conn, jobs["completes"])
+    (run,) = await ledger_rows(conn, jobs["completes"])
     assert run["result"] == '{"n": 1}'
 
 
@@ -240,12 +240,12 @@ async def test_a_job_may_commit_long_after_its_heartbeat_saw_it_last(
             await mine.execute("insert into public.effects values (1)")
             await seen.wait()
 
-    async with node(database.dsn, app) as one:
-        job_id = await insert(conn, "long")
-        await one.told("leases.extended", times=4)
+    async with run_node(database.dsn, app) as node:
+        job_id = await insert_job(conn, "long")
+        await node.wait_for_event("leases.extended", times=4)
         seen.set()
-        assert await ended(conn, job_id) == "succeeded"
-        assert not one.seen("lease.lost")
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert not node.events_named("lease.lost")
 
 
 async def test_a_rollback_that_nobody_answers_keeps_no_slot(
@@ -262,11 +262,11 @@ async def test_a_rollback_that_nobody_answers_keeps_no_slot(
             begun.set()
             await mine.execute("select pg_sleep(60)")
 
-    with Link(database.dsn) as link:
-        async with node(link.dsn, app, drain__grace="30s"):
-            job_id = await insert(conn, "writes", timeout="interval '1 second'")
+    with FaultyProxy(database.dsn) as proxy:
+        async with run_node(proxy.dsn, app, drain__grace="30s"):
+            job_id = await insert_job(conn, "writes", timeout="interval '1 second'")
             await begun.wait()
-            link.freeze(lambda name: name.endswith("handlers"))
-            assert await ended(conn, job_id) == "dead: exhausted"
-            link.heal()
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+            proxy.freeze(lambda name: name.endswith("handlers"))
+            assert await final_outcome(conn, job_id) == "dead: exhausted"
+            proxy.heal()
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-from nodes import ended, gated_app, history, insert, letter, node, running_row
+from in_process_daemons import (
+    dead_letter,
+    failed_attempts,
+    final_outcome,
+    gated_app,
+    insert_job,
+    run_node,
+    wait_for_claim,
+)
 from rota.db import queries, schedule_queries
 from rota.errors import DaemonFailed
 from rota.services import gauges, presence
@@ -69,9 +77,9 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_go_on(
     monkeypatch.setattr(gauges, "SAMPLED_EVERY", timedelta(milliseconds=100))
     monkeypatch.setattr(gauges.Gauges, "interval", timedelta(milliseconds=100))
     monkeypatch.setattr(presence.Presence, "interval", timedelta(milliseconds=100))
-    async with node(database.dsn, gated_app(go, calls)) as one:
-        held = await insert(conn, "wait")
-        await running_row(conn, held)
+    async with run_node(database.dsn, gated_app(go, calls)) as node:
+        held = await insert_job(conn, "wait")
+        await wait_for_claim(conn, held)
         module, name = LOOPS[loop]
         real, left = getattr(module, name), 3
 
@@ -83,19 +91,19 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_go_on(
             return await real(*arguments, **named)
 
         monkeypatch.setattr(module, name, buggy)
-        second = await insert(conn, "wait")
+        second = await insert_job(conn, "wait")
         if loop == "settle":  # which crashes once for a batch and its outcomes
             go.set()
-            await one.told("loop.crashed", loop=loop, kind="NotImplementedError")
+            await node.wait_for_event("loop.crashed", loop=loop, kind="NotImplementedError")
         else:
-            await one.told("loop.crashed", loop=loop, kind="NotImplementedError", times=3)
+            await node.wait_for_event("loop.crashed", loop=loop, kind="NotImplementedError", times=3)
             go.set()
-        assert [await ended(conn, job_id) for job_id in (held, second)] == ["succeeded"] * 2
-        assert one.metric("rota_loop_crashes_total", loop=loop) == len(one.seen("loop.crashed"))
-        assert "buggy" in str(one.seen("loop.crashed")[0]["traceback"])
-        assert await ended(conn, await insert(conn, "wait")) == "succeeded"
-        assert not await history(conn, held)
-    assert one.fell is None
+        assert [await final_outcome(conn, job_id) for job_id in (held, second)] == ["succeeded"] * 2
+        assert node.metric("rota_loop_crashes_total", loop=loop) == len(node.events_named("loop.crashed"))
+        assert "buggy" in str(node.events_named("loop.crashed")[0]["traceback"])
+        assert await final_outcome(conn, await insert_job(conn, "wait")) == "succeeded"
+        assert not await failed_attempts(conn, held)
+    assert node.crash is None
 
 
 @pytest.mark.usefixtures("quick_restarts")
@@ -108,17 +116,17 @@ async def test_a_loop_that_crashes_without_end_makes_the_daemon_drain_and_end(
     async def buggy(*_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    async with node(database.dsn, gated_app(go, calls), falls=True) as one:
-        job_id = await insert(conn, "wait")
-        await running_row(conn, job_id)
+    async with run_node(database.dsn, gated_app(go, calls), may_crash=True) as node:
+        job_id = await insert_job(conn, "wait")
+        await wait_for_claim(conn, job_id)
         monkeypatch.setattr(queries, "find_reaper_work", buggy)
-        await one.told("loop.given_up", loop="reaper", kind="NotImplementedError")
-        await one.told("node.stopping", how="drain")
+        await node.wait_for_event("loop.given_up", loop="reaper", kind="NotImplementedError")
+        await node.wait_for_event("node.stopping", how="drain")
         go.set()
-        await one.ended()
-        assert isinstance(one.fell, DaemonFailed)
-        assert "'reaper' crashed 10 times in a row" in str(one.fell)
-    assert await ended(conn, job_id) == "succeeded"
+        await node.wait_until_stopped()
+        assert isinstance(node.crash, DaemonFailed)
+        assert "'reaper' crashed 10 times in a row" in str(node.crash)
+    assert await final_outcome(conn, job_id) == "succeeded"
 
 
 @pytest.mark.usefixtures("quick_restarts")
@@ -135,14 +143,14 @@ async def test_a_settlement_that_crashes_costs_its_own_job(
         return await real(db, attempts=attempts, **named)
 
     monkeypatch.setattr(queries, "settle_succeeded", buggy)
-    async with node(database.dsn, gated_app(go, calls)) as one:
-        jobs = [await insert(conn, "wait") for _ in range(4)]
+    async with run_node(database.dsn, gated_app(go, calls)) as node:
+        jobs = [await insert_job(conn, "wait") for _ in range(4)]
         bad.append(jobs[0])
         await eventually(lambda: len(calls) == 4)
         go.set()
-        assert [await ended(conn, job_id) for job_id in jobs[1:]] == ["succeeded"] * 3
-        await one.told("settlement.rejected", job_id=jobs[0], kind="NotImplementedError")
-        assert await ended(conn, jobs[0]) == "dead: permanent"
+        assert [await final_outcome(conn, job_id) for job_id in jobs[1:]] == ["succeeded"] * 3
+        await node.wait_for_event("settlement.rejected", job_id=jobs[0], kind="NotImplementedError")
+        assert await final_outcome(conn, jobs[0]) == "dead: permanent"
 
 
 async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
@@ -159,42 +167,42 @@ async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
                 task.cancel()
         await asyncio.Event().wait()
 
-    async with node(database.dsn, app) as one:
-        held = await insert(conn, "wait")
-        await running_row(conn, held)
+    async with run_node(database.dsn, app) as node:
+        held = await insert_job(conn, "wait")
+        await wait_for_claim(conn, held)
         harness = {task for task in asyncio.all_tasks() if not isinstance(task, ProtectedTask)}
         for task in harness:
             task.set_name("test_")
-        job_id = await insert(conn, "cancels", max_attempts=1)
-        assert await ended(conn, job_id) == "dead: exhausted"
-        assert "cancelled its own task" in (await letter(conn, job_id))["error"]
-        assert not one.seen("lease.lost")
-        assert not one.seen("node.stopping")
-        await one.told("handler.cancelled_others", job_id=job_id, handler="cancels")
+        job_id = await insert_job(conn, "cancels", max_attempts=1)
+        assert await final_outcome(conn, job_id) == "dead: exhausted"
+        assert "cancelled its own task" in (await dead_letter(conn, job_id))["error"]
+        assert not node.events_named("lease.lost")
+        assert not node.events_named("node.stopping")
+        await node.wait_for_event("handler.cancelled_others", job_id=job_id, handler="cancels")
         go.set()
-        assert await ended(conn, held) == "succeeded"
-        assert not await history(conn, held)
+        assert await final_outcome(conn, held) == "succeeded"
+        assert not await failed_attempts(conn, held)
 
 
 @pytest.mark.usefixtures("quick_restarts")
 async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Database, conn: Connection[Record]) -> None:
     """Code outside of any job can cancel them: each comes back, and the main task takes it for an order to drain."""
     go, calls = asyncio.Event(), list[int]()
-    async with node(database.dsn, gated_app(go, calls), falls=True) as one:
-        held = await insert(conn, "wait")
-        await running_row(conn, held)
+    async with run_node(database.dsn, gated_app(go, calls), may_crash=True) as node:
+        held = await insert_job(conn, "wait")
+        await wait_for_claim(conn, held)
         for task in asyncio.all_tasks():
             if isinstance(task, ProtectedTask) and not task.get_name().startswith("Task-"):
                 task.cancel()
         for loop in ("settle", "heartbeat", "trust", "scheduler", "reaper", "presence", "dispatcher", "listener"):
-            await one.told("loop.crashed", loop=loop, kind="CancelledError")
+            await node.wait_for_event("loop.crashed", loop=loop, kind="CancelledError")
         (main,) = [task for task in asyncio.all_tasks() if task.get_name() == "daemon under test"]
         main.cancel()
-        await one.told("node.stopping", how="drain")
+        await node.wait_for_event("node.stopping", how="drain")
         go.set()
-        await one.ended()
-        assert isinstance(one.fell, DaemonFailed)
-    assert await ended(conn, held) == "succeeded"
+        await node.wait_until_stopped()
+        assert isinstance(node.crash, DaemonFailed)
+    assert await final_outcome(conn, held) == "succeeded"
 
 
 async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Database, conn: Connection[Record]) -> None:
@@ -213,10 +221,10 @@ async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Data
     async def done(_: rota.Job[Any]) -> None:
         return
 
-    async with node(database.dsn, app) as one:
-        await one.told("row.refused", doing="track record", kind="RaiseError", times=2)
-        assert await ended(conn, await insert(conn, "done")) == "succeeded"
-        assert one.fell is None
+    async with run_node(database.dsn, app) as node:
+        await node.wait_for_event("row.refused", doing="track record", kind="RaiseError", times=2)
+        assert await final_outcome(conn, await insert_job(conn, "done")) == "succeeded"
+        assert node.crash is None
 
 
 async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
@@ -225,11 +233,13 @@ async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
     """A full disk, or a reader at the other end of the pipe who has gone: an error of the kind that a lost database has."""
     with monkeypatch.context() as full, io.FileIO("/dev/full", "w") as device:
         full.setattr(sys, "stderr", io.TextIOWrapper(device, write_through=True))
-        async with node(database.dsn, waiting_app(), log__level="info") as one:
-            job_id = await insert(conn, "wait", timeout="interval '1 second'", backoff_base="interval '1 millisecond'")
-            assert await ended(conn, job_id) == "succeeded"
-            await one.told("job.settled", job_id=job_id, settlement="retried")
-            assert not one.seen("service.failed")
+        async with run_node(database.dsn, waiting_app(), log__level="info") as node:
+            job_id = await insert_job(
+                conn, "wait", timeout="interval '1 second'", backoff_base="interval '1 millisecond'"
+            )
+            assert await final_outcome(conn, job_id) == "succeeded"
+            await node.wait_for_event("job.settled", job_id=job_id, settlement="retried")
+            assert not node.events_named("service.failed")
 
 
 async def test_many_starts_and_stops_leave_nothing_behind(database: Database, conn: Connection[Record]) -> None:
@@ -254,12 +264,12 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
 
     tasks, threads = len(asyncio.all_tasks()), 0
     for cycle in range(CYCLES):
-        async with node(database.dsn, app) as one:
-            jobs = [await insert(conn, "loop"), await insert(conn, "thread")]
+        async with run_node(database.dsn, app) as node:
+            jobs = [await insert_job(conn, "loop"), await insert_job(conn, "thread")]
             for job_id in jobs:
-                assert await ended(conn, job_id) == "succeeded"
-            one.stop()
-            await one.ended()
+                assert await final_outcome(conn, job_id) == "succeeded"
+            node.stop()
+            await node.wait_until_stopped()
         if cycle == 0:
             await eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("rota ")])
             threads = threading.active_count()
@@ -280,10 +290,10 @@ async def test_a_stop_at_any_moment_of_the_start_leaves_no_connection(
 ) -> None:
     """An order that comes while connections are being opened ends as cleanly as any other, again and again."""
     for _ in range(15):
-        async with node(database.dsn, waiting_app(), drain__timeout="1h") as one:
-            one.stop()
-            await one.ended(within=5)
-            assert one.fell is None
+        async with run_node(database.dsn, waiting_app(), drain__timeout="1h") as node:
+            node.stop()
+            await node.wait_until_stopped(within=5)
+            assert node.crash is None
 
     async def gone() -> bool:
         return not await conn.fetchval(
@@ -316,11 +326,11 @@ async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_d
         await go.wait()
         story.append("done")
 
-    job_id = await insert(conn, "tell")
-    async with node(database.dsn, app) as one:
-        await running_row(conn, job_id)
-        one.stop()
-        await one.told("node.stopping")
+    job_id = await insert_job(conn, "tell")
+    async with run_node(database.dsn, app) as node:
+        await wait_for_claim(conn, job_id)
+        node.stop()
+        await node.wait_for_event("node.stopping")
         go.set()
-        await one.ended()
+        await node.wait_until_stopped()
     assert story == ["entered", "state", "done", "left"]

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import parted_app
 import rota
-from nodes import ended, history, insert, ledger, letter, live_row, node, running_row
+import threads_and_processes_app
+from in_process_daemons import (
+    dead_letter,
+    failed_attempts,
+    final_outcome,
+    insert_job,
+    ledger_rows,
+    live_row,
+    run_node,
+    wait_for_claim,
+)
 from processes import Daemons
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from rota.handlers import python as python_module
@@ -25,12 +34,12 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-REFERENCE = "parted_app:app"
+REFERENCE = "threads_and_processes_app:app"
 
 
 @pytest.fixture(autouse=True)
 def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(Path(parted_app.__file__).parent)
+    folder = str(Path(threads_and_processes_app.__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
 
 
@@ -46,22 +55,22 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
     database: Database, conn: Connection[Record]
 ) -> None:
     """The same words, the same settlements, in a process that isn't the daemon's."""
-    async with node(database.dsn, parted_app.app, reference=REFERENCE, queues="default:4") as one:
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE, queues="default:4") as node:
         jobs = {
-            "plain": await insert(conn, "returns", '{"big": 123456789012345678901234567890}'),
-            "async": await insert(conn, "returns async", "[1]"),
-            "raised": await insert(conn, "raises", '{"secret": "s3cret-canary"}'),
-            "segv": await insert(conn, "dies", '"segv"'),
-            "realtime": await insert(conn, "dies", '"realtime"'),
-            "exit": await insert(conn, "dies", '"exit"'),
-            "cancelled": await insert(conn, "escapes", '"cancelled"'),
-            "generator": await insert(conn, "escapes", '"generator"'),
-            "interrupt": await insert(conn, "escapes", '"interrupt"'),
-            "cancel": await insert(conn, "wishes", '"cancel"'),
-            "permanent": await insert(conn, "wishes", '"permanent"'),
+            "plain": await insert_job(conn, "returns", '{"big": 123456789012345678901234567890}'),
+            "async": await insert_job(conn, "returns async", "[1]"),
+            "raised": await insert_job(conn, "raises", '{"secret": "s3cret-canary"}'),
+            "segv": await insert_job(conn, "dies", '"segv"'),
+            "realtime": await insert_job(conn, "dies", '"realtime"'),
+            "exit": await insert_job(conn, "dies", '"exit"'),
+            "cancelled": await insert_job(conn, "escapes", '"cancelled"'),
+            "generator": await insert_job(conn, "escapes", '"generator"'),
+            "interrupt": await insert_job(conn, "escapes", '"interrupt"'),
+            "cancel": await insert_job(conn, "wishes", '"cancel"'),
+            "permanent": await insert_job(conn, "wishes", '"permanent"'),
         }
-        waiting = {wish: await insert(conn, "wishes", f'"{wish}"') for wish in ("snooze", "retry")}
-        ends = {name: await ended(conn, job_id, within=30) for name, job_id in jobs.items()}
+        waiting = {wish: await insert_job(conn, "wishes", f'"{wish}"') for wish in ("snooze", "retry")}
+        ends = {name: await final_outcome(conn, job_id, within=30) for name, job_id in jobs.items()}
         assert ends == {
             "plain": "succeeded",
             "async": "succeeded",
@@ -75,24 +84,24 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             "cancel": "cancelled",
             "permanent": "dead: permanent",
         }
-        result = json.loads((await ledger(conn, jobs["plain"]))[0]["result"])
+        result = json.loads((await ledger_rows(conn, jobs["plain"]))[0]["result"])
         assert result["payload"] == {"big": 123456789012345678901234567890}
         assert result["pid"] != os.getpid()
         assert result["key"].startswith("rota:")
-        dead = await letter(conn, jobs["raised"])
+        dead = await dead_letter(conn, jobs["raised"])
         assert dead["error_kind"] == "LookupError"
         assert "s3cret" not in dead["error"]
-        assert "SIGSEGV" in (await letter(conn, jobs["segv"]))["error"]
-        assert "ended with signal 35 before" in (await letter(conn, jobs["realtime"]))["error"]
-        assert "exit code 7" in (await letter(conn, jobs["exit"]))["error"]
+        assert "SIGSEGV" in (await dead_letter(conn, jobs["segv"]))["error"]
+        assert "ended with signal 35 before" in (await dead_letter(conn, jobs["realtime"]))["error"]
+        assert "exit code 7" in (await dead_letter(conn, jobs["exit"]))["error"]
         for name, kind in (
             ("cancelled", "CancelledError"),
             ("generator", "GeneratorExit"),
             ("interrupt", "KeyboardInterrupt"),
         ):
-            assert (await letter(conn, jobs[name]))["error_kind"] == kind
+            assert (await dead_letter(conn, jobs[name]))["error_kind"] == kind
         for wish, job_id in waiting.items():
-            await one.told("job.settled", job_id=job_id)
+            await node.wait_for_event("job.settled", job_id=job_id)
             waits = await live_row(conn, job_id)
             assert waits["attempt"] == (0 if wish == "snooze" else 1)
             assert waits["run_at"] - waits["now"] > timedelta(minutes=59)
@@ -100,13 +109,13 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
 
 async def test_a_process_saves_and_reports_through_the_daemon(database: Database, conn: Connection[Record]) -> None:
     """It has no connection of its own; what is refused is raised where it was asked for."""
-    async with node(database.dsn, parted_app.app, reference=REFERENCE):
-        job_id = await insert(conn, "relays")
-        assert await ended(conn, job_id, within=20) == "succeeded"
-    (run,) = await ledger(conn, job_id)
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
+        job_id = await insert_job(conn, "relays")
+        assert await final_outcome(conn, job_id, within=20) == "succeeded"
+    (run,) = await ledger_rows(conn, job_id)
     assert json.loads(run["result"]) == {"done": 1}
     assert run["attempts"] == 2
-    (tried,) = await history(conn, job_id)
+    (tried,) = await failed_attempts(conn, job_id)
     assert (tried["error_kind"], "InvalidPayload" in tried["error"]) == ("Retry", True)
 
 
@@ -116,13 +125,13 @@ async def test_a_timeout_ends_the_whole_family(
     """TERM, a grace, KILL, to the group: nothing of an attempt goes on beside the next one."""
     monkeypatch.setattr(python_module, "TERM_GRACE", 0.3)
     pids = tmp_path / "pids"
-    async with node(database.dsn, parted_app.app, reference=REFERENCE):
-        job_id = await insert(conn, "family", json.dumps(str(pids)), timeout="interval '3 seconds'")
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
+        job_id = await insert_job(conn, "family", json.dumps(str(pids)), timeout="interval '3 seconds'")
         await eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the family")
         family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
-        assert await ended(conn, job_id, within=15) == "dead: exhausted"
+        assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
         await eventually(lambda: not any(map(alive, family)), what="the family's end")
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
 async def test_the_forks_of_a_handler_that_was_killed_hide_its_end_from_nobody(
@@ -130,11 +139,11 @@ async def test_the_forks_of_a_handler_that_was_killed_hide_its_end_from_nobody(
 ) -> None:
     """They hold its pipe open; without their end the job would never come to its own, and keep its slot for good."""
     pid = tmp_path / "pid"
-    async with node(database.dsn, parted_app.app, reference=REFERENCE):
-        job_id = await insert(conn, "leaves a fork", json.dumps(str(pid)))
-        assert await ended(conn, job_id, within=15) == "dead: exhausted"
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
+        job_id = await insert_job(conn, "leaves a fork", json.dumps(str(pid)))
+        assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
         await eventually(lambda: not alive(int(pid.read_text(encoding="ascii"))), what="the fork's end")
-    assert "SIGKILL" in (await letter(conn, job_id))["error"]
+    assert "SIGKILL" in (await dead_letter(conn, job_id))["error"]
 
 
 async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
@@ -142,10 +151,10 @@ async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
 ) -> None:
     """A handler waits for a program and returns. Were the program told to stop, too, it would return, and count as done."""
     monkeypatch.setattr(python_module, "TERM_GRACE", 0.5)
-    async with node(database.dsn, parted_app.app, reference=REFERENCE):
-        job_id = await insert(conn, "shells", timeout="interval '3 seconds'")
-        assert await ended(conn, job_id, within=15) == "dead: exhausted"
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
+        job_id = await insert_job(conn, "shells", timeout="interval '3 seconds'")
+        assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
 async def test_a_process_is_told_of_a_cancel_and_may_finish(
@@ -153,11 +162,11 @@ async def test_a_process_is_told_of_a_cancel_and_may_finish(
 ) -> None:
     """SIGTERM is `job.stop_requested`; that it returned all the same is a success, which alone wins over a cancel."""
     pid = tmp_path / "pid"
-    async with node(database.dsn, parted_app.app, reference=REFERENCE):
-        job_id = await insert(conn, "heeds", json.dumps(str(pid)))
+    async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
+        job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
         await eventually(pid.exists, what="the handler's start")
         await conn.execute("select rota.cancel($1)", job_id)
-        assert await ended(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
 
 
 async def test_a_daemon_killed_takes_its_handlers_processes_along(
@@ -167,7 +176,7 @@ async def test_a_daemon_killed_takes_its_handlers_processes_along(
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
-        job_id = await insert(conn, "heeds", json.dumps(str(pid)))
+        job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
         await eventually(lambda: pid.exists() and pid.read_text(), within=30, what="the handler's start")
         child = int(pid.read_text(encoding="ascii"))
         assert alive(child)
@@ -182,7 +191,7 @@ async def test_an_exit_in_a_task_of_a_handlers_own_does_not_pass_for_a_stop(
     """It ends the loop and the daemon with it: with exit code 0 nobody would start another one."""
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
-        await insert(conn, "exits in a task")
+        await insert_job(conn, "exits in a task")
         assert daemon.ends() == 1
 
 
@@ -193,7 +202,7 @@ async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_a
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
-        job_id = await insert(conn, "deaf", json.dumps(str(pid)), lease="interval '20 seconds'")
+        job_id = await insert_job(conn, "deaf", json.dumps(str(pid)), lease="interval '20 seconds'")
         await eventually(pid.exists, within=30, what="the handler's start")
         before = await live_row(conn, job_id)
         daemon.send(signal.SIGTERM)
@@ -203,7 +212,7 @@ async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_a
         assert (released["state"], released["attempt"], released["releases"]) == ("scheduled", 0, 1)
         assert released["run_at"] >= before["lease_expires_at"]
         assert released["run_at"] > released["now"]
-        assert [a["outcome"] for a in await history(conn, job_id)] == ["interrupted"]
+        assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["interrupted"]
         assert await conn.fetchval("select count(*) from rota.nodes") == 0
     assert len(pid.read_text(encoding="ascii").splitlines()) == 1
 
@@ -215,11 +224,11 @@ async def test_what_a_draining_daemon_buries_last_is_told_of_like_any_dead_lette
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
-        job_id = await insert(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
+        job_id = await insert_job(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
         await eventually(pid.exists, within=30, what="the handler's start")
         daemon.send(signal.SIGTERM)
         assert daemon.ends() == HANDLER_LEFT_BEHIND
-        assert (await letter(conn, job_id))["reason"] == "lost"
+        assert (await dead_letter(conn, job_id))["reason"] == "lost"
         (told,) = daemon.events("job.settled", job_id=job_id)
         assert (told["level"], told["settlement"], told["reason"]) == ("error", "dead", "lost")
 
@@ -241,16 +250,16 @@ async def test_a_thread_keeps_its_slot_until_it_ends(database: Database, conn: C
         if job.stop_requested:
             raise RuntimeError("stopped late")
 
-    async with node(database.dsn, app, queues="default:1", lease__duration="30s") as one:
-        job_id = await insert(conn, "hang")
-        other = await insert(conn, "hang")
-        await running_row(conn, job_id)
-        await one.told("handler.stuck", job_id=job_id, why="timeout")
+    async with run_node(database.dsn, app, queues="default:1", lease__duration="30s") as node:
+        job_id = await insert_job(conn, "hang")
+        other = await insert_job(conn, "hang")
+        await wait_for_claim(conn, job_id)
+        await node.wait_for_event("handler.stuck", job_id=job_id, why="timeout")
         assert (await live_row(conn, other))["attempt"] == 0
         assert (await live_row(conn, job_id))["state"] == "running"
-        assert await history(conn, job_id) == []
+        assert await failed_attempts(conn, job_id) == []
         go.set()
-        assert await ended(conn, job_id) == "succeeded"
-        assert await ended(conn, other) == "succeeded"
-    assert [a["outcome"] for a in await history(conn, job_id)] == ["timed_out"]
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert await final_outcome(conn, other) == "succeeded"
+    assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
     assert max(most) == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from logins import World, lasting_world
+from role_logins import RoleDatabase, module_role_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +42,9 @@ order by 1
 
 
 @pytest.fixture(scope="module")
-def place(server: Server) -> Iterator[World]:
+def place(server: Server) -> Iterator[RoleDatabase]:
     """The schema with its roles."""
-    with lasting_world(server, "locks") as made:
+    with module_role_database(server, "locks") as made:
         yield made
 
 
@@ -68,7 +68,7 @@ async def _strongest_lock(conn: Connection[Record], relation: str) -> str:
     return ""
 
 
-async def test_b3_the_document_lists_the_table_locks_of_each_role(place: World) -> None:
+async def test_b3_the_document_lists_the_table_locks_of_each_role(place: RoleDatabase) -> None:
     """A lock on a view reaches the tables beneath it with the rights of the view's owner, so that each relation is tried."""
     text = DOCUMENT.read_text("utf-8").split("## Row locks")[0]
     documented = {
@@ -88,7 +88,7 @@ async def test_b3_the_document_lists_the_table_locks_of_each_role(place: World) 
 
 
 @pytest.mark.parametrize("login", ["app", "op"])
-async def test_b3_clients_and_operators_lock_rows_of_schedules_only(place: World, login: str) -> None:
+async def test_b3_clients_and_operators_lock_rows_of_schedules_only(place: RoleDatabase, login: str) -> None:
     """FOR UPDATE, and the weaker row locks, need UPDATE on a column at least."""
     async with place.connect() as root, place.connect(login) as conn:
         for (relation,) in await root.fetch(RELATIONS):
@@ -97,7 +97,7 @@ async def test_b3_clients_and_operators_lock_rows_of_schedules_only(place: World
                 assert may == (relation == "schedules"), (relation, mode)
 
 
-async def test_b3_a_login_without_a_role_locks_nothing(place: World) -> None:
+async def test_b3_a_login_without_a_role_locks_nothing(place: RoleDatabase) -> None:
     """Not even the schema is visible to it."""
     async with place.connect() as root, place.connect("app") as stranger:
         relations = [row[0] for row in await root.fetch(RELATIONS)]

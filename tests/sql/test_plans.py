@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from daemon_queries import EPOCH, GRACE, LEASE, settlement_row
 from factories import (
     NODE,
     OTHER_NODE,
@@ -27,10 +28,9 @@ from factories import (
     make_ledger_rows,
     make_running_jobs,
 )
-from plans import Plan, explain, prepare
+from query_plans import Plan, explain, prepare
 from rota.db.sessions import Route, own_session_settings
 from rota.db.sql import SQL
-from statements import EVER, GRACE, LEASE, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -90,7 +90,7 @@ def _fenced(jobs: Sequence[Claimed]) -> list[list[int]]:
 
 def _claim(_: Ground, slots: int = 100) -> list[Any]:
     priorities = list(range(10))
-    same = [["default"] * 10, ["default"] * 10, ["h"] * 10, priorities, [EVER] * 10]
+    same = [["default"] * 10, ["default"] * 10, ["h"] * 10, priorities, [EPOCH] * 10]
     return [NODE, ["default"], [slots], *same, slots, 0, LEASE, ["default"], None, None]
 
 
@@ -101,12 +101,12 @@ def _succeeded(ground: Ground) -> list[Any]:
 
 def _unfinished(ground: Ground) -> list[Any]:
     ways = ("retry", "bury", "release", "cancel")
-    rows = [verdict(job, ways[n % 4]) for n, job in enumerate(ground.mine)]
+    rows = [settlement_row(job, ways[n % 4]) for n, job in enumerate(ground.mine)]
     return [*map(list, zip(*rows, strict=True)), False, None]
 
 
 def _reaped(ground: Ground) -> list[Any]:
-    rows = [verdict(job, node=OTHER_NODE, outcome="lost") for job in ground.expired]
+    rows = [settlement_row(job, node=OTHER_NODE, outcome="lost") for job in ground.expired]
     return [*map(list, zip(*rows, strict=True)), True, None]
 
 

@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 
 import rota.db
+from daemon_queries import claim
 from factories import NODE, make_handler, make_job, make_running_job
 from rota.db import node_reports, operations, queries, reports, schedule_queries, schedule_reports, server_reports
 from rota.db.sql import MIGRATIONS, SQL
 from rota.domain import job as domain
 from rota.domain.job import Claim, Terms, idempotency_key
-from statements import claim
 
 if TYPE_CHECKING:
     from types import ModuleType

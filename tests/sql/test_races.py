@@ -18,6 +18,7 @@ import asyncpg
 import pytest
 
 import rota
+from daemon_queries import claim, dump_all_tables, examine_unsettled, extend, reap, settle, settlement_row, sql, succeed
 from factories import (
     NODE,
     OTHER_NODE,
@@ -32,7 +33,6 @@ from factories import (
     state_of,
 )
 from rota.db import queries
-from statements import claim, examine, extend, picture, reap, settle, sql, succeed, verdict
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ async def test_a_beat_between_snapshot_and_lock_puts_a_success_off_to_the_next_t
     written = await interrupted.run(succeed(interrupted.conn, job, steady), beat)
     assert written == [steady.fence_token]
     assert [await state_of(interrupted.other, each.job_id) for each in (job, steady)] == ["running", "succeeded"]
-    assert await examine(interrupted.other, job) == {job.fence_token: "free"}
+    assert await examine_unsettled(interrupted.other, job) == {job.fence_token: "free"}
     assert await succeed(interrupted.other, job) == [job.fence_token]
     assert await interrupted.other.fetchval("select count(*) from rota.job_runs") == 2
 
@@ -213,7 +213,7 @@ async def test_a_beat_between_snapshot_and_lock_does_not_stop_a_settlement(
     """The row is the same claim's still: it is written once, with one row of history."""
     job = await make_running_job(interrupted.other)
     beat = lambda: extend(interrupted.other, job)  # noqa: E731
-    written = await interrupted.run(settle(interrupted.conn, verdict(job, ruling)), beat)
+    written = await interrupted.run(settle(interrupted.conn, settlement_row(job, ruling)), beat)
     assert written == {job.fence_token: ruling}
     assert await state_of(interrupted.other, job.job_id) == becomes
     assert await interrupted.other.fetchval("select count(*) from rota.attempts") == 1
@@ -227,7 +227,7 @@ async def test_a_beat_between_snapshot_and_lock_stops_the_reaper(interrupted: In
     """B55: the lease that it read as expired has been extended; the attempt goes on."""
     job = await make_running_job(interrupted.other, lease=LATE)
     beat = lambda: extend(interrupted.other, job)  # noqa: E731
-    reaping = settle(interrupted.conn, verdict(job, "bury", outcome="lost"), expired_only=True)
+    reaping = settle(interrupted.conn, settlement_row(job, "bury", outcome="lost"), expired_only=True)
     assert await interrupted.run(reaping, beat) == {}
     assert await state_of(interrupted.other, job.job_id) == "running"
     assert await interrupted.other.fetchval("select count(*) from rota.attempts") == 0
@@ -246,21 +246,21 @@ async def test_whoever_comes_second_writes_nothing(interrupted: Interrupted, by:
             case "succeeded":
                 await succeed(other, job)
             case "retried":
-                await settle(other, verdict(job))
+                await settle(other, settlement_row(job))
             case "completed":
                 await other.execute("select rota.complete($1, $2)", *job)
             case _:
-                await settle(other, verdict(job, delay=timedelta(0), outcome="lost"), expired_only=True)
+                await settle(other, settlement_row(job, delay=timedelta(0), outcome="lost"), expired_only=True)
                 assert len(await claim(other, node=OTHER_NODE)) == 1
-        after.update(await picture(other))
+        after.update(await dump_all_tables(other))
 
     after: dict[str, list[str]] = {}
     if by == "success":
         assert await interrupted.run(succeed(interrupted.conn, job), meanwhile) == []
     else:
-        second = settle(interrupted.conn, verdict(job, "bury", outcome="lost"), expired_only=by == "reaper")
+        second = settle(interrupted.conn, settlement_row(job, "bury", outcome="lost"), expired_only=by == "reaper")
         assert await interrupted.run(second, meanwhile) == {}
-    assert await picture(other) == after
+    assert await dump_all_tables(other) == after
 
 
 @pytest.mark.parametrize("what", ["settled", "reaped", "reaped and claimed again"])
@@ -275,14 +275,14 @@ async def test_a_beat_extends_nothing_that_was_taken_meanwhile(interrupted: Inte
         if what == "settled":
             await succeed(other, job)
         else:
-            await settle(other, verdict(job, delay=timedelta(0), outcome="lost"), expired_only=True)
+            await settle(other, settlement_row(job, delay=timedelta(0), outcome="lost"), expired_only=True)
         if what.endswith("again"):
             assert len(await claim(other, node=OTHER_NODE)) == 1
-        after.update(await picture(other))
+        after.update(await dump_all_tables(other))
 
     answer = await interrupted.run(extend(interrupted.conn, job), meanwhile)
     assert answer == {job.fence_token: (False, False)}
-    assert await picture(other) == after
+    assert await dump_all_tables(other) == after
     assert await extend(other, job) == {}
 
 
@@ -299,10 +299,10 @@ async def test_a_handlers_own_transaction_decides_and_nobody_waits_for_it(
             assert await extend(conn, job) == {job.fence_token: (False, False)}
             assert await reap(conn) == {}
             assert await succeed(conn, job) == []
-            assert await examine(conn, job) == {job.fence_token: "held"}
+            assert await examine_unsettled(conn, job) == {job.fence_token: "held"}
             await handler.execute(ends)
             finding = {"rollback": "free", "commit": "settled"}[ends]
-            assert await examine(conn, job) == {job.fence_token: finding}
+            assert await examine_unsettled(conn, job) == {job.fence_token: finding}
     assert await state_of(conn, job.job_id) == "succeeded"
 
 
@@ -315,7 +315,7 @@ async def test_cancel_during_a_settlement_is_a_request_that_the_sweep_answers(
     """The settlement can't see it, and it can't see the settlement: it is answered all the same, and waits for nobody."""
     job = await make_running_job(conn)
     async with database.connect() as settler, settler.transaction():
-        await settle(settler, verdict(job))
+        await settle(settler, settlement_row(job))
         await conn.execute("set lock_timeout = '2s'")
         assert await conn.fetchval("select rota.cancel($1)", job.job_id) == "requested"
     assert await state_of(conn, job.job_id) == "retrying"
@@ -328,7 +328,7 @@ async def test_a_request_between_snapshot_and_lock_is_answered_by_the_sweep(inte
     other = interrupted.other
     job = await make_running_job(other)
     written = await interrupted.run(
-        settle(interrupted.conn, verdict(job)), lambda: other.execute("select rota.cancel($1)", job.job_id)
+        settle(interrupted.conn, settlement_row(job)), lambda: other.execute("select rota.cancel($1)", job.job_id)
     )
     assert written == {job.fence_token: "retry"}
     assert len(await other.fetch(sql("answer_cancel_requests"), 10, None)) == 1
@@ -413,8 +413,8 @@ async def test_overlapping_batches_in_opposite_orders_neither_deadlock_nor_write
 
     async with asyncio.TaskGroup() as group:
         for batch in (forwards, backwards):
-            rows = [verdict(each, "bury") for each in batch]
-            lost = [verdict(each, "retry", outcome="lost") for each in batch]
+            rows = [settlement_row(each, "bury") for each in batch]
+            lost = [settlement_row(each, "retry", outcome="lost") for each in batch]
             group.create_task(send(lambda mine, b=batch: extend(mine, *b)))  # type: ignore[misc]
             group.create_task(send(lambda mine, b=batch: succeed(mine, *b)))  # type: ignore[misc]
             group.create_task(send(lambda mine, r=rows: settle(mine, *r)))  # type: ignore[misc]
@@ -493,7 +493,10 @@ async def test_a_history_row_that_is_there_already_does_not_stop_the_batch(conn:
     await conn.execute(
         "insert into rota.attempts (job_id, fence_token, attempt, outcome) values ($1, $2, 1, 'failed')", *jobs[1]
     )
-    assert len(await settle(conn, *(verdict(job, node=NODE, outcome="lost") for job in jobs), expired_only=True)) == 3
+    assert (
+        len(await settle(conn, *(settlement_row(job, node=NODE, outcome="lost") for job in jobs), expired_only=True))
+        == 3
+    )
     assert await conn.fetchval("select count(*) from rota.attempts") == 3
 
 
@@ -520,7 +523,7 @@ async def test_requests_and_claims_of_the_same_job_end_in_one_place(
         async with database.connect() as mine:
             while got := await claim(mine, 3):
                 for each in got:
-                    again = verdict((each.job_id, each.fence_token), delay=timedelta(0))
+                    again = settlement_row((each.job_id, each.fence_token), delay=timedelta(0))
                     await eventually(partial(settle, mine, again))  # a row that is locked just now is stepped over
 
     async def stop() -> None:
@@ -545,4 +548,4 @@ async def test_a_request_is_not_seen_by_the_claim_but_ends_the_job_at_its_settle
     job_id, _ = await make_job(conn, attempt=1)
     await ask_to_cancel(conn, job_id)
     (got,) = await claim(conn)
-    assert await settle(conn, verdict((job_id, got.fence_token))) == {got.fence_token: "cancel"}
+    assert await settle(conn, settlement_row((job_id, got.fence_token))) == {got.fence_token: "cancel"}

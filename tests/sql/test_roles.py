@@ -15,7 +15,7 @@ import pytest
 
 import rota.db
 from factories import NODE, make_dead_letter, make_job, make_running_job, state_of
-from logins import ROLES, World, lasting_world, world
+from role_logins import ROLES, RoleDatabase, module_role_database, role_database
 from rota.db import operations, queries, schedule_reports
 from rota.db.migrate import migrate, roles_script
 from rota.db.sql import SQL
@@ -94,14 +94,14 @@ DENIED = asyncpg.InsufficientPrivilegeError
 
 
 @pytest.fixture(scope="module")
-def place(server: Server) -> Iterator[World]:
+def place(server: Server) -> Iterator[RoleDatabase]:
     """The schema with its roles."""
-    with lasting_world(server, "roles") as made:
+    with module_role_database(server, "roles") as made:
         yield made
 
 
 @pytest.fixture
-async def root(place: World) -> AsyncIterator[Connection[Record]]:
+async def root(place: RoleDatabase) -> AsyncIterator[Connection[Record]]:
     """The superuser, who only looks and tidies up."""
     async with place.connect() as connection:
         yield connection
@@ -111,7 +111,7 @@ async def root(place: World) -> AsyncIterator[Connection[Record]]:
 
 
 @pytest.fixture
-async def app(place: World, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
+async def app(place: RoleDatabase, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
     """A client."""
     del root
     async with place.connect("app") as connection:
@@ -119,7 +119,7 @@ async def app(place: World, root: Connection[Record]) -> AsyncIterator[Connectio
 
 
 @pytest.fixture
-async def op(place: World, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
+async def op(place: RoleDatabase, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
     """An operator."""
     del root
     async with place.connect("op") as connection:
@@ -127,7 +127,7 @@ async def op(place: World, root: Connection[Record]) -> AsyncIterator[Connection
 
 
 @pytest.fixture
-async def node(place: World, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
+async def node(place: RoleDatabase, root: Connection[Record]) -> AsyncIterator[Connection[Record]]:
     """A daemon's login."""
     del root
     async with place.connect("node") as connection:
@@ -269,7 +269,9 @@ async def test_no_daemons_column_can_be_written_or_read_by_a_client(
                       "where unique_key is not null do update set payload = excluded.payload")  # fmt: skip
 
 
-async def test_created_by_is_who_logged_in(app: Connection[Record], root: Connection[Record], place: World) -> None:
+async def test_created_by_is_who_logged_in(
+    app: Connection[Record], root: Connection[Record], place: RoleDatabase
+) -> None:
     """It decides who may cancel. A role that the login may take on is a name of its own; another's can't be taken."""
     job_id = await app.fetchval("select job_id from rota.enqueue('h')")
     await app.execute(f"set role {place.prefix}_client")
@@ -287,7 +289,7 @@ async def test_created_by_is_who_logged_in(app: Connection[Record], root: Connec
 
 
 async def test_a_client_cancels_its_own_jobs_and_nobody_elses(
-    app: Connection[Record], root: Connection[Record], place: World
+    app: Connection[Record], root: Connection[Record], place: RoleDatabase
 ) -> None:
     """Two services share a database: neither may stop the other's work, by cancel or by replacing what has its key."""
     mine = await app.fetchval("select job_id from rota.enqueue('h', unique_key => 'mine')")
@@ -314,7 +316,7 @@ async def test_a_client_cancels_its_own_jobs_and_nobody_elses(
 
 
 async def test_the_identity_of_a_fire_cannot_be_rewritten_by_its_schedules_maker(
-    app: Connection[Record], root: Connection[Record], place: World
+    app: Connection[Record], root: Connection[Record], place: RoleDatabase
 ) -> None:
     """The scheduler's jobs are created_by who made the schedule, who may cancel them; their instant is the fire's."""
     fire = await make_job(root, schedule_id=7, created_by=f"{place.prefix}_app")
@@ -398,7 +400,7 @@ async def test_a_client_keeps_schedules_and_forges_no_fire(
 
 
 @pytest.mark.parametrize("login", ["app", "op"])
-async def test_rows_are_changed_by_functions_alone(login: str, place: World, root: Connection[Record]) -> None:
+async def test_rows_are_changed_by_functions_alone(login: str, place: RoleDatabase, root: Connection[Record]) -> None:
     """What a function doesn't do, nobody does: there is no way around the audit, the fence or the ledger."""
     tables = await root.fetch(
         "select oid::regclass::text as name, relkind from pg_class "
@@ -423,7 +425,7 @@ async def test_rows_are_changed_by_functions_alone(login: str, place: World, roo
         await denied(conn, "drop function rota.caller()")
 
 
-async def test_each_role_calls_its_functions_and_no_others(root: Connection[Record], place: World) -> None:
+async def test_each_role_calls_its_functions_and_no_others(root: Connection[Record], place: RoleDatabase) -> None:
     """A function that a later migration brings is nobody's until roles.sql names it."""
     functions = await root.fetch("select oid, proname from pg_proc where pronamespace = 'rota'::regnamespace")
     everyone = CLIENTS_CALL | CHECKS_CALL
@@ -442,7 +444,7 @@ async def test_each_role_calls_its_functions_and_no_others(root: Connection[Reco
         assert has == may & {row["proname"] for row in functions}
 
 
-async def test_the_public_has_nothing(root: Connection[Record], place: World) -> None:
+async def test_the_public_has_nothing(root: Connection[Record], place: RoleDatabase) -> None:
     """A login without a role can't even learn that there is a schema."""
     await root.execute(f"create role {place.prefix}_nobody login password 'secret'")
     async with place.connect("nobody") as nobody:
@@ -469,7 +471,7 @@ async def granted_to_all(root: Connection[Record]) -> list[str]:
 
 
 async def test_functions_with_the_owners_rights_look_nowhere_else(
-    app: Connection[Record], root: Connection[Record], place: World
+    app: Connection[Record], root: Connection[Record], place: RoleDatabase
 ) -> None:
     """A client with a schema of its own in front must not lend its tables and functions to the owner."""
     loose = await root.fetch(
@@ -515,7 +517,7 @@ async def test_a_notification_from_anybody_is_a_hint_and_no_order(
 
 
 async def test_an_operator_acts_on_anybodys_jobs_and_is_written_down(
-    op: Connection[Record], app: Connection[Record], root: Connection[Record], place: World
+    op: Connection[Record], app: Connection[Record], root: Connection[Record], place: RoleDatabase
 ) -> None:
     """Each action leaves who, what, to which, why."""
     waits = await app.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
@@ -575,7 +577,9 @@ def called_in(module: str) -> list[str]:
         ("node", "listen.py"),
     ],
 )
-async def test_each_statement_that_a_role_sends_is_within_its_rights(login: str, module: str, place: World) -> None:
+async def test_each_statement_that_a_role_sends_is_within_its_rights(
+    login: str, module: str, place: RoleDatabase
+) -> None:
     """A missing right would show itself in a fleet's night, in the one branch that no test had taken."""
     names = called_in(module) if module != "listen.py" else ["await_inserts", "ignore_inserts"]
     async with place.connect(login) as conn:
@@ -612,7 +616,7 @@ async def test_a_daemon_has_no_ddl_and_no_operators_rights(node: Connection[Reco
 # --------------------------------------------------------------------------------------------------------- the migrator
 
 
-async def test_everything_belongs_to_the_owner_who_has_no_login(root: Connection[Record], place: World) -> None:
+async def test_everything_belongs_to_the_owner_who_has_no_login(root: Connection[Record], place: RoleDatabase) -> None:
     """Functions with the owner's rights must not run with a person's; the migrator may leave, the owner stays."""
     owners = await root.fetch(
         """
@@ -630,7 +634,7 @@ async def test_everything_belongs_to_the_owner_who_has_no_login(root: Connection
         )
 
 
-async def test_roles_can_be_given_their_rights_again(root: Connection[Record], place: World) -> None:
+async def test_roles_can_be_given_their_rights_again(root: Connection[Record], place: RoleDatabase) -> None:
     """After each migration, and whenever somebody has meddled: what was granted by hand on the tables is taken back."""
     await root.execute(
         f"grant update (state) on rota.jobs to {place.prefix}_client; grant execute on function rota.caller() to public"
@@ -648,7 +652,7 @@ async def test_roles_can_be_given_their_rights_again(root: Connection[Record], p
 
 
 async def test_a_later_migration_brings_its_rights_along(
-    root: Connection[Record], place: World, monkeypatch: pytest.MonkeyPatch
+    root: Connection[Record], place: RoleDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who forgets --roles at an upgrade must not find daemons at a standstill: the roles that are there are seen to."""
     from rota.db import migrate as module
@@ -680,7 +684,7 @@ async def test_a_later_migration_brings_its_rights_along(
 
 async def test_who_may_not_create_roles_is_told_what_to_ask_for(server: Server) -> None:
     """An administrator has to act: the error holds the line to type, and nothing was half done."""
-    async with world(server, "poor", migrate=False) as made, made.connect() as root:
+    async with role_database(server, "poor", migrate=False) as made, made.connect() as root:
         await root.execute(f"alter role {made.migrator} nocreaterole")
         with pytest.raises(DatabaseUnusable) as refused:
             await migrate(made.dsn("mig"), role_prefix=made.prefix)
@@ -707,7 +711,7 @@ async def test_who_may_not_create_roles_is_told_what_to_ask_for(server: Server) 
 
 async def test_the_schema_of_somebody_else_is_left_alone_with_his_name(server: Server) -> None:
     """A schema that the superuser brought in is his: half of the rights would be worse than none."""
-    async with world(server, "theirs", migrate=False) as made:
+    async with role_database(server, "theirs", migrate=False) as made:
         await migrate(made.root)
         async with made.connect() as root:
             with pytest.raises(DatabaseUnusable, match="must own the schema rota or be a member of its owner"):
@@ -730,7 +734,7 @@ async def test_the_schema_of_somebody_else_is_left_alone_with_his_name(server: S
 
 async def test_who_may_not_make_a_schema_is_told_so(server: Server) -> None:
     """The first of all refusals: no CREATE on the database."""
-    async with world(server, "none", migrate=False) as made:
+    async with role_database(server, "none", migrate=False) as made:
         async with made.connect() as root:
             await root.execute(f"revoke create on database {made.database} from {made.migrator}")
         with pytest.raises(DatabaseUnusable, match="grant create on database"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from plans import Plan, explain, prepare
+from query_plans import Plan, explain, prepare
 from rota.db.schedule_queries import DISTANT_PAST, NO_FLOOR
 from rota.db.schedule_reports import MAX_MANUAL_FIRES
 from rota.db.sessions import Route, own_session_settings

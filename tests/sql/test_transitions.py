@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 import pytest
 
+from daemon_queries import claim, dump_all_tables, examine_unsettled, extend, reap, settle, settlement_row, sql, succeed
 from factories import (
     NODE,
     OTHER_NODE,
@@ -19,7 +20,6 @@ from factories import (
     make_running_job,
     state_of,
 )
-from statements import claim, examine, extend, picture, reap, settle, sql, succeed, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -98,20 +98,23 @@ MOVES: dict[str, tuple[Callable[[Conn, Row], Awaitable[Any]], dict[str, str]]] =
     "claim": (lambda conn, _: claim(conn), dict.fromkeys(("due", "due again"), "running")),
     "claim suspects": (lambda conn, _: claim(conn, suspects=True), {"suspect": "running"}),
     "succeed": (succeed, dict.fromkeys(MINE, "succeeded")),
-    "retry": (lambda conn, row: settle(conn, verdict(row)), dict.fromkeys(MINE, "retrying")),
+    "retry": (lambda conn, row: settle(conn, settlement_row(row)), dict.fromkeys(MINE, "retrying")),
     "release": (
-        lambda conn, row: settle(conn, verdict(row, "release", delay=timedelta(0))),
+        lambda conn, row: settle(conn, settlement_row(row, "release", delay=timedelta(0))),
         dict.fromkeys(MINE, "due"),
     ),
     "release at the end of the lease": (
-        lambda conn, row: settle(conn, verdict(row, "release", delay=None)),
+        lambda conn, row: settle(conn, settlement_row(row, "release", delay=None)),
         {"running": "future", "expired lease": "due"},
     ),
-    "bury": (lambda conn, row: settle(conn, verdict(row, "bury")), dict.fromkeys(MINE, "dead")),
-    "settle as cancelled": (lambda conn, row: settle(conn, verdict(row, "cancel")), dict.fromkeys(MINE, "cancelled")),
+    "bury": (lambda conn, row: settle(conn, settlement_row(row, "bury")), dict.fromkeys(MINE, "dead")),
+    "settle as cancelled": (
+        lambda conn, row: settle(conn, settlement_row(row, "cancel")),
+        dict.fromkeys(MINE, "cancelled"),
+    ),
     "reap": (lambda conn, _: reap(conn), {"expired lease": "retrying"}),
     "reap what was found earlier": (
-        lambda conn, row: settle(conn, verdict(row, "bury", outcome="lost"), expired_only=True),
+        lambda conn, row: settle(conn, settlement_row(row, "bury", outcome="lost"), expired_only=True),
         {"expired lease": "dead"},
     ),
     "complete": (
@@ -152,7 +155,7 @@ LOOKS: dict[str, Callable[[Conn, Row], Awaitable[Any]]] = {
     "find expired leases": lambda conn, _: conn.fetch(sql("find_expired_leases"), 0, 10),
     "load terms": lambda conn, row: conn.fetch(sql("load_terms"), NODE, [row.job_id], [row.fence_token]),
     "find orphaned claims": lambda conn, _: conn.fetch(sql("find_orphaned_claims"), NODE, []),
-    "examine": examine,
+    "examine": examine_unsettled,
     "sample": lambda conn, _: conn.fetch(sql("sample_backlog"), 100),
     "list queues": lambda conn, _: conn.fetch(sql("list_queues"), "", 100),
     "answer requests that nobody made": lambda conn, _: conn.fetch(sql("answer_cancel_requests"), 10, None),
@@ -167,9 +170,9 @@ async def _what_happens(conn: Conn, do: Callable[[Conn, Row], Awaitable[Any]]) -
         doing = conn.transaction()
         await doing.start()
         row = Row(*await make(conn))
-        was, before = await state_of(conn, row.job_id), await picture(conn)
+        was, before = await state_of(conn, row.job_id), await dump_all_tables(conn)
         await do(conn, row)
-        stands, after = await state_of(conn, row.job_id), await picture(conn)
+        stands, after = await state_of(conn, row.job_id), await dump_all_tables(conn)
         del before["rota.audit"], after["rota.audit"]  # a bulk call that found nothing is on record, too
         found[state] = stands if stands != was else UNTOUCHED if before == after else NOTED
         await doing.rollback()
@@ -195,11 +198,11 @@ FENCED: dict[str, Callable[[Conn, Row], Awaitable[Any]]] = {
     "extend": extend,
     "succeed": succeed,
     "succeed with a result": lambda conn, row: succeed(conn, row, results={row.fence_token: "[1]"}),
-    "retry": lambda conn, row: settle(conn, verdict(row)),
-    "release": lambda conn, row: settle(conn, verdict(row, "release")),
-    "bury": lambda conn, row: settle(conn, verdict(row, "bury"), alert="alarm"),
-    "cancel": lambda conn, row: settle(conn, verdict(row, "cancel")),
-    "reap": lambda conn, row: settle(conn, verdict(row, outcome="lost"), expired_only=True),
+    "retry": lambda conn, row: settle(conn, settlement_row(row)),
+    "release": lambda conn, row: settle(conn, settlement_row(row, "release")),
+    "bury": lambda conn, row: settle(conn, settlement_row(row, "bury"), alert="alarm"),
+    "cancel": lambda conn, row: settle(conn, settlement_row(row, "cancel")),
+    "reap": lambda conn, row: settle(conn, settlement_row(row, outcome="lost"), expired_only=True),
     "checkpoint": lambda conn, row: conn.fetch(sql("save_checkpoint"), NODE, *row, "[1]"),
     "progress": lambda conn, row: conn.fetch(sql("report_progress"), NODE, *row, 0.5, None),
     "load terms": lambda conn, row: conn.fetch(sql("load_terms"), NODE, [row.job_id], [row.fence_token]),
@@ -214,24 +217,24 @@ async def test_a_stale_claim_writes_nothing(conn: Connection[Record], what: str,
     job_id, token = await make_running_job(conn, lease=late, node=OTHER_NODE if wrong == "owner" else NODE)
     other, _ = await make_running_job(conn, lease=late)
     claimed = {"token": Row(job_id, token - 1), "owner": Row(job_id, token), "job": Row(other, token)}[wrong]
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     assert not await FENCED[what](conn, claimed)
-    assert await picture(conn) == before
+    assert await dump_all_tables(conn) == before
 
 
 @pytest.mark.parametrize("what", [name for name in FENCED if name not in {"checkpoint", "progress", "load terms"}])
 async def test_a_locked_row_is_left_for_the_next_turn(conn: Connection[Record], database: Database, what: str) -> None:
     """Nobody waits for a lock, nothing is written, and the claim isn't taken for a loss."""
     row = Row(*await make_running_job(conn, lease=timedelta(seconds=-1)))
-    before = await picture(conn)
+    before = await dump_all_tables(conn)
     await conn.execute("set lock_timeout = '2s'")
     async with database.connect() as other, other.transaction():
         await other.execute("select from rota.jobs where job_id = $1 for update", row.job_id)
         answer = await FENCED[what](conn, row)
         assert answer == ({row.fence_token: (False, False)} if what == "extend" else type(answer)())
-        assert await examine(conn, row) == {row.fence_token: "held"}
-    assert await picture(conn) == before
-    assert await examine(conn, row) == {row.fence_token: "free"}
+        assert await examine_unsettled(conn, row) == {row.fence_token: "held"}
+    assert await dump_all_tables(conn) == before
+    assert await examine_unsettled(conn, row) == {row.fence_token: "free"}
     assert await FENCED[what](conn, row)
 
 
@@ -250,9 +253,9 @@ async def test_the_reaper_leaves_a_lease_that_has_been_extended(conn: Connection
     """It proves the expiry again in the statement that writes."""
     row = Row(*await make_running_job(conn, lease=timedelta(seconds=-1)))
     assert (await extend(conn, row))[row.fence_token] == (True, False)  # type: ignore[index]
-    before = await picture(conn)
-    assert not await settle(conn, verdict(row, outcome="lost"), expired_only=True)
-    assert await picture(conn) == before
+    before = await dump_all_tables(conn)
+    assert not await settle(conn, settlement_row(row, outcome="lost"), expired_only=True)
+    assert await dump_all_tables(conn) == before
 
 
 @pytest.mark.parametrize(
@@ -283,19 +286,19 @@ async def test_what_became_of_an_unanswered_settlement_is_found(
         case "succeeded by another":
             await succeed(conn, row, node=OTHER_NODE)
         case "retried by us":
-            await settle(conn, verdict(row))
+            await settle(conn, settlement_row(row))
         case "claimed again":
-            await settle(conn, verdict(row, delay=timedelta(0), outcome="lost"), expired_only=True)
+            await settle(conn, settlement_row(row, delay=timedelta(0), outcome="lost"), expired_only=True)
             assert len(await claim(conn)) == 1
         case "reaped":
             await reap(conn)
         case "buried by us":
-            await settle(conn, verdict(row, "bury"))
+            await settle(conn, settlement_row(row, "bury"))
         case "cancelled by force":
             await conn.execute("select rota.cancel($1, force => true)", row.job_id)
         case "gone":
             await conn.execute("delete from rota.jobs")
-    assert await examine(conn, row) == {row.fence_token: finding}
+    assert await examine_unsettled(conn, row) == {row.fence_token: finding}
 
 
 # ---------------------------------------------------------------------------------------- what a transition writes beside
@@ -311,7 +314,7 @@ async def test_a_request_to_cancel_wins_over_everything_but_success(
     """In the same statement, whoever settles: a job that should stop doesn't come back once more."""
     row = Row(*await make_running_job(conn, lease=timedelta(seconds=-1)))
     await ask_to_cancel(conn, row.job_id)
-    assert await settle(conn, verdict(row, ruling), expired_only=by == "a reaper") == {row.fence_token: "cancel"}
+    assert await settle(conn, settlement_row(row, ruling), expired_only=by == "a reaper") == {row.fence_token: "cancel"}
     assert await state_of(conn, row.job_id) == "cancelled"
     assert await conn.fetchval("select note from rota.job_runs") == "cancelled by someone: moot"
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 0
@@ -396,7 +399,7 @@ async def test_later_claims_have_larger_tokens(conn: Connection[Record]) -> None
     for _ in range(3):
         (got,) = await claim(conn)
         tokens.append(got.fence_token)
-        await settle(conn, verdict((got.job_id, got.fence_token), delay=timedelta(0)))
+        await settle(conn, settlement_row((got.job_id, got.fence_token), delay=timedelta(0)))
     assert tokens == sorted(set(tokens))
 
 
@@ -414,7 +417,7 @@ async def test_counters_say_what_happened(
 ) -> None:
     """A release gives the attempt back, a loss counts against the job, and a snooze proves that its worker lives."""
     row = Row(*await make_running_job(conn, attempt=3, releases=1, losses=1, progress=0.5))
-    await settle(conn, verdict(row, ruling, outcome=outcome))
+    await settle(conn, settlement_row(row, ruling, outcome=outcome))
     job = await conn.fetchrow("select attempt, releases, losses, progress, fence_token from rota.jobs")
     assert job is not None
     assert tuple(job) == (attempt, releases, losses, None, row.fence_token)
@@ -432,7 +435,7 @@ async def test_a_dead_letter_keeps_every_column_of_the_job(conn: Connection[Reco
         )
     )  # fmt: skip
     job = await conn.fetchrow("select * from rota.jobs")
-    await settle(conn, verdict(row, "bury"))
+    await settle(conn, settlement_row(row, "bury"))
     letter = await conn.fetchrow("select * from rota.dead_letters")
     assert job is not None
     assert letter is not None
@@ -450,7 +453,7 @@ async def test_an_alert_is_a_job_of_the_burying_statement_and_alarms_nobody_abou
     """A dead letter of the alert handler itself would otherwise breed alerts for ever."""
     first = await make_running_job(conn)
     second = await make_running_job(conn, handler="alarm")
-    await settle(conn, verdict(first, "bury"), verdict(second, "bury"), alert="alarm")
+    await settle(conn, settlement_row(first, "bury"), settlement_row(second, "bury"), alert="alarm")
     (alert,) = await conn.fetch("select handler, payload::jsonb ->> 'job_id' as about from rota.jobs")
     assert tuple(alert) == ("alarm", str(first.job_id))
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 2

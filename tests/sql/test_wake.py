@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from daemon_queries import settle, settlement_row, sql, succeed
 from factories import make_job, make_running_job
 from rota.db.sql import SQL
-from statements import settle, sql, succeed, verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -163,7 +163,7 @@ async def test_what_becomes_due_sooner_notifies_and_what_only_runs_does_not(conn
     assert await ear.so_far() == 1
     await succeed(conn, done)
     assert await ear.so_far() == 0
-    await settle(conn, verdict(failed))
+    await settle(conn, settlement_row(failed))
     assert await ear.so_far() == 1
 
 

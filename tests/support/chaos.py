@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 
 from chaos_checks import TRANSITIONS, Disturbance, End, Evidence, Execution, Transition, violations
+from fleets import CONNECTION_ERRORS
 from process_app import EFFECTS, WITNESS
 from processes import DaemonProcess, Daemons
-from scenes import GONE
 from servers import DurableServer, durable_server, embedded, make_durable_template, memory
 from waiting import eventually
 
@@ -143,7 +143,7 @@ class World:
         async def reached() -> Connection[Record] | None:
             try:
                 return await asyncpg.connect(self.server.dsn, timeout=5, server_settings={"application_name": "client"})
-            except GONE:
+            except CONNECTION_ERRORS:
                 return None
 
         connection = await eventually(reached, within=60, what="a server that takes connections")
@@ -230,7 +230,7 @@ async def cut_backends(world: World, fault: Fault) -> None:
     """Terminate some connections, whatever they are doing."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        with suppress(*GONE):
+        with suppress(*CONNECTION_ERRORS):
             cut = await conn.fetch(
                 """
                 select pg_terminate_backend(pid)
@@ -270,7 +270,7 @@ async def hold_locks(world: World, fault: Fault) -> None:
     began = time.time()
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        with suppress(*GONE):
+        with suppress(*CONNECTION_ERRORS):
             async with conn.transaction():
                 held = await conn.fetch("select from rota.jobs where random() < 0.5 limit 20 for update skip locked")
                 world.note("locks held", rows=len(held), seconds=fault.seconds)
@@ -282,7 +282,7 @@ async def hold_snapshot(world: World, fault: Fault) -> None:
     """Keep vacuum from clearing anything away."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        with suppress(*GONE):
+        with suppress(*CONNECTION_ERRORS):
             async with conn.transaction(isolation="repeatable_read"):
                 await conn.fetchval("select count(*) from rota.jobs")
                 world.note("snapshot held", seconds=fault.seconds * 2)
@@ -293,7 +293,7 @@ async def cancel(world: World, _: Fault) -> None:
     """Cancel some jobs, waiting or running."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        with suppress(*GONE):
+        with suppress(*CONNECTION_ERRORS):
             rows = await conn.fetch(
                 "select rota.cancel(job_id) from (select job_id from rota.jobs order by random() limit 5) as some"
             )
@@ -304,7 +304,7 @@ async def redrive(world: World, _: Fault) -> None:
     """Send some dead letters back."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        with suppress(*GONE):
+        with suppress(*CONNECTION_ERRORS):
             row = await conn.fetchrow('select * from rota.redrive_many("limit" => 20)')
             world.note("redriven", count=row and row["redriven"])
 
@@ -338,7 +338,7 @@ async def insert_jobs(world: World, count: int, seconds: float) -> None:
                 async with asyncio.timeout(10):
                     added = await conn.fetch(INSERT, *zip(*rows, strict=True))
                 world.acknowledged += [row["job_id"] for row in added]
-            except GONE:
+            except CONNECTION_ERRORS:
                 conn.terminate()
                 conn = await world.client(stack)
             await passing(max(0.0, began + seconds * done / count - time.monotonic()))

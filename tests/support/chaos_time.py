@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from chaos import noise, passing, say
+from fake_clock import LIBFAKETIME
 from processes import UP_WITHIN, DaemonProcess, Daemons
 from servers import durable_server, make_durable_template, memory
-from skew import LIBFAKETIME
 from waiting import eventually
 
 if TYPE_CHECKING:

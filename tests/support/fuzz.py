@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from chaos import say
+from command_line import Shell
 from fuzz_hostility import EVIL, EXPECTED, SETTINGS, Clients, Sessions, bad_web_server
 from fuzz_rows import CANARY, Rows, Statement
-from links import free_port
-from logins import lasting_world
+from network_faults import free_port
 from processes import UP_WITHIN, DaemonProcess, Daemons
+from role_logins import module_role_database
 from servers import some_server
-from shell import Shell
 from waiting import eventually, pace
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from logins import World
+    from role_logins import RoleDatabase
 
 CANARY_STARTS_WITHIN_S = 10.0
 SHARED_STARTS_WITHIN_S = 20.0
@@ -140,7 +140,7 @@ class Failures:
 class Fuzz:
     """One run: the installation, what has been drawn, and what has been seen."""
 
-    world: World
+    role_database: RoleDatabase
     daemons: Daemons
     shell: Shell
     seed: int
@@ -177,7 +177,7 @@ class Fuzz:
         while not self.over:
             settings = dice.sample(SETTINGS, dice.choice([0, 0, 1, 2]))
             with suppress(*EXPECTED):
-                async with self.world.connect(login) as conn:
+                async with self.role_database.connect(login) as conn:
                     await conn.execute(f"{OWN_PATH}; set lock_timeout = '5s'; set statement_timeout = '20s'")
                     for setting in settings:
                         await conn.execute(f"set {setting}")
@@ -248,7 +248,7 @@ class Fuzz:
 
     async def keep_canaries(self) -> None:
         """Insert a canary job each second, and one into the lane of the hostile rows every other second."""
-        async with self.world.connect("other") as conn:
+        async with self.role_database.connect("other") as conn:
             await conn.execute(
                 f"select rota.put_schedule('{CANARY}', '{CANARY}', every => '2 seconds', overlap => 'allow')"
             )
@@ -398,7 +398,7 @@ class Fuzz:
 
     async def judge(self) -> None:
         """Hold what is stored at the end against the promises."""
-        async with self.world.connect() as conn:
+        async with self.role_database.connect() as conn:
             await conn.execute(OWN_PATH)
 
             async def started() -> bool:
@@ -522,13 +522,13 @@ def builtin_names() -> list[str]:
     return sorted({word for file in sql.rglob("*.sql") for word in re.findall(r"\b[a-z_0-9]{3,}\b", file.read_text())})
 
 
-async def prepare(world: World, *, unbounded: bool) -> None:
+async def prepare(role_database: RoleDatabase, *, unbounded: bool) -> None:
     """Make the logins that the fuzzer needs, and the stranger's functions; `unbounded`: drop the bounds of the columns."""
-    async with world.connect() as root:
-        await root.execute(f"create role {world.prefix}_stranger login password 'secret'")
-        await root.execute(f"create role {world.prefix}_low login password 'secret'")
-        await root.execute(f"grant usage on schema rota to {world.prefix}_low")
-        await root.execute(f"grant execute on function rota.complete to {world.prefix}_low")
+    async with role_database.connect() as root:
+        await root.execute(f"create role {role_database.prefix}_stranger login password 'secret'")
+        await root.execute(f"create role {role_database.prefix}_low login password 'secret'")
+        await root.execute(f"grant usage on schema rota to {role_database.prefix}_low")
+        await root.execute(f"grant execute on function rota.complete to {role_database.prefix}_low")
         names = "array[" + ",".join(f"'{name}'" for name in builtin_names()) + "]"
         if unbounded:
             await root.execute(DROP_BOUNDS)
@@ -537,9 +537,9 @@ async def prepare(world: World, *, unbounded: bool) -> None:
 
 async def run(fuzz: Fuzz, *, daemons: int) -> None:
     """Start everything, let it go on until the time is up, and judge."""
-    async with fuzz.world.connect() as root:
+    async with fuzz.role_database.connect() as root:
         await root.execute(OWN_PATH)
-        for row in await root.fetch(CALLABLE, f"{fuzz.world.prefix}_client"):
+        for row in await root.fetch(CALLABLE, f"{fuzz.role_database.prefix}_client"):
             fuzz.rows.functions.append((row["proname"], dict(zip(row["names"] or [], row["types"], strict=True))))
     say("functions of clients:", ", ".join(name for name, _ in fuzz.rows.functions))
     fuzz.ports = [free_port() for _ in range(daemons)]
@@ -556,7 +556,7 @@ async def run(fuzz: Fuzz, *, daemons: int) -> None:
                 group.create_task(fuzz.write(number, "app", fuzz.rows.client, pause=0.01))
             group.create_task(fuzz.write(3, "op", fuzz.rows.operator, pause=0.1))
             for number in range(6):
-                group.create_task(Sessions(fuzz.world, fuzz.seed + number, fuzz.done).run(lambda: fuzz.over))
+                group.create_task(Sessions(fuzz.role_database, fuzz.seed + number, fuzz.done).run(lambda: fuzz.over))
             for number in range(2):
                 clients = Clients(lambda: fuzz.ports, fuzz.seed + number, fuzz.done)
                 group.create_task(clients.run(lambda: fuzz.over))
@@ -585,19 +585,24 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-fuzz-")))
         server = stack.enter_context(some_server())
-        world = stack.enter_context(lasting_world(server, "fuzz"))
+        role_database = stack.enter_context(module_role_database(server, "fuzz"))
         runner = stack.enter_context(asyncio.Runner(loop_factory=asyncio.new_event_loop))
-        runner.run(prepare(world, unbounded=given.unbounded))
-        daemons = stack.enter_context(Daemons(folder, world.dsn("node"), app="fuzz_app:app", environ=ENVIRON))
+        runner.run(prepare(role_database, unbounded=given.unbounded))
+        daemons = stack.enter_context(Daemons(folder, role_database.dsn("node"), app="fuzz_app:app", environ=ENVIRON))
         seconds = given.minutes * 60 or float("inf")
         fuzz = Fuzz(
-            world, daemons, Shell(folder, {"DATABASE_URL": world.dsn("op")}), given.seed, seconds, given.unbounded
+            role_database,
+            daemons,
+            Shell(folder, {"DATABASE_URL": role_database.dsn("op")}),
+            given.seed,
+            seconds,
+            given.unbounded,
         )
 
         async def whole() -> None:
             async with AsyncExitStack() as inner:
                 hook = await inner.enter_async_context(bad_web_server(given.seed))
-                (folder / "rota.toml").write_text(CONFIG.format(hook=hook, low=world.dsn("low")))
+                (folder / "rota.toml").write_text(CONFIG.format(hook=hook, low=role_database.dsn("low")))
                 await run(fuzz, daemons=given.daemons)
 
         runner.run(whole())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from logins import World
+    from role_logins import RoleDatabase
 
 SETTINGS = (
     *(
@@ -137,8 +137,8 @@ end $do$;
 class Sessions:
     """Sessions of logins without rights, and of rota_client, which do what a server lets them."""
 
-    def __init__(self, world: World, seed: int, done: Counter[str]) -> None:
-        self._world = world
+    def __init__(self, role_database: RoleDatabase, seed: int, done: Counter[str]) -> None:
+        self._world = role_database
         self._dice = random.Random(seed)
         self._done = done
         self._acts: tuple[Callable[[Connection[Record]], Awaitable[None]], ...] = (

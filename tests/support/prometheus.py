@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from links import free_port
+from network_faults import free_port
 from waiting import until
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The scene of a test with real daemons: a database, the daemons on it, and the eyes to see what they do."""
+"""Fixtures for tests with real daemons: a database and the daemons that run on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenes import Scene
+from fleets import Fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def scene(database: Database, tmp_path: Path) -> AsyncIterator[Scene]:
+async def fleet(database: Database, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A migrated, empty database on the run's server, with no daemon yet."""
-    async with Scene(database.dsn, tmp_path) as made:
+    async with Fleet(database.dsn, tmp_path) as made:
         yield made
 
 
@@ -29,7 +29,7 @@ def own_server(durable_server: Callable[..., DurableServer]) -> DurableServer:
 
 
 @pytest.fixture
-async def fragile_scene(own_server: DurableServer, tmp_path: Path) -> AsyncIterator[Scene]:
+async def restartable_fleet(own_server: DurableServer, tmp_path: Path) -> AsyncIterator[Fleet]:
     """The same on `own_server`."""
-    async with Scene(own_server.dsn, tmp_path) as made:
+    async with Fleet(own_server.dsn, tmp_path) as made:
         yield made

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from links import Link, free_port
+from fake_clock import LIBFAKETIME, clock_environment, server_with_fake_clock
+from fleets import Fleet
+from network_faults import FaultyProxy, free_port
 from processes import SOURCE, TESTS
 from prometheus import SHIPPED, filled_in, find_prometheus, panels, prometheus
-from scenes import Scene
-from skew import LIBFAKETIME, skewed_by, skewed_server
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ def other_zones(folder: Path) -> str:
 class Installation:
     """Three daemons, of which one, `sturdy`, lives through everything; `doomed` is killed, `cut off` loses its database."""
 
-    def __init__(self, scene: Scene, folder: Path, link: Link) -> None:
-        self.scene = scene
+    def __init__(self, fleet: Fleet, folder: Path, proxy: FaultyProxy) -> None:
+        self.fleet = fleet
         self.folder = folder
-        self.link = link
+        self.link = proxy
         self.ports = {name: free_port() for name in ("sturdy", "doomed", "cut off")}
         self.clock = folder / "clock"
         self.clock.write_text("+0\n")
 
     def start(self, name: str, *, dsn: str | None = None, **environ: str) -> DaemonProcess:
         """Start one of them, always on the same port."""
-        return self.scene.daemons.start(dsn=dsn, within=(), ROTA_HTTP_PORT=str(self.ports[name]), **environ)
+        return self.fleet.daemons.start(dsn=dsn, within=(), ROTA_HTTP_PORT=str(self.ports[name]), **environ)
 
     def alerts(self) -> dict[str, dict[str, str]]:
         """What must fire, and about whom."""
@@ -87,21 +87,21 @@ class Installation:
 
     async def lock_a_schedule(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
         """Have one that is due, whose row somebody has locked in an open transaction: no scheduler gets at it."""
-        await self.scene.execute(
+        await self.fleet.execute(
             "insert into rota.schedules (name, handler, every) values ('locked', 'noop', '1 hour')"
         )
-        await self.scene.execute("update rota.schedule_clocks set next_fire_at = now() - interval '1 minute'")
+        await self.fleet.execute("update rota.schedule_clocks set next_fire_at = now() - interval '1 minute'")
         await holder.execute("begin")
         await holder.execute("select from rota.schedule_clocks for no key update")
 
     async def depend_on_an_old_partition(self) -> None:
         """Create a view on an expired partition of the ledger, which has kept it from being dropped for hours."""
-        await self.scene.execute(
+        await self.fleet.execute(
             "create table rota.job_runs_20200101 partition of rota.job_runs "
             "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
         )
-        await self.scene.execute("create view report as select * from rota.job_runs_20200101")
-        await self.scene.execute(
+        await self.fleet.execute("create view report as select * from rota.job_runs_20200101")
+        await self.fleet.execute(
             "insert into rota.housekeeping (piece, succeeded_at) values ('ledger_drop', now() - interval '2 hours') "
             "on conflict (piece) do update set succeeded_at = excluded.succeeded_at"
         )
@@ -114,59 +114,59 @@ class Installation:
             "cut off",
             dsn=self.link.dsn,
             ROTA_QUEUES="far:5",
-            **skewed_by(self.clock),
+            **clock_environment(self.clock),
         )
 
     async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
         """Do what people, handlers and machines do, all of it at once."""
-        scene = self.scene
-        await scene.enqueue("stalls", {"seconds": 3})
-        await scene.enqueue("cancels_loop", {"loop": "reaper"})
+        fleet = self.fleet
+        await fleet.enqueue("stalls", {"seconds": 3})
+        await fleet.enqueue("cancels_loop", {"loop": "reaper"})
         for _ in range(40):
-            await scene.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
-        self.buried = await scene.enqueue("gives_up")
-        await scene.enqueue("nop")  # a slip
-        await scene.enqueue("noop", queue="nowhere")
-        await scene.execute("select rota.pause_handler('flaky', 'look into it')")
-        await scene.execute(
+            await fleet.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
+        self.buried = await fleet.enqueue("gives_up")
+        await fleet.enqueue("nop")  # a slip
+        await fleet.enqueue("noop", queue="nowhere")
+        await fleet.execute("select rota.pause_handler('flaky', 'look into it')")
+        await fleet.execute(
             "insert into rota.schedules (name, handler, cron, timezone) values ('typo', 'noop', '@daily', 'Europe/Berlim')"
         )
-        await scene.execute(
+        await fleet.execute(
             "insert into rota.schedules (name, handler, every, expect_success_within)"
             " values ('steady', 'noop', '1 second', '1 hour')"
         )
-        self.busy = await scene.enqueue("work", {"seconds": 600}, queue="slow")
-        await scene.begins(self.busy)
-        waiting = await scene.enqueue("work", queue="slow")
-        await scene.execute(
+        self.busy = await fleet.enqueue("work", {"seconds": 600}, queue="slow")
+        await fleet.wait_for_execution(self.busy)
+        waiting = await fleet.enqueue("work", queue="slow")
+        await fleet.execute(
             "update rota.jobs set run_at = run_at - interval '6 min', created_at = created_at - interval '6 min'"
             " where job_id = $1",
             waiting,
         )
-        lost = [await scene.enqueue("work", {"seconds": 600}, queue="doomed") for _ in range(2)]
+        lost = [await fleet.enqueue("work", {"seconds": 600}, queue="doomed") for _ in range(2)]
         for job in lost:
-            await scene.begins(job)
+            await fleet.wait_for_execution(job)
         await holder.execute("select from rota.jobs where job_id = $1 for no key update", lost[0])
         self.doomed.kill()
         self.link.refuse()
         self.clock.write_text("+400\n")
-        await scene.comes_to(self.buried, "dead")
-        await scene.execute(
+        await fleet.wait_for_state(self.buried, "dead")
+        await fleet.execute(
             "update rota.dead_letters set finished_at = finished_at - interval '8 days' where job_id = $1", self.buried
         )
 
     async def mend_everything(self, *holders: asyncpg.Connection[asyncpg.Record]) -> None:
         """Do what each alert asks for."""
-        scene = self.scene
+        fleet = self.fleet
         for holder in holders:
             await holder.execute("rollback")
-        await scene.execute("drop view report")
+        await fleet.execute("drop view report")
         self.link.heal()
         self.start("doomed", ROTA_QUEUES="doomed:5")
-        await scene.execute("select rota.discard($1, 'seen')", self.buried)
-        await scene.execute("select rota.resume_handler('flaky')")
-        await scene.execute("delete from rota.schedules")
-        await scene.execute("select rota.cancel(job_id) from rota.jobs")
+        await fleet.execute("select rota.discard($1, 'seen')", self.buried)
+        await fleet.execute("select rota.resume_handler('flaky')")
+        await fleet.execute("delete from rota.schedules")
+        await fleet.execute("select rota.cancel(job_id) from rota.jobs")
 
 
 async def becomes(server: Prometheus, fact: Callable[[set[str]], object], *, within: float, what: str) -> None:
@@ -185,14 +185,14 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
 ) -> None:
     """A rule that has only ever met made-up series may watch what no daemon shows: then it is silent when it is needed."""
     async with AsyncExitStack() as stack:
-        dsn, clock = stack.enter_context(skewed_server(durable_server()))
-        scene = await stack.enter_async_context(Scene(dsn, tmp_path))
+        dsn, clock = stack.enter_context(server_with_fake_clock(durable_server()))
+        fleet = await stack.enter_async_context(Fleet(dsn, tmp_path))
         # Forty minutes ago somebody began a report, and left it open.
         reader = await asyncpg.connect(dsn)
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")
         clock.write_text("+0\n")
-        here = Installation(scene, tmp_path, stack.enter_context(Link(dsn)))
+        here = Installation(fleet, tmp_path, stack.enter_context(FaultyProxy(dsn)))
         server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
         await becomes(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
         holder = await asyncpg.connect(dsn)

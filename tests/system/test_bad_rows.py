@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from command_line import Shell
 from factories import no_checks
-from shell import Shell
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from command_line import Shell
 from factories import make_dead_letter, make_job, make_jobs, make_running_job
 from schedule_rows import make_schedule
-from shell import Shell
 
 if TYPE_CHECKING:
     from pathlib import Path

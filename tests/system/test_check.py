@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from command_line import Shell
 from factories import NODE, make_dead_letter, make_job, make_running_jobs, no_checks
-from links import Link
-from logins import world
-from poolers import find_pgbouncer, pgbouncer
+from fake_clock import LIBFAKETIME, server_with_fake_clock
+from network_faults import FaultyProxy
+from pgbouncer_server import find_pgbouncer, pgbouncer
+from role_logins import role_database
 from rota.db.migrate import VERSION
 from schedule_rows import make_due, make_schedule
-from shell import Shell
-from skew import LIBFAKETIME, skewed_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -83,7 +83,7 @@ async def _alive(conn: Connection[Record]) -> None:
 @asynccontextmanager
 async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
     """The URL of the application was taken for the daemons', too."""
-    async with world(ground.server, "check") as made:
+    async with role_database(ground.server, "check") as made:
         ground.environ["DATABASE_URL"] = made.dsn("app")
         yield
 
@@ -91,7 +91,7 @@ async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
 @asynccontextmanager
 async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
     """The URL is an operator's: it may look at everything, and can't claim."""
-    async with world(ground.server, "check") as made:
+    async with role_database(ground.server, "check") as made:
         ground.environ["DATABASE_URL"] = made.dsn("op")
         yield
 
@@ -122,9 +122,9 @@ async def a_pooler_alone(ground: Ground) -> AsyncIterator[None]:
 @asynccontextmanager
 async def a_direct_url_to_nowhere(ground: Ground) -> AsyncIterator[None]:
     """The server has moved, and only one of the two URLs has."""
-    with Link(ground.dsn) as link:
-        ground.environ["ROTA_DIRECT_URL"] = link.dsn
-        link.refuse()
+    with FaultyProxy(ground.dsn) as proxy:
+        ground.environ["ROTA_DIRECT_URL"] = proxy.dsn
+        proxy.refuse()
         yield
 
 
@@ -295,7 +295,7 @@ async def a_ledger_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
 async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
     """A report whose author has gone to lunch."""
     async with AsyncExitStack() as stack:
-        dsn, clock = stack.enter_context(skewed_server(ground.durable_server()))
+        dsn, clock = stack.enter_context(server_with_fake_clock(ground.durable_server()))
         reader = await asyncpg.connect(dsn, server_settings={"application_name": "report"})
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from command_line import Shell, running_command
 from factories import (
     make_attempts,
     make_dead_letter,
@@ -29,7 +30,6 @@ from factories import (
 from rota.embedded import EmbeddedPostgres, find_bindir
 from rota.errors import NoPostgres
 from servers import memory
-from shell import Shell, started
 from waiting import eventually, until
 
 if TYPE_CHECKING:
@@ -686,7 +686,7 @@ def play(tmp_path: Path) -> Iterator[Shell]:
 
 async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None:
     """From nothing to a job that has run: a server, the schema, a daemon, handlers, and the line to type."""
-    with started(play, "dev", "--app", "shop:app") as (process, said):
+    with running_command(play, "dev", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         assert "psql" in said()
         assert "insert into rota.jobs" in said()
@@ -712,7 +712,7 @@ async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None
 async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(play: Shell) -> None:
     """After a change of checkouts, the folder to remove is all that somebody who tries rota needs to know."""
     folder = play.environ["ROTA_DATA_DIR"]
-    with started(play, "dev") as (process, said):
+    with running_command(play, "dev") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         with EmbeddedPostgres(data=Path(folder)) as server:
             conn = await asyncpg.connect(server.dsn)
@@ -730,7 +730,7 @@ async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(p
 async def test_f6_dev_shows_the_traceback_of_a_handler_that_fails(play: Shell, format: str) -> None:  # noqa: A002
     """F6: the frames and the message, from any kind of handler, with the payload's values masked."""
     play.environ["ROTA_LOG_FORMAT"] = format
-    with started(play, "dev", "--app", "shop:app") as (process, said):
+    with running_command(play, "dev", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         for handler in ("shop.breaks", "shop.breaks_apart"):
             assert (await play("enqueue", handler, f'{{"to": "{CANARY}"}}', "--embedded")).err == ""
@@ -745,9 +745,9 @@ async def test_f6_dev_shows_the_traceback_of_a_handler_that_fails(play: Shell, f
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_e6_a_second_dev_keeps_its_database_when_the_first_ends(play: Shell, number: signal.Signals) -> None:
     """E6: it takes the server over, however the first one has ended; its daemon goes on, and nothing is lost."""
-    with started(play, "dev") as (first, said_first):
+    with running_command(play, "dev") as (first, said_first):
         await eventually(lambda: "node.started" in said_first(), within=60, what="the first daemon")
-        with started(play, "dev", "--app", "shop:app") as (second, said):
+        with running_command(play, "dev", "--app", "shop:app") as (second, said):
             await eventually(lambda: "node.started" in said(), within=60, what="the second daemon")
             first.send_signal(number)
             first.wait(30)
@@ -768,7 +768,7 @@ async def test_e6_a_second_dev_keeps_its_database_when_the_first_ends(play: Shel
 async def test_dev_starts_anew_when_the_source_changes(play: Shell) -> None:
     """An edit counts at once, the database stays up, and a source that doesn't parse is waited out."""
     source = play.folder / "shop.py"
-    with started(play, "dev", "--app", "shop:app", "--reload") as (process, said):
+    with running_command(play, "dev", "--app", "shop:app", "--reload") as (process, said):
         until(lambda: said().count("node.started") == 1, within=60, what="the first daemon")
         source.write_text(APP + "\nthis is no Python\n")
         until(lambda: "can't be imported" in said(), within=30, what="the complaint")

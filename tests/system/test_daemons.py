@@ -20,66 +20,66 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from scenes import Scene
+    from fleets import Fleet
 
 LEASE_S = 3.0
 REAP_S = 0.5
 MARGIN_S = 5.0
 
 
-async def test_a_killed_daemons_job_runs_again_elsewhere_soon_after_its_lease(scene: Scene) -> None:
+async def test_a_killed_daemons_job_runs_again_elsewhere_soon_after_its_lease(fleet: Fleet) -> None:
     """A worker that dies is found out by its lease alone: within lease + one sweep + 5 s another one has the job.
 
     It gets a larger token and the same idempotency key, so that the effects can be told apart and be made once.
     """
-    first = scene.daemons.start()
-    job = await scene.enqueue("work", {"seconds": 60})
-    await scene.begins(job)
-    scene.daemons.start()
+    first = fleet.daemons.start()
+    job = await fleet.enqueue("work", {"seconds": 60})
+    await fleet.wait_for_execution(job)
+    fleet.daemons.start()
 
     first.kill()
     killed = time.monotonic()
 
-    before, after = await scene.begins(job, 2, within=LEASE_S + REAP_S + MARGIN_S)
+    before, after = await fleet.wait_for_execution(job, 2, within=LEASE_S + REAP_S + MARGIN_S)
     assert time.monotonic() - killed < LEASE_S + REAP_S + MARGIN_S
     assert before["pid"] == first.pid != after["pid"]
     assert before["fence_token"] < after["fence_token"]
     assert before["key"] == after["key"]
     assert (before["attempt"], after["attempt"]) == (1, 2)
     assert after["started_at"] - before["started_at"] > timedelta(seconds=LEASE_S - 0.1), "not before the lease's end"
-    lost = await scene.fetch("select outcome from rota.attempts where job_id = $1", job)
+    lost = await fleet.fetch("select outcome from rota.attempts where job_id = $1", job)
     assert [row["outcome"] for row in lost] == ["lost"]
 
 
-async def test_a_graceful_stop_loses_nothing_and_burns_no_attempt(scene: Scene) -> None:
+async def test_a_graceful_stop_loses_nothing_and_burns_no_attempt(fleet: Fleet) -> None:
     """A deployment is no failure: what runs ends, what waits stays untouched for the next daemon."""
-    first = scene.daemons.start(ROTA_QUEUES="default:5")
-    jobs = [await scene.enqueue("work", {"seconds": 1.0}) for _ in range(12)]
-    await eventually(lambda: scene.value("select count(*) >= 5 from executions"), what="five jobs under way")
+    first = fleet.daemons.start(ROTA_QUEUES="default:5")
+    jobs = [await fleet.enqueue("work", {"seconds": 1.0}) for _ in range(12)]
+    await eventually(lambda: fleet.value("select count(*) >= 5 from executions"), what="five jobs under way")
 
     code = first.stop()
 
     assert code == 0
-    rows = await scene.fetch("select state, attempt from rota.jobs")
+    rows = await fleet.fetch("select state, attempt from rota.jobs")
     assert rows, "some were still waiting"
     assert {(row["state"], row["attempt"]) for row in rows} == {("scheduled", 0)}
-    assert await scene.value("select bool_and(stopped_at is not null and reason is null) from executions")
-    assert await scene.value("select count(*) from rota.nodes") == 0
-    scene.daemons.start()
-    await scene.empties()
-    ended = await scene.fetch("select job_id, outcome, attempts from rota.job_runs")
+    assert await fleet.value("select bool_and(stopped_at is not null and reason is null) from executions")
+    assert await fleet.value("select count(*) from rota.nodes") == 0
+    fleet.daemons.start()
+    await fleet.wait_until_empty()
+    ended = await fleet.fetch("select job_id, outcome, attempts from rota.job_runs")
     assert {(row["outcome"], row["attempts"]) for row in ended} == {("succeeded", 1)}
     assert sorted(row["job_id"] for row in ended) == jobs
-    assert await scene.value("select count(*) from executions") == len(jobs)
+    assert await fleet.value("select count(*) from executions") == len(jobs)
 
 
-async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given_back(scene: Scene) -> None:
+async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given_back(fleet: Fleet) -> None:
     """Who can't wait says so twice: handlers are interrupted, their jobs are free at once, and nobody has failed."""
-    daemon = scene.daemons.start()
-    job = await scene.enqueue("work", {"seconds": 60})
-    thread = await scene.enqueue("thread", {"seconds": 60})
-    await scene.begins(job)
-    await scene.begins(thread)
+    daemon = fleet.daemons.start()
+    job = await fleet.enqueue("work", {"seconds": 60})
+    thread = await fleet.enqueue("thread", {"seconds": 60})
+    await fleet.wait_for_execution(job)
+    await fleet.wait_for_execution(thread)
     daemon.send(signal.SIGTERM)
     daemon.wait_for("node.stopping", how="drain")
     assert daemon.alive
@@ -88,18 +88,18 @@ async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given
 
     assert daemon.ends(within=5) == 0
     for each in (job, thread):
-        row = await scene.job(each)
+        row = await fleet.job(each)
         assert row is not None
         assert (row["state"], row["attempt"], row["releases"], row["losses"]) == ("scheduled", 0, 1, 0)
-        ((reason,),) = [[found["reason"]] for found in await scene.executions(each)]
+        ((reason,),) = [[found["reason"]] for found in await fleet.executions(each)]
         assert reason == "drain"
 
 
-async def test_the_third_signal_ends_the_process_whatever_it_is_doing(scene: Scene) -> None:
+async def test_the_third_signal_ends_the_process_whatever_it_is_doing(fleet: Fleet) -> None:
     """A handler that can't be stopped must not make the process unstoppable; the lease brings its job back."""
-    daemon = scene.daemons.start(ROTA_DRAIN_GRACE="60s")
-    job = await scene.enqueue("thread", {"seconds": 60, "deaf": True})
-    await scene.begins(job)
+    daemon = fleet.daemons.start(ROTA_DRAIN_GRACE="60s")
+    job = await fleet.enqueue("thread", {"seconds": 60, "deaf": True})
+    await fleet.wait_for_execution(job)
     daemon.send(signal.SIGTERM)
     daemon.wait_for("node.stopping", how="drain")
     daemon.send(signal.SIGTERM)
@@ -108,27 +108,27 @@ async def test_the_third_signal_ends_the_process_whatever_it_is_doing(scene: Sce
     daemon.send(signal.SIGTERM)
 
     assert daemon.ends(within=5) == -signal.SIGTERM
-    scene.daemons.start()
-    await scene.begins(job, 2)
+    fleet.daemons.start()
+    await fleet.wait_for_execution(job, 2)
 
 
-async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stopping(scene: Scene) -> None:
+async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stopping(fleet: Fleet) -> None:
     """Nobody takes the orders then; `kill -9` shall not be what a deployment needs, and what happens to the job is said."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s", ROTA_DRAIN_GRACE="500ms")
-    job = await scene.enqueue("blocks", {"seconds": 60})
-    await scene.begins(job)
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s", ROTA_DRAIN_GRACE="500ms")
+    job = await fleet.enqueue("blocks", {"seconds": 60})
+    await fleet.wait_for_execution(job)
 
     assert daemon.stop(within=15) == 1
 
     assert "leases" in daemon.wait_for("node.hung")["why"]
-    scene.daemons.start()
-    await scene.begins(job, 2)
+    fleet.daemons.start()
+    await fleet.wait_for_execution(job, 2)
 
 
-async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(scene: Scene) -> None:
+async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(fleet: Fleet) -> None:
     """The second one, after which the system decides, is never taken by a loop that doesn't turn."""
-    daemon = scene.daemons.start(ROTA_DRAIN_GRACE="60s")
-    await scene.begins(await scene.enqueue("blocks", {"seconds": 60}))
+    daemon = fleet.daemons.start(ROTA_DRAIN_GRACE="60s")
+    await fleet.wait_for_execution(await fleet.enqueue("blocks", {"seconds": 60}))
 
     def told_again() -> bool:  # signals that come together are one
         daemon.send(signal.SIGTERM)
@@ -139,29 +139,29 @@ async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(scene: Scen
     assert daemon.ends() == -signal.SIGTERM
 
 
-async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(scene: Scene) -> None:
+async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(fleet: Fleet) -> None:
     """The process ends at the deadline all the same; a second execution begins only when the first one's lease is over."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
-    job = await scene.enqueue("thread", {"seconds": 60, "deaf": True})
-    await scene.begins(job)
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
+    job = await fleet.enqueue("thread", {"seconds": 60, "deaf": True})
+    await fleet.wait_for_execution(job)
 
     assert daemon.stop(within=6) == HANDLER_LEFT_BEHIND
 
     daemon.wait_for("handler.stuck", job_id=job)
     assert len(daemon.events("handler.stuck", job_id=job)) == 1
-    row = await scene.job(job)
+    row = await fleet.job(job)
     assert row is not None
     assert (row["state"], row["attempt"]) == ("scheduled", 0)
-    assert row["run_at"] > await scene.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
+    assert row["run_at"] > await fleet.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
 
 
-async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(scene: Scene) -> None:
+async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(fleet: Fleet) -> None:
     """Its lease settles it; its neighbour is released all the same."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
-    odd, neighbour = [await scene.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
+    odd, neighbour = [await fleet.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
     for job in (odd, neighbour):
-        await scene.begins(job)
-    await scene.execute(
+        await fleet.wait_for_execution(job)
+    await fleet.execute(
         f"""
         create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
         create trigger refuse before update on rota.jobs for each row when (new.job_id = {odd} and new.state = 'scheduled')
@@ -172,102 +172,102 @@ async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(sc
     assert daemon.stop(within=10) == HANDLER_LEFT_BEHIND
 
     daemon.wait_for("settlement.rejected", job_id=odd)
-    rows = [await scene.job(job) for job in (odd, neighbour)]
+    rows = [await fleet.job(job) for job in (odd, neighbour)]
     assert [row and row["state"] for row in rows] == ["running", "scheduled"]
 
 
-async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(scene: Scene, tmp_path: Path) -> None:
+async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(fleet: Fleet, tmp_path: Path) -> None:
     """Whoever deploys in quick succession stops daemons that have just begun to start; nothing has been started yet."""
     (tmp_path / "slow_app.py").write_text(
         "import pathlib, threading\npathlib.Path(__file__).with_suffix('.seen').touch()\nthreading.Event().wait(60)\n"
     )
-    daemon = scene.daemons.launch(arguments=("--app", "slow_app:app"), PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
+    daemon = fleet.daemons.launch(arguments=("--app", "slow_app:app"), PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
     await eventually((tmp_path / "slow_app.seen").exists, within=UP_WITHIN, what="the import of the app")
 
     assert daemon.stop(within=5) == 0
 
 
-async def test_an_order_to_stop_while_the_database_does_not_answer_is_no_failure(scene: Scene) -> None:
+async def test_an_order_to_stop_while_the_database_does_not_answer_is_no_failure(fleet: Fleet) -> None:
     """There is nothing to wait for then."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        daemon = scene.daemons.launch(dsn=f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none")
+        daemon = fleet.daemons.launch(dsn=f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none")
         silent.settimeout(UP_WITHIN)
         with silent.accept()[0]:
             assert daemon.stop(within=5) == 0
 
 
-async def test_what_a_handler_prints_is_seen_when_it_is_printed(scene: Scene) -> None:
+async def test_what_a_handler_prints_is_seen_when_it_is_printed(fleet: Fleet) -> None:
     """To a file, Python keeps 8 KiB back, which a killed process takes with it."""
-    daemon = scene.daemons.start(PYTHONUNBUFFERED="")
-    await scene.enqueue("prints", {"text": "seen at once"})
+    daemon = fleet.daemons.start(PYTHONUNBUFFERED="")
+    await fleet.enqueue("prints", {"text": "seen at once"})
     await eventually(lambda: "seen at once" in daemon.said(), what="the print")
 
 
 @pytest.mark.parametrize("handler", ["forks", "forks_apart"])
-async def test_what_a_handler_forks_and_ends_is_not_the_daemon(scene: Scene, handler: str) -> None:
+async def test_what_a_handler_forks_and_ends_is_not_the_daemon(fleet: Fleet, handler: str) -> None:
     """A forked process has the daemon's signal handlers, and shares the pipe by which they tell the loop: SIGTERM drained us."""
-    daemon = scene.daemons.start()
+    daemon = fleet.daemons.start()
     for _ in range(3):
-        await scene.comes_to(await scene.enqueue(handler, [-1, 2]), "succeeded")
+        await fleet.wait_for_state(await fleet.enqueue(handler, [-1, 2]), "succeeded")
     assert daemon.alive
     assert daemon.events("node.stopping") == []
     assert daemon.stop() == 0
 
 
 @pytest.mark.parametrize("streams", [">/dev/full 2>/dev/full", "<&- >&- 2>&-", "2>&1 | head -1"])
-async def test_a_log_that_can_not_be_written_costs_no_job(scene: Scene, streams: str) -> None:
+async def test_a_log_that_can_not_be_written_costs_no_job(fleet: Fleet, streams: str) -> None:
     """The disk is full, whoever collects the log is gone: the whole fleet would fall with its running jobs."""
     shell = ("sh", "-c", f'"$@" {streams}', "sh")
-    scene.daemons.launch(within=shell)
+    fleet.daemons.launch(within=shell)
     for handler in ("noop", "gives_up", "noop"):
-        job = await scene.enqueue(handler, {})
-        await scene.comes_to(job, "dead" if handler == "gives_up" else "succeeded")
-    pid = await scene.value("select pid from rota.nodes")
+        job = await fleet.enqueue(handler, {})
+        await fleet.wait_for_state(job, "dead" if handler == "gives_up" else "succeeded")
+    pid = await fleet.value("select pid from rota.nodes")
     os.kill(pid, signal.SIGTERM)
 
     async def gone() -> bool:
-        return not await scene.value("select count(*) from rota.nodes")
+        return not await fleet.value("select count(*) from rota.nodes")
 
     await eventually(gone, what="its leave")
 
 
-async def test_a_zombies_writes_are_refused(scene: Scene) -> None:
+async def test_a_zombies_writes_are_refused(fleet: Fleet) -> None:
     """A process held still beyond its lease wakes up believing that the job is its own. It can't change a thing.
 
     Its handler tries a checkpoint, a progress and a transaction, and the daemon would settle.
     """
-    zombie = scene.daemons.start()
-    job = await scene.enqueue("stubborn", {"seconds": 8})
-    await scene.begins(job)
+    zombie = fleet.daemons.start()
+    job = await fleet.enqueue("stubborn", {"seconds": 8})
+    await fleet.wait_for_execution(job)
     with stopped(zombie):
-        other = scene.daemons.start()
-        before, after = await scene.begins(job, 2)
+        other = fleet.daemons.start()
+        before, after = await fleet.wait_for_execution(job, 2)
         assert after["pid"] == other.pid
-        held = await scene.job(job)
+        held = await fleet.job(job)
 
     zombie.wait_for("lease.lost")
 
     assert [event["what"] for event in zombie.events("write.refused")] == ["checkpoint", "progress", "complete"]
-    row = await scene.job(job)
+    row = await fleet.job(job)
     assert row is not None
     assert held is not None
     assert row["fence_token"] == held["fence_token"] == after["fence_token"] > before["fence_token"]
     assert (row["checkpoint"], row["progress"], row["state"]) == (None, None, "running")
-    assert await scene.value("select count(*) from effects") == 0
-    await scene.comes_to(job, "succeeded")
-    assert len(await scene.executions(job)) == 2
-    ended = await scene.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
+    assert await fleet.value("select count(*) from effects") == 0
+    await fleet.wait_for_state(job, "succeeded")
+    assert len(await fleet.executions(job)) == 2
+    ended = await fleet.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
     assert [(each["fence_token"], each["attempts"]) for each in ended] == [(after["fence_token"], 2)]
     assert zombie.metric("rota_stale_writes_total") == 3
     assert zombie.metric("rota_leases_lost_total") == 1
 
 
-async def test_leases_are_extended_until_the_last_job_has_drained(scene: Scene) -> None:
+async def test_leases_are_extended_until_the_last_job_has_drained(fleet: Fleet) -> None:
     """An order to stop must not end the heartbeat, or the job runs twice while it is being finished."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="30s")
-    other = scene.daemons.start()
-    job = await scene.enqueue("work", {"seconds": 6.5})
-    (began,) = await scene.begins(job)
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="30s")
+    other = fleet.daemons.start()
+    job = await fleet.enqueue("work", {"seconds": 6.5})
+    (began,) = await fleet.wait_for_execution(job)
     draining = daemon if began["pid"] == daemon.pid else other
     draining.send(signal.SIGTERM)
     draining.wait_for("node.stopping", how="drain")
@@ -275,7 +275,7 @@ async def test_leases_are_extended_until_the_last_job_has_drained(scene: Scene) 
     leases: set[datetime] = set()
 
     async def ended() -> bool:
-        row = await scene.job(job)
+        row = await fleet.job(job)
         if row is not None:
             leases.add(row["lease_expires_at"])
         return row is None
@@ -283,14 +283,14 @@ async def test_leases_are_extended_until_the_last_job_has_drained(scene: Scene) 
     await eventually(ended, within=15, what="the end of the job")
     assert draining.ends() == 0
     assert len(leases) >= 4, "extended again and again"
-    assert await scene.state(job) == "succeeded"
-    assert len(await scene.executions(job)) == 1
-    assert await scene.value("select attempts from rota.job_runs where job_id = $1", job) == 1
+    assert await fleet.state(job) == "succeeded"
+    assert len(await fleet.executions(job)) == 1
+    assert await fleet.value("select attempts from rota.job_runs where job_id = $1", job) == 1
 
 
-async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_ends(scene: Scene) -> None:
+async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_ends(fleet: Fleet) -> None:
     """Staying up is for databases that were there: a wrong URL has to be seen by whoever started the daemon."""
-    daemon = scene.daemons.launch(dsn="postgresql://nobody:s3cret@127.0.0.1:1/none")
+    daemon = fleet.daemons.launch(dsn="postgresql://nobody:s3cret@127.0.0.1:1/none")
 
     assert daemon.ends() == 3
 
@@ -300,38 +300,38 @@ async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_e
     assert "Traceback" not in said
 
 
-async def test_a_poisonous_job_among_suspects_is_buried_and_its_neighbours_succeed(scene: Scene) -> None:
+async def test_a_poisonous_job_among_suspects_is_buried_and_its_neighbours_succeed(fleet: Fleet) -> None:
     """C10: suspects share probation, so the killer takes some of them along once; nobody but the killer is buried for it."""
-    await scene.execute(
+    await fleet.execute(
         """
         insert into rota.jobs (handler, run_at, backoff_base, payload)
         select 'work', now() - interval '1 minute', '200 ms', '{"seconds": 0.2}' from generate_series(1, 40)
         """
     )
-    poison = await scene.enqueue("kills", backoff_base="200 ms")
-    await scene.execute("update rota.jobs set losses = 2, attempt = 2")
-    await scene.execute(
+    poison = await fleet.enqueue("kills", backoff_base="200 ms")
+    await fleet.execute("update rota.jobs set losses = 2, attempt = 2")
+    await fleet.execute(
         "insert into rota.attempts (job_id, fence_token, attempt, outcome, started_at) "
         "select job_id, n, n, 'lost', now() from rota.jobs, generate_series(1, 2) as n"
     )
 
     async def is_over() -> bool:
-        return not await scene.value("select exists (select from rota.jobs)")
+        return not await fleet.value("select exists (select from rota.jobs)")
 
     deaths = 0
-    daemon = scene.daemons.start(ROTA_QUEUES="default:50")
+    daemon = fleet.daemons.start(ROTA_QUEUES="default:50")
     async with asyncio.timeout(120):
         while not await is_over():
             if not daemon.alive:
                 deaths += 1
-                daemon = scene.daemons.start(ROTA_QUEUES="default:50")
-            await scene.value("select pg_sleep(0.1)")
+                daemon = fleet.daemons.start(ROTA_QUEUES="default:50")
+            await fleet.value("select pg_sleep(0.1)")
 
-    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
-    letters = await scene.fetch("select job_id, reason, losses from rota.dead_letters")
+    assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
+    letters = await fleet.fetch("select job_id, reason, losses from rota.dead_letters")
     assert [tuple(row) for row in letters] == [(poison, "poison", 3)]
     assert deaths <= 2
     assert (
-        await scene.value("select count(distinct job_id) from rota.attempts where outcome = 'lost' and fence_token > 2")
+        await fleet.value("select count(distinct job_id) from rota.attempts where outcome = 'lost' and fence_token > 2")
         > 1
     )

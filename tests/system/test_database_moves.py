@@ -12,23 +12,23 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from links import Link, island, why_no_island
+from command_line import Shell
+from network_faults import FaultyProxy, isolated_network, reason_namespaces_unavailable
 from processes import Daemons
 from rota.config.database_url import DatabaseUrl
 from rota.db.blocking import ANSWER_SECONDS, BlockingPool, Login
 from rota.db.connecting import close_connection, open_connection
 from servers import standby_of
-from shell import Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from scenes import Scene
+    from fleets import Fleet
     from servers import DurableServer
 
-NO_ISLAND = why_no_island()
+NO_ISLAND = reason_namespaces_unavailable()
 
 
 @contextmanager
@@ -44,26 +44,26 @@ def with_hosts(dsn: str, *hosts: str, query: str = "") -> str:
     return urlunsplit(parts._replace(netloc=f"postgres@{','.join(hosts)}", query=query))
 
 
-def host_of(link: Link) -> str:
-    return urlsplit(link.dsn).netloc.rpartition("@")[2]
+def host_of(proxy: FaultyProxy) -> str:
+    return urlsplit(proxy.dsn).netloc.rpartition("@")[2]
 
 
-async def test_a_silent_first_host_costs_each_connection_its_share_and_no_more(scene: Scene, tmp_path: Path) -> None:
+async def test_a_silent_first_host_costs_each_connection_its_share_and_no_more(fleet: Fleet, tmp_path: Path) -> None:
     """Start, pools, handlers' transactions in threads and processes, heartbeat, listener, commands: each tries the next host."""
     pytest.importorskip("psycopg")
-    with silent_host() as dark, Link(scene.dsn) as link:
-        url = with_hosts(scene.dsn, dark, host_of(link))
+    with silent_host() as dark, FaultyProxy(fleet.dsn) as proxy:
+        url = with_hosts(fleet.dsn, dark, host_of(proxy))
         began = time.monotonic()
-        daemon = scene.daemons.start(dsn=url)
+        daemon = fleet.daemons.start(dsn=url)
         daemon.wait_for("listener.up")
         assert time.monotonic() - began < 12
-        async_job = await scene.enqueue("transactional", {"seconds": 2})
-        thread_job = await scene.enqueue("transactional thread", {"seconds": 0})
-        await scene.comes_to(async_job, "succeeded")
-        await scene.comes_to(thread_job, "succeeded")
+        async_job = await fleet.enqueue("transactional", {"seconds": 2})
+        thread_job = await fleet.enqueue("transactional thread", {"seconds": 0})
+        await fleet.wait_for_state(async_job, "succeeded")
+        await fleet.wait_for_state(thread_job, "succeeded")
         assert daemon.noise() == []
 
-        quick = with_hosts(scene.dsn, dark, host_of(link), query="connect_timeout=2&target_session_attrs=read-write")
+        quick = with_hosts(fleet.dsn, dark, host_of(proxy), query="connect_timeout=2&target_session_attrs=read-write")
         listed = await Shell(tmp_path, {"DATABASE_URL": quick})("status")
         assert (listed.code, listed.err) == (0, "")
         began = time.monotonic()
@@ -73,42 +73,42 @@ async def test_a_silent_first_host_costs_each_connection_its_share_and_no_more(s
 
 
 @pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
-async def test_a_first_host_that_drops_packets_is_passed_over(scene: Scene) -> None:
+async def test_a_first_host_that_drops_packets_is_passed_over(fleet: Fleet) -> None:
     """Its packets go to a network card that does not exist: neither refused nor unreachable."""
-    with island() as away, Link(scene.dsn, host=away.address) as link:
-        url = with_hosts(scene.dsn, f"{away.black_hole()}:5432", host_of(link), query="connect_timeout=2")
+    with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
+        url = with_hosts(fleet.dsn, f"{away.black_hole()}:5432", host_of(proxy), query="connect_timeout=2")
         began = time.monotonic()
-        daemon = scene.daemons.start(dsn=url, within=away.inside, WITNESS_DSN="")
+        daemon = fleet.daemons.start(dsn=url, within=away.inside, WITNESS_DSN="")
         daemon.wait_for("listener.up")
         assert time.monotonic() - began < 10
 
 
-async def test_a_first_host_that_goes_dark_under_a_running_daemon(scene: Scene) -> None:
+async def test_a_first_host_that_goes_dark_under_a_running_daemon(fleet: Fleet) -> None:
     """A job runs on the second host within ten seconds after the statements of the first have been given up."""
-    with Link(scene.dsn) as first, Link(scene.dsn) as second:
-        daemon = scene.daemons.start(
-            dsn=with_hosts(scene.dsn, host_of(first), host_of(second), query="connect_timeout=2")
+    with FaultyProxy(fleet.dsn) as first, FaultyProxy(fleet.dsn) as second:
+        daemon = fleet.daemons.start(
+            dsn=with_hosts(fleet.dsn, host_of(first), host_of(second), query="connect_timeout=2")
         )
         daemon.wait_for("listener.up")
         first.freeze(lambda _: True)
-        job = await scene.enqueue("noop")
-        await scene.comes_to(job, "succeeded", within=20)
+        job = await fleet.enqueue("noop")
+        await fleet.wait_for_state(job, "succeeded", within=20)
         assert daemon.alive
 
 
 async def test_daemons_stay_up_and_wait_at_start_while_no_server_takes_writes(
-    fragile_scene: Scene, own_server: DurableServer, durable_server: Callable[..., DurableServer]
+    restartable_fleet: Fleet, own_server: DurableServer, durable_server: Callable[..., DurableServer]
 ) -> None:
     """A fail-over begins: the primary takes no writes any more, and the standby not yet. Both daemons recover without a restart."""
     other = durable_server(default_transaction_read_only="on")
-    with Link(own_server.dsn) as first, Link(other.dsn) as second:
+    with FaultyProxy(own_server.dsn) as first, FaultyProxy(other.dsn) as second:
         url = with_hosts(own_server.dsn, host_of(first), host_of(second), query="target_session_attrs=read-write")
-        daemon = fragile_scene.daemons.start(dsn=url, WITNESS_DSN="")
+        daemon = restartable_fleet.daemons.start(dsn=url, WITNESS_DSN="")
 
-        await fragile_scene.execute("alter system set default_transaction_read_only = on")
+        await restartable_fleet.execute("alter system set default_transaction_read_only = on")
         own_server.restart()
         daemon.wait_for("service.failed", service="dispatcher")
-        starting = fragile_scene.daemons.launch(dsn=url, arguments=(), WITNESS_DSN="")
+        starting = restartable_fleet.daemons.launch(dsn=url, arguments=(), WITNESS_DSN="")
         starting.wait_for("database.awaited", within=20)
         assert daemon.alive
 
@@ -127,58 +127,61 @@ async def test_daemons_stay_up_and_wait_at_start_while_no_server_takes_writes(
 
 
 async def test_each_connection_after_a_password_rotation_uses_the_new_password(
-    fragile_scene: Scene, own_server: DurableServer, tmp_path: Path
+    restartable_fleet: Fleet, own_server: DurableServer, tmp_path: Path
 ) -> None:
     """The file is read again when a login fails: pools, heartbeat, listener, threads, processes. The daemon keeps running."""
     pytest.importorskip("psycopg")
     hba = own_server.postgres.data / "pg_hba.conf"
     hba.write_text("local all shop scram-sha-256\n" + hba.read_text())
-    await fragile_scene.execute("create role shop superuser login password 'first'")
-    await fragile_scene.execute("select pg_reload_conf()")
+    await restartable_fleet.execute("create role shop superuser login password 'first'")
+    await restartable_fleet.execute("select pg_reload_conf()")
     parts = urlsplit(own_server.dsn)
     file = tmp_path / "url"
     file.write_text(urlunsplit(parts._replace(netloc=f"shop:first@{parts.netloc.rpartition('@')[2]}")))
-    daemon = fragile_scene.daemons.start(dsn="", ROTA_DATABASE_URL_FILE=str(file), ROTA_DATABASE_HANDLER_POOL_SIZE="3")
-    running = await fragile_scene.enqueue("work", {"seconds": 4})
-    await fragile_scene.begins(running)
+    daemon = restartable_fleet.daemons.start(
+        dsn="", ROTA_DATABASE_URL_FILE=str(file), ROTA_DATABASE_HANDLER_POOL_SIZE="3"
+    )
+    running = await restartable_fleet.enqueue("work", {"seconds": 4})
+    await restartable_fleet.wait_for_execution(running)
 
-    await fragile_scene.execute("alter role shop password 'second'")
+    await restartable_fleet.execute("alter role shop password 'second'")
     file.write_text(urlunsplit(parts._replace(netloc=f"shop:second@{parts.netloc.rpartition('@')[2]}")) + "\n")
-    await fragile_scene.fetch("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'shop'")
+    await restartable_fleet.fetch("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'shop'")
 
     jobs = [
-        await fragile_scene.enqueue(name, {"seconds": 0}) for name in ("transactional", "transactional thread", "noop")
+        await restartable_fleet.enqueue(name, {"seconds": 0})
+        for name in ("transactional", "transactional thread", "noop")
     ]
     for job in [running, *jobs]:
-        await fragile_scene.comes_to(job, "succeeded")
+        await restartable_fleet.wait_for_state(job, "succeeded")
     assert daemon.metric("rota_listener_up") == 1
-    assert len(await fragile_scene.executions(running)) == 1
+    assert len(await restartable_fleet.executions(running)) == 1
     assert daemon.noise() == []
 
 
-async def test_no_goodbye_hangs_over_a_cut_link(scene: Scene) -> None:
+async def test_no_goodbye_hangs_over_a_cut_link(fleet: Fleet) -> None:
     """The other end accepts what is sent and answers nothing: closing, probing and the reset of a thread's connection end."""
     pytest.importorskip("psycopg")
-    with Link(scene.dsn) as link:
-        conn = await open_connection(link.dsn)
-        pool = BlockingPool(Login(DatabaseUrl(link.dsn), {}), 1)
+    with FaultyProxy(fleet.dsn) as proxy:
+        conn = await open_connection(proxy.dsn)
+        pool = BlockingPool(Login(DatabaseUrl(proxy.dsn), {}), 1)
         began = time.monotonic()
         with pool.connection():
-            link.freeze(lambda _: True)
+            proxy.freeze(lambda _: True)
             await close_connection(conn)
             assert time.monotonic() - began < 4
             with pytest.raises(OSError, match=r"^$"):
-                await open_connection(link.dsn, limit=0.5)
+                await open_connection(proxy.dsn, limit=0.5)
         assert time.monotonic() - began < 4 + ANSWER_SECONDS
         assert conn.is_closed()
 
 
 async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
-    fragile_scene: Scene, own_server: DurableServer, tmp_path: Path
+    restartable_fleet: Fleet, own_server: DurableServer, tmp_path: Path
 ) -> None:
     """Clients insert on the new primary before any daemon has connected there, side by side."""
-    daemon = fragile_scene.daemons.start(WITNESS_DSN="")
-    await fragile_scene.comes_to(await fragile_scene.enqueue("noop"), "succeeded")
+    daemon = restartable_fleet.daemons.start(WITNESS_DSN="")
+    await restartable_fleet.wait_for_state(await restartable_fleet.enqueue("noop"), "succeeded")
     daemon.kill()
     insert = """
         insert into rota.jobs (handler, run_at)
@@ -186,11 +189,11 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
     """
     schedule = "insert into rota.schedules (name, handler, every) values ($1, 'noop', '1 day') returning schedule_id"
     with standby_of(own_server) as standby:
-        lost = {row[0] for _ in range(2) for row in await fragile_scene.fetch(insert)}
-        lost_schedule = await fragile_scene.value(schedule, "lost")
-        await fragile_scene.execute("select rota.pause_queue('default')")
-        lost_audit = await fragile_scene.value("select max(audit_id) from rota.audit")
-        lost_token = await fragile_scene.value("select nextval('rota.fence_tokens')")
+        lost = {row[0] for _ in range(2) for row in await restartable_fleet.fetch(insert)}
+        lost_schedule = await restartable_fleet.value(schedule, "lost")
+        await restartable_fleet.execute("select rota.pause_queue('default')")
+        lost_audit = await restartable_fleet.value("select max(audit_id) from rota.audit")
+        lost_token = await restartable_fleet.value("select nextval('rota.fence_tokens')")
         own_server.kill()
 
         async with AsyncExitStack() as stack:
@@ -218,12 +221,14 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
                 assert await clients[1].fetchval("select nextval('rota.fence_tokens')") > lost_token
 
 
-async def test_a_daemon_does_not_go_back_to_an_older_primary(fragile_scene: Scene, own_server: DurableServer) -> None:
+async def test_a_daemon_does_not_go_back_to_an_older_primary(
+    restartable_fleet: Fleet, own_server: DurableServer
+) -> None:
     """It worked on the new primary. The old one comes back with its own history, and takes writes."""
     query = "target_session_attrs=read-write&connect_timeout=2"
-    with standby_of(own_server) as standby, Link(own_server.dsn) as old, Link(standby.dsn) as new:
+    with standby_of(own_server) as standby, FaultyProxy(own_server.dsn) as old, FaultyProxy(standby.dsn) as new:
         url = with_hosts(own_server.dsn, host_of(old), host_of(new), query=query)
-        daemon = fragile_scene.daemons.start(dsn=url, WITNESS_DSN="")
+        daemon = restartable_fleet.daemons.start(dsn=url, WITNESS_DSN="")
         daemon.wait_for("listener.up")
         promoted = await asyncpg.connect(standby.dsn)
         old.refuse()
@@ -235,7 +240,7 @@ async def test_a_daemon_does_not_go_back_to_an_older_primary(fragile_scene: Scen
         daemon.wait_for("database.moved", timeline=2)
 
         old.heal()
-        stray = await fragile_scene.enqueue("noop")
+        stray = await restartable_fleet.enqueue("noop")
         checked = await Shell(daemon.log.parent, {"DATABASE_URL": url})("check", "--json")
         assert "two primaries" in [finding["check"] for finding in checked.json["findings"]]
         # The new primary is away for a moment: only the old one is left, and the daemon waits rather than goes back.
@@ -244,6 +249,6 @@ async def test_a_daemon_does_not_go_back_to_an_older_primary(fragile_scene: Scen
         new.heal()
         job = await promoted.fetchval(insert)
         await eventually(lambda: promoted.fetchval(done, job), within=25)
-        assert await fragile_scene.state(stray) == "due"
+        assert await restartable_fleet.state(stray) == "due"
         assert daemon.noise() == []
         promoted.terminate()

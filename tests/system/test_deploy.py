@@ -16,13 +16,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from fleets import Fleet
 from pages import page
 from prometheus import filled_in, panels
 from rota import config
 from rota.config import load, parse_duration
 from rota.daemon.service_health import EVENT_DRIVEN_SERVICES
 from rota.observability.telemetry import Telemetry, make_logger
-from scenes import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,14 +84,14 @@ def test_sigterm_reaches_the_daemon_and_no_shell() -> None:
     assert settings("Type") == ["notify"]
 
 
-async def test_a_daemon_tells_systemd_how_it_is(scene: Scene, tmp_path: Path) -> None:
+async def test_a_daemon_tells_systemd_how_it_is(fleet: Fleet, tmp_path: Path) -> None:
     """Without READY=1 a start is a time-out; the STATUS is what `systemctl status` shows."""
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(address))
         systemd.settimeout(30)
-        (tmp_path / "url").write_text(scene.dsn)
-        node = scene.daemons.start(
+        (tmp_path / "url").write_text(fleet.dsn)
+        node = fleet.daemons.start(
             NOTIFY_SOCKET=str(address),
             WATCHDOG_USEC="200000",
             DATABASE_URL="",
@@ -161,11 +161,11 @@ def test_each_alert_comes_when_it_should() -> None:
     assert set(tried) == alerts
 
 
-async def test_prometheus_understands_what_a_daemon_shows(scene: Scene) -> None:
+async def test_prometheus_understands_what_a_daemon_shows(fleet: Fleet) -> None:
     """The linter knows the conventions, and the parser every slip of the exposition."""
     promtool = tool("promtool")
-    node = scene.daemons.start()
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    node = fleet.daemons.start()
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
     assert said_by(promtool, "check", "metrics", stdin=node.get("metrics")[1]) == ""
 
 
@@ -290,15 +290,15 @@ def test_the_image_is_made_of_files_that_are_there() -> None:
 
 
 async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
-    fragile_scene: Scene, own_server: DurableServer
+    restartable_fleet: Fleet, own_server: DurableServer
 ) -> None:
     """What is granted by logins.sql and `rota migrate --roles` is all that a daemon has there."""
-    await fragile_scene.execute((DEPLOY / "docker" / "logins.sql").read_text())
+    await restartable_fleet.execute((DEPLOY / "docker" / "logins.sql").read_text())
     said_by(sys.executable, "-m", "rota", "migrate", "--roles", "--dsn", own_server.dsn)
-    await fragile_scene.execute("grant insert on executions, effects to rota_daemon")
+    await restartable_fleet.execute("grant insert on executions, effects to rota_daemon")
     login = re.sub(r"//[^@/]*@?", "//daemon:daemon@", own_server.dsn, count=1)
-    node = fragile_scene.daemons.start(dsn=login)
-    await fragile_scene.comes_to(await fragile_scene.enqueue("noop"), "succeeded")
+    node = restartable_fleet.daemons.start(dsn=login)
+    await restartable_fleet.wait_for_state(await restartable_fleet.enqueue("noop"), "succeeded")
     assert node.stop() == 0
     assert node.events(level="error") == []
 
@@ -336,17 +336,17 @@ async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
     places = ",".join(each["host"] for each in hosts), ",".join(each.get("port", "5432") for each in hosts)
     login = urlsplit(primary.dsn)
     url = f"postgresql://{login.netloc}{login.path}?host={places[0]}&port={places[1]}&target_session_attrs=read-write"
-    async with Scene(primary.dsn, tmp_path) as scene:
-        scene.daemons.start(dsn=url)
-        await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    async with Fleet(primary.dsn, tmp_path) as fleet:
+        fleet.daemons.start(dsn=url)
+        await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
 
 
-async def test_a_publication_of_all_tables_stops_no_daemon(scene: Scene) -> None:
+async def test_a_publication_of_all_tables_stops_no_daemon(fleet: Fleet) -> None:
     """A table without a key can't be deleted from once it is published: the pruner would end every daemon, the fleet over."""
-    await scene.execute("create publication everything for all tables")
-    node = scene.daemons.start()
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
-    await scene.execute("select rota.rotate_ledger(interval '1 hour')")
-    await scene.execute("drop publication everything")
+    await fleet.execute("create publication everything for all tables")
+    node = fleet.daemons.start()
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
+    await fleet.execute("select rota.rotate_ledger(interval '1 hour')")
+    await fleet.execute("drop publication everything")
     assert node.stop() == 0
     assert node.noise() == []

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 import pytest
 
+from command_line import Shell
 from factories import make_dead_letters
-from logins import World, world
-from nodes import ended, insert, node
+from in_process_daemons import final_outcome, insert_job, run_node
 from pages import blocks, page, pages
+from role_logins import RoleDatabase, role_database
 from rota.app import find_app
 from rota.embedded import find_bindir
 from rota.errors import NoPostgres
 from servers import memory
-from shell import Shell
 from waiting import until
 
 if TYPE_CHECKING:
@@ -186,23 +186,23 @@ async def test_the_handler_with_a_transaction_runs_as_it_stands(
     monkeypatch.syspath_prepend(tmp_path)
     await conn.execute(re.search(r"^create table orders .*;$", SQL, re.MULTILINE)[0])  # type: ignore[index]
     await conn.execute("insert into orders values (7)")
-    async with node(database.dsn, find_app("readme_app:app")):
-        charged = await insert(conn, "charge", '{"order": 7}')
-        assert await ended(conn, charged) == "succeeded"
+    async with run_node(database.dsn, find_app("readme_app:app")):
+        charged = await insert_job(conn, "charge", '{"order": 7}')
+        assert await final_outcome(conn, charged) == "succeeded"
         assert await conn.fetchval("select paid from orders where id = 7")
         receipt = await conn.fetchval("select max(job_id) from rota.job_status where handler = 'send_receipt'")
-        assert await ended(conn, receipt) == "succeeded"
-        assert await ended(conn, await insert(conn, "charge", '{"order": 8}')) == "dead: permanent"
-        assert await ended(conn, await insert(conn, "charge", '{"odrer": 8}')) == "dead: bad_payload"
+        assert await final_outcome(conn, receipt) == "succeeded"
+        assert await final_outcome(conn, await insert_job(conn, "charge", '{"order": 8}')) == "dead: permanent"
+        assert await final_outcome(conn, await insert_job(conn, "charge", '{"odrer": 8}')) == "dead: bad_payload"
 
 
 # ---------------------------------------------------------------------------------------------------------------- its SQL
 
 
 @pytest.fixture
-async def place(server: Server) -> AsyncIterator[World]:
+async def place(server: Server) -> AsyncIterator[RoleDatabase]:
     """A database with roles, in which a login may have tables of its own, as an application's does."""
-    async with world(server, "readme") as made:
+    async with role_database(server, "readme") as made:
         async with made.connect() as root:
             await root.execute(f"grant create, usage on schema public to {made.prefix}_app, {made.prefix}_op")
         yield made
@@ -258,7 +258,7 @@ async def check(conn: Connection[Record], block: str) -> int:
     return said
 
 
-async def test_the_sql_page_does_what_it_says(place: World) -> None:
+async def test_the_sql_page_does_what_it_says(place: RoleDatabase) -> None:
     """Who writes Go, Ruby or psql has this page alone: each statement runs as printed, as a login that is a client or an
     operator and no more, and returns what stands beneath it.
     """
@@ -282,7 +282,7 @@ async def test_the_sql_page_does_what_it_says(place: World) -> None:
         assert len(mended) == 2
 
 
-async def test_the_counter_fires_once_when_all_are_done(place: World) -> None:
+async def test_the_counter_fires_once_when_all_are_done(place: RoleDatabase) -> None:
     """The recipe for "when all N are done", with three jobs that end in any order."""
     (block,) = blocks(SQL, "When all jobs of a batch are done", "sql")
     create, count_down = statements(block.text)
@@ -295,7 +295,7 @@ async def test_the_counter_fires_once_when_all_are_done(place: World) -> None:
             assert made == (1 if left == 0 else 0)
 
 
-async def test_other_sql_runs_too(place: World) -> None:
+async def test_other_sql_runs_too(place: RoleDatabase) -> None:
     """The first line of the page, and the login of a client."""
     (first,) = blocks(README, "rota", "sql")
     (login,) = blocks(SQL, "Roles", "sql")
@@ -314,7 +314,7 @@ CALLS = "select has_function_privilege($1::text, $2::int8::oid, 'EXECUTE')"
 READS = "select has_table_privilege($1::text, $2::text, 'SELECT')"
 
 
-async def test_the_table_of_roles_is_true(place: World) -> None:
+async def test_the_table_of_roles_is_true(place: RoleDatabase) -> None:
     """Each function that it names is one that just these roles may call."""
     table = SQL[SQL.index("## Roles") : SQL.index("- `rota_owner` owns")]
     checked = 0

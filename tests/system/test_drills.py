@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from command_line import Shell
 from factories import make_dead_letters
-from logins import World, world
 from processes import Daemons
-from shell import Shell
+from role_logins import RoleDatabase, role_database
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def good(job): ...
 class Drill:
     """The place, the operator's shell, the daemons, and two connections: a client's and one that only looks."""
 
-    place: World
+    place: RoleDatabase
     operator: Shell
     daemons: Daemons
     client: Connection[Record]
@@ -80,7 +80,7 @@ class Drill:
 async def drill(server: Server, tmp_path: Path) -> AsyncIterator[Drill]:
     """A database with roles, and nobody at work yet."""
     (tmp_path / "shop.py").write_text(APP)
-    async with world(server, "drill") as place, place.connect("app") as client, place.connect() as eyes:
+    async with role_database(server, "drill") as place, place.connect("app") as client, place.connect() as eyes:
         ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "ROTA_QUEUES": "default:50,mail:5"}
         with Daemons(tmp_path, place.dsn("node"), app="shop:app", environ=ours) as daemons:
             operator = Shell(tmp_path, {"DATABASE_URL": place.dsn("op")})

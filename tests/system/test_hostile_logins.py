@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from logins import world
+from command_line import Shell, running_command
+from fleets import Fleet
+from role_logins import role_database
 from rota.db.migrate import migrate
-from scenes import Scene
 from schedule_rows import make_due, make_schedule
-from shell import Shell, started
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -27,54 +27,54 @@ ADVISORY_KEYS = range(1, 5)
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-async def test_b1_a_stranger_who_holds_every_advisory_lock_stops_nothing(scene: Scene, mode: str) -> None:
+async def test_b1_a_stranger_who_holds_every_advisory_lock_stops_nothing(fleet: Fleet, mode: str) -> None:
     """PostgreSQL has no rights on advisory locks: every login may take those whose keys it knows, and keep them."""
-    stranger = await scene.connection()
+    stranger = await fleet.connection()
     for key in ADVISORY_KEYS:
         await stranger.execute(f"select pg_advisory_lock{mode}(1919906913, {key})")
-    before = await scene.value("select last_value from rota.fence_tokens")
+    before = await fleet.value("select last_value from rota.fence_tokens")
 
-    daemon = scene.daemons.start(ROTA_POLL_INTERVAL="1s")
+    daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="1s")
     daemon.wait_for("listener.up")
     for _ in range(3):
-        await scene.begins(await scene.enqueue("work"), within=5)
-    await scene.empties()
+        await fleet.wait_for_execution(await fleet.enqueue("work"), within=5)
+    await fleet.wait_until_empty()
 
     status, body = daemon.get("readyz")
     assert (status, json.loads(body)["reasons"]) == (200, [])
     assert daemon.events("service.failed") == []
-    assert await scene.value("select last_value from rota.fence_tokens") > before
-    assert list((await migrate(scene.dsn)).applied) == []
-    await scene.execute(f"drop table {await _coming_partition(scene)}")
-    assert await scene.value("select made from rota.rotate_ledger()") == 1
+    assert await fleet.value("select last_value from rota.fence_tokens") > before
+    assert list((await migrate(fleet.dsn)).applied) == []
+    await fleet.execute(f"drop table {await _coming_partition(fleet)}")
+    assert await fleet.value("select made from rota.rotate_ledger()") == 1
     assert daemon.stop() == 0
 
 
-async def _coming_partition(scene: Scene) -> str:
+async def _coming_partition(fleet: Fleet) -> str:
     return str(
-        await scene.value(
+        await fleet.value(
             "select inhrelid::regclass::text from pg_inherits where inhparent = 'rota.job_runs'::regclass "
             "and inhrelid <> 'rota.job_runs_default'::regclass order by 1 desc limit 1"
         )
     )
 
 
-async def test_b1_a_listener_takes_the_lock_again_once_the_stranger_lets_go(scene: Scene) -> None:
+async def test_b1_a_listener_takes_the_lock_again_once_the_stranger_lets_go(fleet: Fleet) -> None:
     """Until then its inserts notify because of the stranger, and polling finds whatever a notification missed."""
-    stranger = await scene.connection()
+    stranger = await fleet.connection()
     await stranger.execute("select pg_advisory_lock(1919906913, 1)")
-    daemon = scene.daemons.start(ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
+    daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
     daemon.wait_for("listener.up")
-    await scene.begins(await scene.enqueue("work"), within=5)
+    await fleet.wait_for_execution(await fleet.enqueue("work"), within=5)
 
     await stranger.execute("select pg_advisory_unlock_all()")
 
     async def armed() -> bool:
         shared = "select exists (select from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted)"
-        return bool(await scene.value(shared))
+        return bool(await fleet.value(shared))
 
     await eventually(armed, what="the listener's own lock")
-    await scene.begins(await scene.enqueue("work"), within=5)
+    await fleet.wait_for_execution(await fleet.enqueue("work"), within=5)
 
 
 async def _not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
@@ -94,12 +94,12 @@ async def _ready(daemon: DaemonProcess, *, within: float = 20.0) -> None:
     await eventually(lambda: daemon.get("readyz")[0] == 200, within=within, what="/readyz to answer 200")
 
 
-async def test_f18_readyz_check_and_the_gauge_name_the_session_that_holds_a_lock(scene: Scene, tmp_path: Path) -> None:
+async def test_f18_readyz_check_and_the_gauge_name_the_session_that_holds_a_lock(fleet: Fleet, tmp_path: Path) -> None:
     """Under a lock that stops all claims, an operator reads whom to end, and how, without knowing any system view."""
-    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
-    daemon = scene.daemons.start(ROTA_POLL_INTERVAL="1s")
+    rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
+    daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="1s")
     await _ready(daemon)
-    blocker = await asyncpg.connect(scene.dsn, server_settings={"application_name": "a report"})
+    blocker = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "a report"})
     try:
         await blocker.execute("begin; lock table rota.jobs in access exclusive mode")
         who = f"pid {blocker.get_server_pid()} (user postgres, application a report)"
@@ -118,7 +118,7 @@ async def test_f18_readyz_check_and_the_gauge_name_the_session_that_holds_a_lock
     finally:
         blocker.terminate()
     await _ready(daemon)
-    await scene.begins(await scene.enqueue("work"))
+    await fleet.wait_for_execution(await fleet.enqueue("work"))
     await eventually(lambda: daemon.metric("rota_lock_wait_seconds") == 0, what="the gauge to return to 0")
 
 
@@ -134,31 +134,31 @@ create trigger refuse before {event} on {table} for each row execute function re
     [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")],
 )
 async def test_c5_readyz_is_503_while_the_database_refuses_writes(
-    scene: Scene, event: str, table: str, what: str
+    fleet: Fleet, event: str, table: str, what: str
 ) -> None:
     """A full disk answers every SELECT. Ready means that claims and settlements succeed; and it returns by itself."""
-    daemon = scene.daemons.start(ROTA_LEASE="60s")
+    daemon = fleet.daemons.start(ROTA_LEASE="60s")
     await _ready(daemon)
-    await scene.execute(REFUSE.format(event=event, table=table))
-    await scene.enqueue("work")
+    await fleet.execute(REFUSE.format(event=event, table=table))
+    await fleet.enqueue("work")
 
     reasons = await _not_ready(daemon, because="No space left on device", within=12)
     assert what in " ".join(reasons)
 
-    await scene.execute(f"drop trigger refuse on {table}; drop function refuse()")
+    await fleet.execute(f"drop trigger refuse on {table}; drop function refuse()")
     await _ready(daemon)
-    await scene.empties()
+    await fleet.wait_until_empty()
     assert daemon.alive
 
 
-async def test_f12_a_command_names_the_session_that_it_waits_for(scene: Scene, tmp_path: Path) -> None:
+async def test_f12_a_command_names_the_session_that_it_waits_for(fleet: Fleet, tmp_path: Path) -> None:
     """It says so while it waits."""
-    await scene.execute("select rota.pause_queue('mail')")
-    blocker = await asyncpg.connect(scene.dsn, server_settings={"application_name": "psql"})
+    await fleet.execute("select rota.pause_queue('mail')")
+    blocker = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "psql"})
     try:
         await blocker.execute("begin; select from rota.queues for update")
-        rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
-        with started(rota, "queue", "resume", "mail") as (process, said):
+        rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
+        with running_command(rota, "queue", "resume", "mail") as (process, said):
             named = f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)"
             await eventually(lambda: named in said(), what="the name of the session")
             await blocker.execute("rollback")
@@ -177,7 +177,7 @@ async def test_b1_a_stranger_who_locks_all_that_public_may_lock_stops_no_command
     server: Server, tmp_path: Path
 ) -> None:
     """PUBLIC may update the view pg_settings, and so lock it: `rota check` would wait for as long as a stranger likes."""
-    async with world(server, "lockable") as made, made.connect() as root:
+    async with role_database(server, "lockable") as made, made.connect() as root:
         await root.execute(f"create role {made.prefix}_stranger login password 'secret'")
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
         rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
@@ -195,22 +195,22 @@ async def test_b1_a_stranger_who_locks_all_that_public_may_lock_stops_no_command
 async def test_c2_a_daemon_from_which_rows_are_hidden_says_so(server: Server, tmp_path: Path) -> None:
     """With row-level security every query would find nothing, without an error: no claim, no log line, no finding."""
     named = "row-level security is enabled on rota.jobs"
-    async with world(server, "rls") as made, made.connect() as root, Scene(made.root, tmp_path) as scene:
-        daemon = scene.daemons.start(dsn=made.dsn("node"))
+    async with role_database(server, "rls") as made, made.connect() as root, Fleet(made.root, tmp_path) as fleet:
+        daemon = fleet.daemons.start(dsn=made.dsn("node"))
         await _ready(daemon)
         await root.execute("alter table rota.jobs enable row level security")
         await _not_ready(daemon, because="row-level security", within=12)
 
         checked = await Shell(tmp_path, {"DATABASE_URL": made.dsn("op")})("check")
         assert (checked.code, named in checked.out) == (1, True), checked
-        refused = scene.daemons.launch(dsn=made.dsn("node"))
+        refused = fleet.daemons.launch(dsn=made.dsn("node"))
         assert refused.ends() == 3
         assert named in refused.said()
 
 
 async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Server, tmp_path: Path) -> None:
     """Disabled triggers, missing privileges, a publication without a replica identity: each with the statement that mends it."""
-    async with world(server, "rights") as made, made.connect() as root:
+    async with role_database(server, "rights") as made, made.connect() as root:
         await root.execute("alter table rota.jobs disable trigger wake")
         await root.execute(f"revoke delete on rota.attempts from {made.prefix}_daemon")
         await root.execute(
@@ -223,12 +223,12 @@ async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Serv
         assert "alter table rota.fires replica identity default" in checked.out
 
 
-async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(scene: Scene, tmp_path: Path) -> None:
+async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(fleet: Fleet, tmp_path: Path) -> None:
     """Claims step over a locked row: without this, the job would be shown as due, and nothing else."""
-    rota = Shell(tmp_path, {"DATABASE_URL": scene.dsn})
-    job_id = await scene.enqueue("noop")
-    other = await scene.enqueue("noop")
-    holder = await asyncpg.connect(scene.dsn, server_settings={"application_name": "shop"})
+    rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
+    job_id = await fleet.enqueue("noop")
+    other = await fleet.enqueue("noop")
+    holder = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "shop"})
     try:
         await holder.execute("begin; savepoint before")
         await holder.fetch("select from rota.jobs where job_id = $1 for no key update", job_id)
@@ -245,7 +245,7 @@ async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_lock
     server: Server, tmp_path: Path
 ) -> None:
     """A client's edit in an open transaction keeps every daemon from deciding: no daemon is to be started then."""
-    async with world(server, "overdue") as made, made.connect() as root:
+    async with role_database(server, "overdue") as made, made.connect() as root:
         schedule = await make_schedule(root, name="report", handler="ok", every=timedelta(seconds=1))
         await make_due(root, schedule, ago=timedelta(minutes=2))
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
@@ -264,14 +264,14 @@ async def _named_nobody(rota: Shell) -> bool:
 
 
 async def test_a_timeout_of_idle_transactions_set_for_the_database_ends_none_of_ours(
-    scene: Scene, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     """A command and a daemon's start send each statement in a transaction of several round trips."""
-    name = await scene.value("select current_database()")
-    await scene.execute(f"alter database {name} set idle_in_transaction_session_timeout = 1")
-    daemon = scene.daemons.start()
+    name = await fleet.value("select current_database()")
+    await fleet.execute(f"alter database {name} set idle_in_transaction_session_timeout = 1")
+    daemon = fleet.daemons.start()
     await _ready(daemon)
     for command in ("status", "check"):
-        ran = await Shell(tmp_path, {"DATABASE_URL": scene.dsn})(command)
+        ran = await Shell(tmp_path, {"DATABASE_URL": fleet.dsn})(command)
         assert ran.code in (0, 1), ran
     assert daemon.stop() == 0

@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 import rota
-from poolers import find_pgbouncer, pgbouncer
+from command_line import Shell
+from fleets import Fleet
+from pgbouncer_server import find_pgbouncer, pgbouncer
 from rota.db.migrate import migrate
 from rota.db.sql import MIGRATIONS, ROLES, SQL
-from scenes import Scene
-from shell import Shell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,18 +102,18 @@ async def test_b2_no_daemon_and_no_command_runs_a_strangers_code(database: Datab
     """The search_path of the database begins with the stranger's schema, and every name there is one that rota uses."""
     if way == "pooled" and find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
-    async with Scene(database.dsn, tmp_path) as scene:
-        await _plant(await scene.connection(), database.name)
+    async with Fleet(database.dsn, tmp_path) as fleet:
+        await _plant(await fleet.connection(), database.name)
         with pgbouncer(database.dsn, tmp_path) if way == "pooled" else nullcontext(database.dsn) as dsn:
-            daemon = scene.daemons.start(dsn=dsn, WITNESS_DSN=f"{database.dsn}&options=-csearch_path%3Dpublic")
-            done = await scene.enqueue("noop")
-            flaky = await scene.enqueue(
+            daemon = fleet.daemons.start(dsn=dsn, WITNESS_DSN=f"{database.dsn}&options=-csearch_path%3Dpublic")
+            done = await fleet.enqueue("noop")
+            flaky = await fleet.enqueue(
                 "flaky", {"fails": 1}, max_attempts=2, backoff_base="0.1 s", backoff_cap="0.2 s"
             )
-            await scene.execute("insert into rota.schedules (name, handler, every) values ('beat', 'noop', '1 second')")
-            running = await scene.enqueue("work", {"seconds": 600})
-            await scene.comes_to(done, "succeeded")
-            await scene.comes_to(flaky, "dead")
+            await fleet.execute("insert into rota.schedules (name, handler, every) values ('beat', 'noop', '1 second')")
+            running = await fleet.enqueue("work", {"seconds": 600})
+            await fleet.wait_for_state(done, "succeeded")
+            await fleet.wait_for_state(flaky, "dead")
             rota_shell = Shell(tmp_path, {"DATABASE_URL": dsn, "ROTA_DIRECT_URL": database.dsn})
             commands = (
                 ("migrate",),
@@ -127,11 +127,11 @@ async def test_b2_no_daemon_and_no_command_runs_a_strangers_code(database: Datab
                 assert said.code in {0, 1}, (command, said.err)
                 assert "hostile" not in said.out + said.err, (command, said)
             assert (await rota_shell("job", "cancel", running)).code == 0
-            await scene.comes_to(running, "cancelled")
+            await fleet.wait_for_state(running, "cancelled")
             assert daemon.events("service.failed") == []
             assert daemon.noise() == []
             assert daemon.stop() == 0
-        assert await scene.value(CALLED) is False
+        assert await fleet.value(CALLED) is False
 
 
 async def test_b2_migrations_and_roles_run_no_strangers_code(server: Server) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from command_line import Shell
 from factories import make_dead_letters, make_handler, make_jobs, make_running_job, make_running_jobs
-from shell import Shell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,23 +192,23 @@ async def test_lists_of_handlers_and_dead_letters_end_after_a_hundred_lines(
 ) -> None:
     """Names that a program made up must not push the handlers that run off the screen."""
     await conn.execute(
-        "insert into rota.handlers (handler, seen_at) select 'h' || n, now() from generate_series(1, 30000) n"
+        "insert into rota.handlers (handler, seen_at) select 'h' || n, now() from generate_series(1, 300) n"
     )
     await conn.execute("select rota.pause_handler('zz-paused', 'x')")
     await make_dead_letters(conn, 3, handler="zz-often")
     await conn.execute(
         "insert into rota.dead_letters select (jsonb_populate_record(letter, jsonb_build_object("
         "'job_id', 1000000 + n, 'handler', 'g' || n))).* "
-        "from (select letter from rota.dead_letters letter limit 1) as one, generate_series(1, 30000) n"
+        "from (select letter from rota.dead_letters letter limit 1) as one, generate_series(1, 300) n"
     )
 
     handlers, groups = (await rota("handler", "list", "--json")).json, (await rota("dead", "summary", "--json")).json
-    assert (len(handlers), handlers[-1]["handler"], handlers[0]["total"]) == (100, "zz-paused", 30001)
-    assert (len(groups), groups[0]["handler"], groups[0]["total"]) == (100, "zz-often", 30001)
-    assert "… and 29,901 more handlers" in (await rota("handler", "list")).out
-    assert "… and 29,901 more groups" in (await rota("dead", "summary")).out
+    assert (len(handlers), handlers[-1]["handler"], handlers[0]["total"]) == (100, "zz-paused", 301)
+    assert (len(groups), groups[0]["handler"], groups[0]["total"]) == (100, "zz-often", 301)
+    assert "… and 201 more handlers" in (await rota("handler", "list")).out
+    assert "… and 201 more groups" in (await rota("dead", "summary")).out
     (found,) = [each for each in (await rota("check", "--json")).json["findings"] if "more" in each["object"]]
-    assert (found["check"], found["object"]) == ("dead letters", "29,981 more of them")
+    assert (found["check"], found["object"]) == ("dead letters", "281 more of them")
 
 
 async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connection[Record]) -> None:

@@ -9,82 +9,82 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-import pooled_app
-from nodes import node
-from poolers import find_pgbouncer, pgbouncer
-from shell import Shell
+import pgbouncer_app
+from command_line import Shell
+from in_process_daemons import run_node
+from pgbouncer_server import find_pgbouncer, pgbouncer
 from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scenes import Scene
+    from fleets import Fleet
 
 pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="the package pgbouncer is not installed")
 
 
 @pytest.fixture
-def pooled(scene: Scene, tmp_path: Path) -> Iterator[str]:
-    """How to connect through a PgBouncer before the scene's database."""
-    with pgbouncer(scene.dsn, tmp_path) as dsn:
+def pooled(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
+    """The DSN of a PgBouncer in front of the fleet's database."""
+    with pgbouncer(fleet.dsn, tmp_path) as dsn:
         yield dsn
 
 
 async def test_b85_claims_settlements_heartbeats_and_transactions_go_through_a_pooler(
-    scene: Scene, pooled: str
+    fleet: Fleet, pooled: str
 ) -> None:
     """Several daemons share five server connections that go round: no statement may rest on what another one left behind."""
-    daemons = [scene.daemons.start(dsn=pooled) for _ in range(3)]
-    small = [await scene.enqueue("noop") for _ in range(500)]
-    effects = [await scene.enqueue("transactional", {"seconds": 0.02}) for _ in range(60)]
-    steps = [await scene.enqueue("steps", {"steps": 3}) for _ in range(10)]
+    daemons = [fleet.daemons.start(dsn=pooled) for _ in range(3)]
+    small = [await fleet.enqueue("noop") for _ in range(500)]
+    effects = [await fleet.enqueue("transactional", {"seconds": 0.02}) for _ in range(60)]
+    steps = [await fleet.enqueue("steps", {"steps": 3}) for _ in range(10)]
     failing = [
-        await scene.enqueue("flaky", {"fails": 1}, max_attempts=2, backoff_base="0.1 s", backoff_cap="0.2 s")
+        await fleet.enqueue("flaky", {"fails": 1}, max_attempts=2, backoff_base="0.1 s", backoff_cap="0.2 s")
         for _ in range(10)
     ]
-    long = await scene.enqueue("work", {"seconds": 7})  # more than two leases
+    long = await fleet.enqueue("work", {"seconds": 7})  # more than two leases
 
-    await scene.empties()
+    await fleet.wait_until_empty()
 
-    ended = await scene.fetch("select outcome, count(*) as count from rota.job_runs group by 1")
+    ended = await fleet.fetch("select outcome, count(*) as count from rota.job_runs group by 1")
     assert {row["outcome"]: row["count"] for row in ended} == {"succeeded": len(small) + len(effects) + len(steps) + 1}
-    assert await scene.value("select count(*) from rota.dead_letters where attempt = 2") == len(failing)
-    assert len(await scene.executions(long)) == 1, "heartbeats went through"
-    written = await scene.fetch("select job_id, step, count(*) as count from effects group by 1, 2")
+    assert await fleet.value("select count(*) from rota.dead_letters where attempt = 2") == len(failing)
+    assert len(await fleet.executions(long)) == 1, "heartbeats went through"
+    written = await fleet.fetch("select job_id, step, count(*) as count from effects group by 1, 2")
     assert {row["count"] for row in written} == {1}
     assert len(written) == len(effects) + 3 * len(steps)
-    busy = await scene.value("select count(*) from pg_stat_activity where datname = current_database()")
+    busy = await fleet.value("select count(*) from pg_stat_activity where datname = current_database()")
     assert busy <= 5 + 1 + 3 * 4, (
-        "the daemons came through the pooler: only it, the witnesses and this scene are connected"
+        "the daemons came through the pooler: only it, the witnesses and this test are connected"
     )
     for daemon in daemons:
         assert daemon.alive
         assert daemon.noise() == []
         assert daemon.events("service.failed") == []
         assert daemon.stop() == 0
-    locks = await scene.value("select count(*) from pg_locks where locktype = 'advisory'")
+    locks = await fleet.value("select count(*) from pg_locks where locktype = 'advisory'")
     assert locks == 0, "no session lock stays behind in a server connection"
 
 
 async def test_b85_transactions_of_threads_and_processes_leave_no_statement_behind(
-    scene: Scene, pooled: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, pooled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that was prepared under a name stays in a server connection, where the next client stumbles over it."""
-    folder = str(Path(pooled_app.__file__).parent)
+    folder = str(Path(pgbouncer_app.__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
-    async with node(pooled, pooled_app.app, reference="pooled_app:app", log__level="warning") as one:
-        jobs = [await scene.enqueue("thread") for _ in range(30)]
-        jobs += [await scene.enqueue("process") for _ in range(4)]
-        await scene.empties()
-        assert not one.seen("job.settled", settlement="dead")
-    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == len(jobs)
+    async with run_node(pooled, pgbouncer_app.app, reference="pgbouncer_app:app", log__level="warning") as node:
+        jobs = [await fleet.enqueue("thread") for _ in range(30)]
+        jobs += [await fleet.enqueue("process") for _ in range(4)]
+        await fleet.wait_until_empty()
+        assert not node.events_named("job.settled", settlement="dead")
+    assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == len(jobs)
 
 
 async def test_b85_the_start_finds_the_pooler_and_says_what_to_do_about_notifications(
-    scene: Scene, pooled: str
+    fleet: Fleet, pooled: str
 ) -> None:
     """LISTEN through a pooler is silence. Polling alone finds the jobs; the operator is told, and told the remedy."""
-    daemon = scene.daemons.start(dsn=pooled, ROTA_POLL_INTERVAL="500ms")
+    daemon = fleet.daemons.start(dsn=pooled, ROTA_POLL_INTERVAL="500ms")
 
     advice = " ".join(event["advice"] for event in daemon.events("node.advised"))
 
@@ -93,34 +93,34 @@ async def test_b85_the_start_finds_the_pooler_and_says_what_to_do_about_notifica
     assert "ROTA_DIRECT_URL" in advice
     assert daemon.events("listener.up") == []
     assert daemon.metric("rota_listener_up") == 0
-    job = await scene.enqueue("work")
-    await scene.begins(job, within=2)
+    job = await fleet.enqueue("work")
+    await fleet.wait_for_execution(job, within=2)
 
 
-async def test_b85_with_a_direct_url_inserts_and_cancellations_are_told_at_once(scene: Scene, pooled: str) -> None:
+async def test_b85_with_a_direct_url_inserts_and_cancellations_are_told_at_once(fleet: Fleet, pooled: str) -> None:
     """Only the listening connection goes past the pooler; a poll of a minute shows that it isn't the poll that finds the job."""
-    daemon = scene.daemons.start(dsn=pooled, ROTA_DIRECT_URL=scene.dsn, ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
+    daemon = fleet.daemons.start(dsn=pooled, ROTA_DIRECT_URL=fleet.dsn, ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
     daemon.wait_for("listener.up")
     advice = " ".join(event["advice"] for event in daemon.events("node.advised"))
     assert "ROTA_DIRECT_URL" in advice
 
     async def armed() -> bool:
         return bool(
-            await scene.value("select exists (select from pg_locks where locktype = 'advisory' and mode = 'ShareLock')")
+            await fleet.value("select exists (select from pg_locks where locktype = 'advisory' and mode = 'ShareLock')")
         )
 
     await eventually(armed, what="a dispatcher that waits to be told")
     assert daemon.metric("rota_listener_up") == 1
 
-    job = await scene.enqueue("work", {"seconds": 30})
-    await scene.begins(job, within=3)
-    assert await scene.value("select rota.cancel($1)", job) == "requested"
+    job = await fleet.enqueue("work", {"seconds": 30})
+    await fleet.wait_for_execution(job, within=3)
+    assert await fleet.value("select rota.cancel($1)", job) == "requested"
 
-    await scene.comes_to(job, "cancelled", within=3)
+    await fleet.wait_for_state(job, "cancelled", within=3)
 
 
 async def test_b85_a_migration_asks_for_the_direct_url_and_leaves_no_lock_behind(
-    scene: Scene, pooled: str, tmp_path: Path
+    fleet: Fleet, pooled: str, tmp_path: Path
 ) -> None:
     """Its session lock would stay in a server connection of the pooler's, and keep every later migrator waiting for ever."""
     rota = Shell(tmp_path, {})
@@ -132,13 +132,13 @@ async def test_b85_a_migration_asks_for_the_direct_url_and_leaves_no_lock_behind
     for _ in range(6):
         looked = await rota("migrate", "--check", "--dsn", pooled)
         assert (looked.code, looked.err) == (0, "")
-    assert (await rota("migrate", "--dsn", pooled, ROTA_DIRECT_URL=scene.dsn)).code == 0
-    assert await scene.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
+    assert (await rota("migrate", "--dsn", pooled, ROTA_DIRECT_URL=fleet.dsn)).code == 0
+    assert await fleet.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
 
 
-async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(scene: Scene, pooled: str) -> None:
+async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(fleet: Fleet, pooled: str) -> None:
     """What an application does: insert a job beside its own rows, prepared by nobody, shuffled between connections."""
-    scene.daemons.start(dsn=pooled)
+    fleet.daemons.start(dsn=pooled)
     conn = await asyncpg.connect(pooled, statement_cache_size=0)
     try:
         for turn in range(20):
@@ -149,6 +149,6 @@ async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(s
     finally:
         await conn.close()
 
-    await scene.empties()
+    await fleet.wait_until_empty()
 
-    assert await scene.value("select count(*) from rota.job_runs") == 10
+    assert await fleet.value("select count(*) from rota.job_runs") == 10

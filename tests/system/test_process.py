@@ -14,122 +14,122 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from links import free_port
+from network_faults import free_port
 from process_app import FAMILY
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:
-    from scenes import Scene
+    from fleets import Fleet
 
 
 @pytest.mark.parametrize("by", ["exit", "interrupt", "exit in a task", "stop"])
-async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_first(scene: Scene, by: str) -> None:
+async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_first(fleet: Fleet, by: str) -> None:
     """Jobs of others finish, or are given back with their attempt; the log names the handler, and the exit code is 1."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="4s")
-    short = await scene.enqueue("work", {"seconds": 2})
-    long = await scene.enqueue("work", {"seconds": 600})
-    await scene.begins(short)
-    await scene.begins(long)
-    guilty = await scene.enqueue("breaks_loop", {"by": by})
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="4s")
+    short = await fleet.enqueue("work", {"seconds": 2})
+    long = await fleet.enqueue("work", {"seconds": 600})
+    await fleet.wait_for_execution(short)
+    await fleet.wait_for_execution(long)
+    guilty = await fleet.enqueue("breaks_loop", {"by": by})
     broken = daemon.wait_for("loop.broken")
     assert f"breaks_loop (job {guilty})" in broken["suspects"]
     assert daemon.ends() == 1
-    assert await scene.state(short) == "succeeded"
-    job = await scene.job(long)
+    assert await fleet.state(short) == "succeeded"
+    job = await fleet.job(long)
     assert job is not None
     assert (job["state"], job["attempt"], job["releases"], job["losses"]) == ("scheduled", 0, 1, 0)
-    assert not await scene.value("select count(*) from rota.nodes")
+    assert not await fleet.value("select count(*) from rota.nodes")
 
 
-async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbours(scene: Scene) -> None:
+async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbours(fleet: Fleet) -> None:
     """It fails, and nothing else does: the loops and the attempts of others can't be cancelled from its context."""
-    daemon = scene.daemons.start()
-    neighbour = await scene.enqueue("work", {"seconds": 2})
-    await scene.begins(neighbour)
-    guilty = await scene.enqueue("breaks_loop", {"by": "cancel"}, max_attempts=1)
-    await scene.comes_to(guilty, "dead")
+    daemon = fleet.daemons.start()
+    neighbour = await fleet.enqueue("work", {"seconds": 2})
+    await fleet.wait_for_execution(neighbour)
+    guilty = await fleet.enqueue("breaks_loop", {"by": "cancel"}, max_attempts=1)
+    await fleet.wait_for_state(guilty, "dead")
     assert daemon.wait_for("handler.cancelled_others", handler="breaks_loop")["job_id"] == guilty
-    assert "cancelled its own task" in await scene.value(
+    assert "cancelled its own task" in await fleet.value(
         "select error from rota.dead_letters where job_id = $1", guilty
     )
-    await scene.comes_to(neighbour, "succeeded")
-    await scene.comes_to(await scene.enqueue("work"), "succeeded")
+    await fleet.wait_for_state(neighbour, "succeeded")
+    await fleet.wait_for_state(await fleet.enqueue("work"), "succeeded")
     assert daemon.stop() == 0
 
 
-async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain(scene: Scene) -> None:
+async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain(fleet: Fleet) -> None:
     """A7: jobs of others finish or are given back; the log names the suspects, and the exit code is 1."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="3s")
-    short, long = await scene.enqueue("work", {"seconds": 2}), await scene.enqueue("work", {"seconds": 600})
-    await scene.begins(short)
-    await scene.begins(long)
-    guilty = await scene.enqueue("breaks_loop", {"by": "close listening"})
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="3s")
+    short, long = await fleet.enqueue("work", {"seconds": 2}), await fleet.enqueue("work", {"seconds": 600})
+    await fleet.wait_for_execution(short)
+    await fleet.wait_for_execution(long)
+    guilty = await fleet.enqueue("breaks_loop", {"by": "close listening"})
     assert f"breaks_loop (job {guilty})" in daemon.wait_for("socket.lost")["suspects"]
     assert daemon.ends() == 1
-    assert await scene.state(short) == "succeeded"
+    assert await fleet.state(short) == "succeeded"
     for job in (long, guilty):
-        row = await scene.job(job)
+        row = await fleet.job(job)
         assert row is not None
         assert (row["state"], row["releases"], row["losses"]) == ("scheduled", 1, 0)
 
 
-async def test_a_handler_that_crashes_the_interpreter_is_named(scene: Scene) -> None:
+async def test_a_handler_that_crashes_the_interpreter_is_named(fleet: Fleet) -> None:
     """A7: nothing can drain any more, but the stacks of all threads are printed, without values."""
-    daemon = scene.daemons.start()
-    await scene.enqueue("breaks_loop", {"by": "crash"})
+    daemon = fleet.daemons.start()
+    await fleet.enqueue("breaks_loop", {"by": "crash"})
     assert daemon.ends() == -signal.SIGSEGV
     assert "in breaks_loop" in daemon.said()
 
 
-async def test_a_handler_that_floods_the_main_loop_loses_no_lease(scene: Scene) -> None:
+async def test_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
     """A7: 100,000 callbacks and tasks delay others, and nothing else."""
-    daemon = scene.daemons.start()
-    neighbours = [await scene.enqueue("work", {"seconds": 3}), await scene.enqueue("thread", {"seconds": 3})]
+    daemon = fleet.daemons.start()
+    neighbours = [await fleet.enqueue("work", {"seconds": 3}), await fleet.enqueue("thread", {"seconds": 3})]
     for job in neighbours:
-        await scene.begins(job)
-    await scene.enqueue("breaks_loop", {"by": "flood"})
-    for job in (*neighbours, await scene.enqueue("work")):
-        await scene.comes_to(job, "succeeded")
-    assert not await scene.value("select count(*) from rota.attempts where outcome = 'lost'")
+        await fleet.wait_for_execution(job)
+    await fleet.enqueue("breaks_loop", {"by": "flood"})
+    for job in (*neighbours, await fleet.enqueue("work")):
+        await fleet.wait_for_state(job, "succeeded")
+    assert not await fleet.value("select count(*) from rota.attempts where outcome = 'lost'")
     assert daemon.get("healthz")[0] == 200
 
 
-async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(scene: Scene) -> None:
+async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(fleet: Fleet) -> None:
     """30 jobs of 1 MB of small objects each would take 400 MB at once; they wait in their slots, and small jobs pass them."""
-    daemon = scene.daemons.start(ROTA_QUEUES="default:200", ROTA_PAYLOAD_MAX_BYTES_IN_FLIGHT=str(4 << 20))
+    daemon = fleet.daemons.start(ROTA_QUEUES="default:200", ROTA_PAYLOAD_MAX_BYTES_IN_FLIGHT=str(4 << 20))
     before = daemon.rss()
-    await scene.execute(
+    await fleet.execute(
         """
         insert into rota.jobs (handler, payload, timeout)
         select 'work', jsonb_build_object('seconds', 0.01, 'rows', (select jsonb_agg(jsonb_build_object('a', n)) from
         generate_series(1, 70000) as n)), '60 seconds' from generate_series(1, 30)
         """
     )
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded", within=10)
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded", within=10)
     most = 0
 
     async def done() -> bool:
         nonlocal most
         most = max(most, daemon.rss())
         assert daemon.get("healthz")[0] == 200
-        return not await scene.value("select exists (select from rota.jobs)")
+        return not await fleet.value("select exists (select from rota.jobs)")
 
     await eventually(done, within=60, what="the end of all jobs")
-    assert await scene.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
+    assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
     assert most - before < 200 * 2**20, f"{most >> 20} MiB"
 
 
-async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(scene: Scene) -> None:
+async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(fleet: Fleet) -> None:
     """The pipe is full, the lines are counted as dropped, and jobs, heartbeats, /metrics and SIGTERM go on."""
     reader, writer = os.pipe()
     port = free_port()
     try:
-        daemon = scene.daemons.launch(output=writer, ROTA_HTTP_PORT=str(port), ROTA_LOG_LEVEL="debug")
+        daemon = fleet.daemons.launch(output=writer, ROTA_HTTP_PORT=str(port), ROTA_LOG_LEVEL="debug")
         os.close(writer)
-        await scene.comes_to(await scene.enqueue("prints", {"lines": 100_000, "text": "x" * 100}), "succeeded")
-        held = await scene.enqueue("work", {"seconds": 4})
-        await scene.begins(held)
+        await fleet.wait_for_state(await fleet.enqueue("prints", {"lines": 100_000, "text": "x" * 100}), "succeeded")
+        held = await fleet.enqueue("work", {"seconds": 4})
+        await fleet.wait_for_execution(held)
 
         def lines_dropped() -> bool:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -138,24 +138,24 @@ async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(
             return float(count) > 10_000
 
         await eventually(lines_dropped, what="the count of dropped lines")
-        await scene.comes_to(held, "succeeded")
-        assert not await scene.value("select count(*) from rota.attempts")
+        await fleet.wait_for_state(held, "succeeded")
+        assert not await fleet.value("select count(*) from rota.attempts")
         assert daemon.stop(within=10) == 0
     finally:
         os.close(reader)
 
 
-async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(scene: Scene, tmp_path: Path) -> None:
+async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(fleet: Fleet, tmp_path: Path) -> None:
     """None of them ends the daemon, or disturbs a job."""
     settings = tmp_path / "rota.toml"
     settings.write_text('[log]\nlevel = "info"\n')
-    daemon = scene.daemons.start(ROTA_CONFIG=str(settings), ROTA_LOG_LEVEL="")
-    job = await scene.enqueue("work", {"seconds": 6})
-    await scene.begins(job)
+    daemon = fleet.daemons.start(ROTA_CONFIG=str(settings), ROTA_LOG_LEVEL="")
+    job = await fleet.enqueue("work", {"seconds": 6})
+    await fleet.wait_for_execution(job)
     settings.write_text('[log]\nlevel = "debug"\n')
     daemon.send(signal.SIGHUP)
     daemon.wait_for("node.reloaded", log_level="debug")
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
     daemon.wait_for("jobs.claimed")
     settings.write_text("nonsense")
     daemon.send(signal.SIGHUP)
@@ -168,46 +168,46 @@ async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(scene: Sc
     for number in (signal.SIGUSR2, signal.SIGALRM):
         daemon.send(number)
         daemon.wait_for("signal.ignored", signal=number.name)
-    await scene.comes_to(job, "succeeded")
+    await fleet.wait_for_state(job, "succeeded")
     assert daemon.stop() == 0
 
 
-async def test_sighup_connects_again_when_the_url_in_its_file_has_changed(scene: Scene, tmp_path: Path) -> None:
+async def test_sighup_connects_again_when_the_url_in_its_file_has_changed(fleet: Fleet, tmp_path: Path) -> None:
     """Without a change, the connections stay."""
     url = tmp_path / "url"
-    url.write_text(scene.dsn)
-    daemon = scene.daemons.start(DATABASE_URL="", ROTA_DATABASE_URL_FILE=str(url))
+    url.write_text(fleet.dsn)
+    daemon = fleet.daemons.start(DATABASE_URL="", ROTA_DATABASE_URL_FILE=str(url))
     daemon.send(signal.SIGHUP)
     daemon.wait_for("node.reloaded")
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
     assert not daemon.events("listener.down")
-    url.write_text(f"{scene.dsn}{'&' if '?' in scene.dsn else '?'}connect_timeout=9")
+    url.write_text(f"{fleet.dsn}{'&' if '?' in fleet.dsn else '?'}connect_timeout=9")
     daemon.send(signal.SIGHUP)
     daemon.wait_for("listener.down")
-    await scene.comes_to(await scene.enqueue("noop"), "succeeded")
+    await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
 
 
-async def test_sigquit_drains_without_a_grace(scene: Scene) -> None:
+async def test_sigquit_drains_without_a_grace(fleet: Fleet) -> None:
     """Jobs are given back at once; a handler that does not stop is left behind after half a second."""
-    daemon = scene.daemons.start(ROTA_DRAIN_TIMEOUT="60s", ROTA_DRAIN_GRACE="60s")
+    daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="60s", ROTA_DRAIN_GRACE="60s")
     soft, hard = (
-        await scene.enqueue("work", {"seconds": 60}),
-        await scene.enqueue("thread", {"seconds": 60, "deaf": True}),
+        await fleet.enqueue("work", {"seconds": 60}),
+        await fleet.enqueue("thread", {"seconds": 60, "deaf": True}),
     )
-    await scene.begins(soft)
-    await scene.begins(hard)
+    await fleet.wait_for_execution(soft)
+    await fleet.wait_for_execution(hard)
     daemon.send(signal.SIGQUIT)
     assert daemon.ends(within=8) == HANDLER_LEFT_BEHIND
     for job in (soft, hard):
-        row = await scene.job(job)
+        row = await fleet.job(job)
         assert row is not None
         assert (row["state"], row["attempt"], row["losses"]) == ("scheduled", 0, 0)
 
 
-async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(scene: Scene) -> None:
+async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(fleet: Fleet) -> None:
     """That is when they are needed."""
-    daemon = scene.daemons.start()
-    await scene.begins(await scene.enqueue("blocks", {"seconds": 3}))
+    daemon = fleet.daemons.start()
+    await fleet.wait_for_execution(await fleet.enqueue("blocks", {"seconds": 3}))
     daemon.send(signal.SIGUSR1)
     dumped = daemon.wait_for("stacks", within=3)
     assert any(
@@ -216,10 +216,10 @@ async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(scene: Sce
 
 
 @pytest.mark.parametrize("by", ["regex on the loop", "regex in a thread"])
-async def test_a_handler_that_holds_the_interpreter_is_named(scene: Scene, by: str) -> None:
+async def test_a_handler_that_holds_the_interpreter_is_named(fleet: Fleet, by: str) -> None:
     """Neither the main loop nor the heartbeat's thread runs meanwhile; the advice is a process of its own."""
-    daemon = scene.daemons.start()
-    guilty = await scene.enqueue(by)
+    daemon = fleet.daemons.start()
+    guilty = await fleet.enqueue(by)
     blocked = daemon.wait_for("loop.blocked")
     assert f"{by} (job {guilty})" in blocked["suspects"]
     assert "runs_in='process'" in blocked["do"]
@@ -229,11 +229,11 @@ async def test_a_handler_that_holds_the_interpreter_is_named(scene: Scene, by: s
 @pytest.mark.skipif(
     shutil.which("unshare") is None or os.geteuid() != 0, reason="a pid namespace takes unshare and root"
 )
-async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(scene: Scene) -> None:
+async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(fleet: Fleet) -> None:
     """A container's first process inherits every orphan; without an init, each would stay a zombie for ever."""
-    daemon = scene.daemons.start(within=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
+    daemon = fleet.daemons.start(within=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
     for _ in range(10):
-        await scene.comes_to(await scene.enqueue("orphans"), "succeeded")
+        await fleet.wait_for_state(await fleet.enqueue("orphans"), "succeeded")
 
     def children() -> list[int]:
         found = subprocess.run(["pgrep", "-P", str(daemon.pid)], capture_output=True, text=True, check=False)
@@ -254,15 +254,15 @@ async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(scene: Scene) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
 @pytest.mark.parametrize("kind", ["process", "command"])
 async def test_e6_a_killed_daemon_takes_the_whole_session_of_its_handlers_along(
-    scene: Scene, tmp_path: Path, kind: str
+    fleet: Fleet, tmp_path: Path, kind: str
 ) -> None:
     """Grandchildren in process groups of their own, too; a job that has ended, and its keeper, leave nothing behind."""
     pids = tmp_path / "pids"
     settings = tmp_path / "rota.toml"
     settings.write_text(f"[handlers.command.family]\nargv = {json.dumps([sys.executable, '-c', FAMILY, str(pids)])}\n")
-    daemon = scene.daemons.start(ROTA_CONFIG=str(settings))
+    daemon = fleet.daemons.start(ROTA_CONFIG=str(settings))
     handler = "command.family" if kind == "command" else "starts_family"
-    await scene.enqueue(handler, {"pids": str(pids)})
+    await fleet.enqueue(handler, {"pids": str(pids)})
     await eventually(pids.exists, what="the family")
     family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
     keepers = keepers_of(daemon.pid)
@@ -288,20 +288,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_a_fork_keeps_neither_the_port_nor_sessions_of_a_dead_daemon(scene: Scene) -> None:
+async def test_a_fork_keeps_neither_the_port_nor_sessions_of_a_dead_daemon(fleet: Fleet) -> None:
     """The next daemon serves on the same port, and the server sees the end of the sessions at once."""
     port = str(free_port())
-    daemon = scene.daemons.start(ROTA_HTTP_PORT=port)
-    await scene.comes_to(await scene.enqueue("transactional thread", {"seconds": 0}), "succeeded")
-    job = await scene.enqueue("leaves_a_fork", {"seconds": 20})
-    await scene.comes_to(job, "succeeded")
+    daemon = fleet.daemons.start(ROTA_HTTP_PORT=port)
+    await fleet.wait_for_state(await fleet.enqueue("transactional thread", {"seconds": 0}), "succeeded")
+    job = await fleet.enqueue("leaves_a_fork", {"seconds": 20})
+    await fleet.wait_for_state(job, "succeeded")
     daemon.kill()
 
     async def no_session() -> bool:
-        return not await scene.value(
+        return not await fleet.value(
             "select exists (select from pg_stat_activity where application_name like 'rota %')"
         )
 
     await eventually(no_session, within=5, what="the end of the dead daemon's sessions")
-    assert scene.daemons.start(ROTA_HTTP_PORT=port).get("healthz")[0] == 200
-    os.kill(int(await scene.value("select result from rota.job_runs where job_id = $1", job)), signal.SIGKILL)
+    assert fleet.daemons.start(ROTA_HTTP_PORT=port).get("healthz")[0] == 200
+    os.kill(int(await fleet.value("select result from rota.job_runs where job_id = $1", job)), signal.SIGKILL)

@@ -13,9 +13,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import rota as package
+from command_line import CommandResult, Shell
 from processes import Daemons
 from schedule_rows import make_due, make_schedule
-from shell import Said, Shell
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def live(conn: Connection[Record], *, tzdata: str = "2026a", handlers: tup
     )
 
 
-def checks(said: Said) -> dict[str, str]:
+def checks(said: CommandResult) -> dict[str, str]:
     """check -> finding"""
     return {each["check"]: each["finding"] for each in said.json["findings"]}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from scenes import Scene
+    from fleets import Fleet
 
 ADDITIVE = """-- Add what an additive migration may add: columns to all tables that daemons write, a table and an index.
 
@@ -50,42 +50,42 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "src"
 
 
-async def test_an_older_daemon_works_beside_a_newer_one_and_takes_over_from_it(scene: Scene, newer: Path) -> None:
+async def test_an_older_daemon_works_beside_a_newer_one_and_takes_over_from_it(fleet: Fleet, newer: Path) -> None:
     """Both claim, fire, heartbeat, settle and reap in one database. Each finishes the jobs of the other when that dies."""
     code = os.pathsep.join([str(TESTS), str(newer)])
-    migrate = [sys.executable, "-m", "rota", "migrate", "--dsn", scene.dsn]
+    migrate = [sys.executable, "-m", "rota", "migrate", "--dsn", fleet.dsn]
     subprocess.run(migrate, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})  # noqa: ASYNC221
-    assert await scene.value("select schema_version from rota.meta") == VERSION + 1
+    assert await fleet.value("select schema_version from rota.meta") == VERSION + 1
 
-    old, new = scene.daemons.start(), scene.daemons.start(PYTHONPATH=code)
-    await scene.execute("insert into rota.schedules (name, handler, every) values ('each second', 'noop', '1 second')")
-    jobs = [await scene.enqueue("transactional", {"seconds": 0.3}) for _ in range(60)]
-    flaky = [await scene.enqueue("flaky", {"fails": 0.5}, backoff_base="100ms") for _ in range(10)]
+    old, new = fleet.daemons.start(), fleet.daemons.start(PYTHONPATH=code)
+    await fleet.execute("insert into rota.schedules (name, handler, every) values ('each second', 'noop', '1 second')")
+    jobs = [await fleet.enqueue("transactional", {"seconds": 0.3}) for _ in range(60)]
+    flaky = [await fleet.enqueue("flaky", {"fails": 0.5}, backoff_base="100ms") for _ in range(10)]
 
     async def ended(job_ids: Sequence[int]) -> bool:
-        return not await scene.value("select exists (select from rota.jobs where job_id = any ($1))", job_ids)
+        return not await fleet.value("select exists (select from rota.jobs where job_id = any ($1))", job_ids)
 
     await eventually(lambda: ended([*jobs, *flaky]), within=60, what="the end of all jobs")
-    ran = await scene.fetch("select pid, count(*) from executions group by pid")
+    ran = await fleet.fetch("select pid, count(*) from executions group by pid")
     assert {row["pid"] for row in ran} == {old.pid, new.pid}
-    assert await scene.value("select count(*) from effects") == len(jobs)
+    assert await fleet.value("select count(*) from effects") == len(jobs)
 
     # The older daemon dies first, then the newer one, whose job an older one takes over, as in a rollback.
     for dies, lives in ((old, new), (new, None)):
         with stopped(lives) if lives else nullcontext():
-            job = await scene.enqueue("work", {"seconds": 600})
-            (execution,) = await scene.begins(job)
+            job = await fleet.enqueue("work", {"seconds": 600})
+            (execution,) = await fleet.wait_for_execution(job)
         assert execution["pid"] == dies.pid
         dies.kill()
-        other = lives or scene.daemons.start()
-        *_, last = await scene.begins(job, 2)
+        other = lives or fleet.daemons.start()
+        *_, last = await fleet.wait_for_execution(job, 2)
         assert last["pid"] == other.pid
-        assert await scene.value("select rota.cancel($1)", job) == "requested"
-        await scene.comes_to(job, "cancelled")
+        assert await fleet.value("select rota.cancel($1)", job) == "requested"
+        await fleet.wait_for_state(job, "cancelled")
 
-    gaps = await scene.value(
+    gaps = await fleet.value(
         "select count(*) from (select scheduled_for - lag(scheduled_for) over (order by scheduled_for) as gap,"
         " missed_from from rota.fires) as fire where gap <> interval '1 second' and missed_from is null"
     )
     assert gaps == 0
-    assert await scene.value("select count(*) from rota.fires where disposition = 'enqueued'") > 0
+    assert await fleet.value("select count(*) from rota.fires where disposition = 'enqueued'") > 0

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from command_line import Shell, running_command
 from rota.db import lock_waiting, sql
 from rota.db import migrate as module
 from rota.embedded import find_bindir
 from rota.errors import DatabaseUnusable
-from shell import Shell, started
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
     """Behind a statement that waits for an exclusive lock every claim waits, too. A report that runs for an hour must not
     turn a migration into an outage of an hour: it tries for half a second at a time, and jobs run in between.
     """
-    with started(rota, "run", "--app", "shop:app") as (process, said):
+    with running_command(rota, "run", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=30, what="the daemon")
         async with database.connect() as report:
             transaction = report.transaction()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandResult:
     """How a command ended, and what it printed."""
 
     code: int
@@ -44,7 +44,7 @@ class Shell:
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "ROTA_HTTP_PORT": "0", "COLUMNS": "100"}
         return {**kept, **fixed, **self.environ}
 
-    async def __call__(self, *arguments: object, **environ: str) -> Said:
+    async def __call__(self, *arguments: object, **environ: str) -> CommandResult:
         """Run `rota` with these arguments to its end. A traceback is a failure of every test."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rota", *map(str, arguments)),
@@ -56,13 +56,13 @@ class Shell:
         )
         out, err = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode is not None
-        said = Said(process.returncode, out.decode(), err.decode())
+        said = CommandResult(process.returncode, out.decode(), err.decode())
         assert "Traceback" not in said.err, said.err
         return said
 
 
 @contextmanager
-def started(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+def running_command(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """A command that goes on until it is told to stop, and what it has said so far."""
     log = shell.folder / "said"
     with log.open("wb") as file:

@@ -29,13 +29,13 @@ LIBFAKETIME = next(
 """What to preload; None where it isn't installed."""
 
 
-def skewed_by(clock: Path) -> dict[str, str]:
+def clock_environment(clock: Path) -> dict[str, str]:
     """The environment of a process for which time is off by what stands in that file just now: `-40m`, `+400`."""
     return {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
 
 
 @contextmanager
-def skewed_server(server: DurableServer) -> Iterator[tuple[str, Path]]:
+def server_with_fake_clock(server: DurableServer) -> Iterator[tuple[str, Path]]:
     """Stop the server and start it in the past: yield how to connect to its migrated database, and the file of its clock.
 
     It is forty minutes behind until `+0` is written there.
@@ -53,7 +53,7 @@ def skewed_server(server: DurableServer) -> Iterator[tuple[str, Path]]:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env={"LC_ALL": "C", **skewed_by(clock)},
+            env={"LC_ALL": "C", **clock_environment(clock)},
             cwd="/",
             user=owner.st_uid if root else None,
             group=owner.st_gid if root else None,

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daemon_queries import literal
 from rota.db.sql import SQL
-from statements import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = re.compile(rb"application_name\x00([^\x00]*)\x00")
 
 
-class Link:
+class FaultyProxy:
     """Forwards connections from a TCP address to the Unix socket that `dsn` names, on a thread of its own.
 
     What is frozen is neither forwarded nor closed: to both ends it looks as if packets were dropped. Connections are
@@ -189,12 +189,12 @@ def _nobody(_: str) -> bool:
     return False
 
 
-def listeners(name: str) -> bool:
+def is_listener(name: str) -> bool:
     """Fit the connections on which daemons listen."""
     return name.endswith("listener")
 
 
-def heartbeats(name: str) -> bool:
+def is_heartbeat(name: str) -> bool:
     """Fit the connections on which daemons extend leases."""
     return name.endswith("heartbeat")
 
@@ -210,7 +210,7 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Island:
+class IsolatedNetwork:
     """A network namespace joined to ours by one cable."""
 
     name: str
@@ -234,12 +234,12 @@ class Island:
         """Pull the cable: packets vanish, nobody is told."""
         _ip("link", "set", self.cable, "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         """Put it in again."""
         _ip("link", "set", self.cable, "up")
 
 
-def why_no_island() -> str | None:
+def reason_namespaces_unavailable() -> str | None:
     """Say why no namespace can be made here; None where one can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -254,7 +254,7 @@ def why_no_island() -> str | None:
 
 
 @contextmanager
-def island() -> Iterator[Island]:
+def isolated_network() -> Iterator[IsolatedNetwork]:
     """Make one, with the addresses of a documentation network, and remove it."""
     number = os.getpid() % 60
     name, ours, theirs = f"rota-{os.getpid()}", f"rota{os.getpid() % 100000}a", f"rota{os.getpid() % 100000}b"
@@ -268,7 +268,7 @@ def island() -> Iterator[Island]:
         _ip("-n", name, "addr", "add", f"{there}/30", "dev", theirs)
         _ip("-n", name, "link", "set", theirs, "up")
         _ip("-n", name, "link", "set", "lo", "up")
-        yield Island(name=name, cable=ours, address=here)
+        yield IsolatedNetwork(name=name, cable=ours, address=here)
 
 
 def _ip(*words: str) -> None:

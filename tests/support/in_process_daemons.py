@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rota.app import App
 
-QUICK: dict[str, Any] = {
+SHORT_SETTINGS: dict[str, Any] = {
     "lease.duration": "3s",
     "lease.reap_interval": "300ms",
     "poll_interval": "200ms",
@@ -43,10 +43,10 @@ class Node:
 
     daemon: Daemon
     events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    fell: BaseException | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    crash: BaseException | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def seen(self, name: str, **fields: Any) -> list[Mapping[str, Any]]:
+    def events_named(self, name: str, **fields: Any) -> list[Mapping[str, Any]]:
         """The events of that name with those fields, in the order in which they came."""
         return [
             told
@@ -54,20 +54,24 @@ class Node:
             if event == name and all(told.get(key) == value for key, value in fields.items())
         ]
 
-    async def told(self, name: str, *, times: int = 1, within: float = 10.0, **fields: Any) -> Mapping[str, Any]:
+    async def wait_for_event(
+        self, name: str, *, times: int = 1, within: float = 10.0, **fields: Any
+    ) -> Mapping[str, Any]:
         """Wait for the event; with `times`, for that many of them; return the last."""
         await eventually(
-            lambda: len(self.seen(name, **fields)) >= times or self.over.is_set(),
+            lambda: len(self.events_named(name, **fields)) >= times or self.stopped.is_set(),
             within=within,
             what=f"the event {name} {fields}",
         )
-        found = self.seen(name, **fields)
-        assert len(found) >= times, f"the daemon ended ({self.fell!r}) before it told {name} {fields}"
+        found = self.events_named(name, **fields)
+        assert len(found) >= times, f"the daemon ended ({self.crash!r}) before it told {name} {fields}"
         return found[-1]
 
-    async def turns(self, service: str, times: int = 2) -> None:
+    async def wait_for_turns(self, service: str, times: int = 2) -> None:
         """Wait until a service has done so many more turns, the first of which may be under way already."""
-        await self.told("service.ran", service=service, times=len(self.seen("service.ran", service=service)) + times)
+        await self.wait_for_event(
+            "service.ran", service=service, times=len(self.events_named("service.ran", service=service)) + times
+        )
 
     def metric(self, name: str, **labels: str) -> float:
         """What a scrape would show now; 0 for what was never counted."""
@@ -77,20 +81,28 @@ class Node:
         """Order it to stop: the first time it drains, the second time it interrupts."""
         self.daemon.shutdown.request_next()
 
-    async def ended(self, within: float = 10.0) -> None:
+    async def wait_until_stopped(self, within: float = 10.0) -> None:
         """Wait until it is down."""
-        await eventually(self.over.is_set, within=within, what="the end of the daemon")
+        await eventually(self.stopped.is_set, within=within, what="the end of the daemon")
 
 
 @asynccontextmanager
-async def node(
-    dsn: str, app: App, *, falls: bool = False, until_idle: bool = False, reference: str | None = None, **settings: Any
+async def run_node(
+    dsn: str,
+    app: App,
+    *,
+    may_crash: bool = False,
+    until_idle: bool = False,
+    reference: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Node]:
-    """Run a daemon until the block is left, and stop it then. `falls`: that run() raises is what the test is about.
+    """Run a daemon until the block is left, and stop it then. With `may_crash`, an exception of run() does not fail the test.
 
     Settings are written with underscores for dots: `lease_duration="3s"`.
     """
-    overrides = QUICK | {key.replace("__", "."): value for key, value in settings.items()} | {"database.url": dsn}
+    overrides = (
+        SHORT_SETTINGS | {key.replace("__", "."): value for key, value in settings.items()} | {"database.url": dsn}
+    )
     held: list[Node] = []
     daemon = Daemon(
         load(overrides=overrides, environ={}),
@@ -106,9 +118,9 @@ async def node(
         try:
             await daemon.run()
         except BaseException as error:  # noqa: BLE001 - whatever felled it is what the test wants to know
-            one.fell = error
+            one.crash = error
         finally:
-            one.over.set()
+            one.stopped.set()
 
     def no_exit(code: int) -> None:
         raise AssertionError(f"the daemon left by os._exit({code}) because a handler would not stop")
@@ -118,18 +130,18 @@ async def node(
         async with asyncio.TaskGroup() as group:
             group.create_task(live(), name="daemon under test")
             try:
-                await one.told("node.started")
+                await one.wait_for_event("node.started")
                 yield one
             except BaseException as error:
-                if one.fell is not None:
-                    error.add_note("".join(["the daemon had fallen:\n", *traceback.format_exception(one.fell)]))
+                if one.crash is not None:
+                    error.add_note("".join(["the daemon had fallen:\n", *traceback.format_exception(one.crash)]))
                 raise
             finally:
                 one.stop()
                 one.stop()
-                await one.ended(within=20)
-    if one.fell is not None and not falls:
-        raise one.fell
+                await one.wait_until_stopped(within=20)
+    if one.crash is not None and not may_crash:
+        raise one.crash
 
 
 def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
@@ -144,7 +156,7 @@ def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
     return app
 
 
-async def insert(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:
+async def insert_job(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:
     """Insert a job as a client does; a column's value is SQL where it is a str. Return its job_id."""
     names = ["handler", "payload", *columns]
     values = [
@@ -161,24 +173,24 @@ async def insert(conn: Connection[Record], handler: str, payload: str = "{}", /,
     )
 
 
-async def row(conn: Connection[Record], job_id: int) -> Record | None:
+async def job_row(conn: Connection[Record], job_id: int) -> Record | None:
     """The live row of a job, with `now`: the database's time."""
     return await conn.fetchrow("select *, clock_timestamp() as now from rota.jobs where job_id = $1", job_id)
 
 
 async def live_row(conn: Connection[Record], job_id: int) -> Record:
     """The same, of a job that must be live."""
-    found = await row(conn, job_id)
+    found = await job_row(conn, job_id)
     assert found is not None, f"job {job_id} is not live"
     return found
 
 
-async def ledger(conn: Connection[Record], job_id: int) -> list[Record]:
+async def ledger_rows(conn: Connection[Record], job_id: int) -> list[Record]:
     """What the ledger says of a job: one row at most, if all is well."""
     return await conn.fetch("select * from rota.job_runs where job_id = $1", job_id)
 
 
-async def ended(conn: Connection[Record], job_id: int, *, within: float = 10.0) -> str:
+async def final_outcome(conn: Connection[Record], job_id: int, *, within: float = 10.0) -> str:
     """Wait until the job is in the ledger or among the dead letters; return its outcome, or 'dead: <reason>'."""
 
     async def end() -> str | None:
@@ -195,29 +207,29 @@ async def ended(conn: Connection[Record], job_id: int, *, within: float = 10.0) 
     return await eventually(end, within=within, what=f"the end of job {job_id}")
 
 
-async def history(conn: Connection[Record], job_id: int) -> list[Record]:
+async def failed_attempts(conn: Connection[Record], job_id: int) -> list[Record]:
     """The attempts of a job that did not succeed, oldest first."""
     return await conn.fetch("select * from rota.attempts where job_id = $1 order by fence_token", job_id)
 
 
-async def letter(conn: Connection[Record], job_id: int) -> Record:
+async def dead_letter(conn: Connection[Record], job_id: int) -> Record:
     """The dead letter of a job."""
     found = await conn.fetchrow("select * from rota.dead_letters where job_id = $1", job_id)
     assert found is not None, f"job {job_id} is no dead letter"
     return found
 
 
-async def running_row(conn: Connection[Record], job_id: int) -> Record:
+async def wait_for_claim(conn: Connection[Record], job_id: int) -> Record:
     """Wait until the job runs; return its row."""
 
     async def claimed() -> Record | None:
-        found = await row(conn, job_id)
+        found = await job_row(conn, job_id)
         return found if found is not None and found["state"] == "running" else None
 
     return await eventually(claimed, what=f"the claim of job {job_id}")
 
 
-async def passes(conn: Connection[Record], seconds: float, *, job_id: int) -> None:
+async def wait_for_attempt_age(conn: Connection[Record], seconds: float, *, job_id: int) -> None:
     """Wait until the job's attempt is that old on the database's clock."""
 
     async def old() -> bool:
@@ -232,7 +244,7 @@ async def passes(conn: Connection[Record], seconds: float, *, job_id: int) -> No
     await eventually(old, within=seconds + 10, what=f"an age of {seconds} s of job {job_id}")
 
 
-STEAL = """
+STEAL_JOB = """
 update rota.jobs
 set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid(), attempt = attempt + 1,
     lease_expires_at = clock_timestamp() + interval '1 hour'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-from links import free_port
+from network_faults import free_port
 from waiting import until
 
 if TYPE_CHECKING:

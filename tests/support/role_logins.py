@@ -22,7 +22,7 @@ ROLES = ("owner", "daemon", "operator", "client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class RoleDatabase:
     """A database with roles. Logins: `<prefix>_app` and `<prefix>_other` (clients), `<prefix>_op`, `<prefix>_node`."""
 
     server: Server
@@ -41,7 +41,7 @@ class World:
 
     def dsn(self, login: str) -> str:
         """How a login connects."""
-        return as_login(self.root, f"{self.prefix}_{login}")
+        return dsn_for_login(self.root, f"{self.prefix}_{login}")
 
     @asynccontextmanager
     async def connect(self, login: str | None = None) -> AsyncIterator[Connection[Record]]:
@@ -53,16 +53,16 @@ class World:
             connection.terminate()
 
 
-def as_login(dsn: str, login: str) -> str:
+def dsn_for_login(dsn: str, login: str) -> str:
     """The same way for somebody else, whose password is `secret`."""
     parts = urlsplit(dsn)
     return urlunsplit(parts._replace(netloc=f"{login}:secret@{parts.netloc.rpartition('@')[2]}"))
 
 
 @asynccontextmanager
-async def world(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[World]:
+async def role_database(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[RoleDatabase]:
     """Make one, and remove it with its roles, which belong to the whole server."""
-    made = World(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
+    made = RoleDatabase(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
     await _make(made, migrate=migrate)
     try:
         yield made
@@ -71,9 +71,9 @@ async def world(server: Server, name: str, *, migrate: bool = True) -> AsyncIter
 
 
 @contextmanager
-def lasting_world(server: Server, name: str) -> Iterator[World]:
+def module_role_database(server: Server, name: str) -> Iterator[RoleDatabase]:
     """Make one for a whole module, outside of any test's loop."""
-    life = world(server, name)
+    life = role_database(server, name)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         made = runner.run(life.__aenter__())
         try:
@@ -82,7 +82,7 @@ def lasting_world(server: Server, name: str) -> Iterator[World]:
             runner.run(life.__aexit__(None, None, None))
 
 
-async def _make(made: World, *, migrate: bool) -> None:
+async def _make(made: RoleDatabase, *, migrate: bool) -> None:
     from rota.db.migrate import migrate as bring_up_to_date
 
     root = await asyncpg.connect(made.server.dsn)
@@ -100,7 +100,7 @@ async def _make(made: World, *, migrate: bool) -> None:
         await root.close()
 
 
-async def _remove(made: World) -> None:
+async def _remove(made: RoleDatabase) -> None:
     root = await asyncpg.connect(made.server.dsn)
     try:
         await root.execute(f"drop database {made.database} with (force)")

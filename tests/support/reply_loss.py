@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 READY = ord("Z")
 
 
-class Wire:
+class LossyProxy:
     """Forwards connections, and cuts those whose statement was marked, after the server has answered it."""
 
     def __init__(self, dsn: str) -> None:
@@ -25,11 +25,11 @@ class Wire:
         self._port = int(query["port"][0] if "port" in query else (parts.port or 5432))
         self._marked: tuple[bytes, int] | None = None
         self._silent = False
-        self.lost = 0
+        self.lost_replies = 0
         """Replies lost so far."""
         self.dsn = ""
 
-    def lose(self, marker: str, *, times: int = 1, silent: bool = False) -> None:
+    def lose_replies_to(self, marker: str, *, times: int = 1, silent: bool = False) -> None:
         """Lose the replies to the next statements whose text has `marker` in it; `silent`: nor is the connection cut."""
         self._marked = (marker.encode(), times)
         self._silent = silent
@@ -92,15 +92,15 @@ class Wire:
                 writer.write(head + body)
                 await writer.drain()
             elif head[0] == READY:  # carried out, and committed unless a transaction is open
-                self.lost += 1
+                self.lost_replies += 1
                 if not self._silent:
                     raise ConnectionAbortedError
 
 
 @asynccontextmanager
-async def wire(dsn: str) -> AsyncIterator[Wire]:
+async def lossy_proxy(dsn: str) -> AsyncIterator[LossyProxy]:
     """Such a way, for as long as the block lasts; `.dsn` leads through it."""
-    made = Wire(dsn)
+    made = LossyProxy(dsn)
     server = await made.listen()
     try:
         yield made

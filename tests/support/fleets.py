@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
 
-GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+CONNECTION_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection may raise whose server is away."""
 
 
-class Scene:
+class Fleet:
     """Where a test with real daemons takes place. Its own connection is made anew when the server has been away."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
@@ -42,19 +42,19 @@ class Scene:
             self._conn.terminate()
 
     async def connection(self) -> Connection[Record]:
-        """The scene's connection, straight to the server; a new one where the last was cut."""
+        """Return the fleet's own direct connection to the server; reconnect if it was cut."""
         conn = self._conn
         try:
             if conn is not None:
                 await conn.execute("select")
                 return conn
-        except GONE:
+        except CONNECTION_ERRORS:
             pass
 
         async def reached() -> Connection[Record] | None:
             try:
-                return await asyncpg.connect(self.dsn, server_settings={"application_name": "scene"})
-            except GONE:
+                return await asyncpg.connect(self.dsn, server_settings={"application_name": "test"})
+            except CONNECTION_ERRORS:
                 return None
 
         self._conn = conn = await eventually(reached, what="a server that takes connections")
@@ -94,7 +94,7 @@ class Scene:
         """What handlers did for it, in order."""
         return await self.fetch("select * from executions where job_id = $1 order by started_at", job_id)
 
-    async def begins(self, job_id: int, times: int = 1, *, within: float = 20.0) -> list[Record]:
+    async def wait_for_execution(self, job_id: int, times: int = 1, *, within: float = 20.0) -> list[Record]:
         """Return its executions once it has begun so many times."""
 
         async def begun() -> list[Record] | None:
@@ -103,7 +103,7 @@ class Scene:
 
         return await eventually(begun, within=within, what=f"execution {times} of job {job_id}")
 
-    async def comes_to(self, job_id: int, state: str, *, within: float = 20.0) -> None:
+    async def wait_for_state(self, job_id: int, state: str, *, within: float = 20.0) -> None:
         """Return once the job has come to that state."""
 
         async def there() -> bool:
@@ -115,7 +115,7 @@ class Scene:
             said = "".join(daemon.said()[-2000:] for daemon in self.daemons.started)
             raise AssertionError(f"{error}; it is {await self.state(job_id)}\n{said}") from None
 
-    async def empties(self, *, within: float = 30.0) -> None:
+    async def wait_until_empty(self, *, within: float = 30.0) -> None:
         """Return once no live job is left."""
 
         async def empty() -> bool:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rota.db.queries import Lane, SettlementRow
     from rota.domain.job import Claim
 
-EVER = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=5)
 
 
 def lanes(handler: str = "h", queue: str = "default", *, room: str | None = None) -> list[Lane]:
     """All priorities of one handler in one queue, from the beginning of time."""
-    return [(room or queue, queue, handler, priority, EVER) for priority in range(10)]
+    return [(room or queue, queue, handler, priority, EPOCH) for priority in range(10)]
 
 
 async def claim(
@@ -73,7 +73,7 @@ async def succeed(
     return sorted(await queries.settle_succeeded(conn, node=NodeId(node), attempts=_fenced(attempts), results=said))
 
 
-def verdict(
+def settlement_row(
     job: tuple[int, int],
     settlement: str = "retry",
     *,
@@ -102,16 +102,18 @@ async def settle(
 async def reap(conn: Connection[Record]) -> dict[FenceToken, str]:
     """Take back what has expired, each for one more try, as a reaper does."""
     found = await queries.find_expired_leases(conn, beyond=0, limit=1000)
-    rows = [verdict((t.job_id, t.fence_token), node=t.leased_by, outcome="lost") for t in found]
+    rows = [settlement_row((t.job_id, t.fence_token), node=t.leased_by, outcome="lost") for t in found]
     return await settle(conn, *rows, expired_only=True) if rows else {}
 
 
-async def examine(conn: Connection[Record], *attempts: tuple[int, int], node: UUID = NODE) -> dict[FenceToken, str]:
+async def examine_unsettled(
+    conn: Connection[Record], *attempts: tuple[int, int], node: UUID = NODE
+) -> dict[FenceToken, str]:
     """Ask why settlements wrote nothing."""
     return await queries.examine_unsettled(conn, node=NodeId(node), attempts=_fenced(attempts))
 
 
-async def picture(conn: Connection[Record]) -> dict[str, list[str]]:
+async def dump_all_tables(conn: Connection[Record]) -> dict[str, list[str]]:
     """Every row of every table of rota, with its place and who wrote it: equal pictures, and nothing was written."""
     tables = await conn.fetch(
         """
