@@ -36,7 +36,7 @@ def recording_app(order: list[int], **declared: Any) -> rota.App:
 
 
 async def test_jobs_run_by_priority_and_then_by_age(database: Database, conn: Connection[Record]) -> None:
-    """Smaller numbers first, older ones first among equals."""
+    """Smaller priority numbers run first; among equals the oldest job runs first."""
     order: list[int] = []
     async with conn.transaction():
         jobs = {
@@ -89,7 +89,7 @@ async def test_urgent_work_overtakes_a_backlog_within_a_poll(
 
 
 async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn: Connection[Record]) -> None:
-    """A job that waits in a process is a job that nobody else can run."""
+    """A claimed job that waits for a slot cannot run on another node."""
     app = rota.App("slots")
     go = asyncio.Event()
 
@@ -116,8 +116,8 @@ async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn:
         assert max(counts) <= 4
 
 
-async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Database, conn: Connection[Record]) -> None:
-    """They wait for the node that can run them; no attempt is used."""
+async def test_jobs_without_a_registered_handler_are_not_claimed(database: Database, conn: Connection[Record]) -> None:
+    """They wait for a node that has the handler, and use no attempt."""
     order: list[int] = []
     async with run_node(database.dsn, recording_app(order)) as node:
         foreign = await insert_job(conn, "foreign")
@@ -126,10 +126,8 @@ async def test_jobs_of_handlers_that_no_node_has_are_left_alone(database: Databa
         assert (await live_row(conn, foreign))["attempt"] == 0
 
 
-async def test_handlers_whose_rows_were_deleted_are_written_down_again(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """Somebody cleans up by hand: without its row no job of a handler can be claimed, and nothing would tell of it."""
+async def test_deleted_handler_rows_are_registered_again(database: Database, conn: Connection[Record]) -> None:
+    """Without its row in rota.handlers, no job of a handler can be claimed, and no error would say so."""
     order: list[int] = []
     async with run_node(database.dsn, recording_app(order)):
         await conn.execute("delete from rota.handlers")
@@ -139,7 +137,7 @@ async def test_handlers_whose_rows_were_deleted_are_written_down_again(
 async def test_a_notification_during_the_claim_is_not_lost(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flag is cleared before looking, so what comes while the statement is under way is looked for at once."""
+    """The wake flag is cleared before the claim is sent, so a later notification causes another claim."""
     order: list[int] = []
     inserted: list[int] = []
     real = queries.claim_due_jobs
@@ -160,10 +158,10 @@ async def test_a_notification_during_the_claim_is_not_lost(
     assert order == inserted
 
 
-async def test_a_queue_that_nobody_knew_is_found_by_the_poll_which_lists_no_queues_while_there_are_no_others(
+async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle daemon that shares slots among all queues sends one statement a poll, and misses none all the same."""
+    """An idle daemon with shared slots sends one statement per poll and still finds every queue."""
     order: list[int] = []
     listed: list[list[str]] = []
     real = queries.list_queues
@@ -192,7 +190,7 @@ async def test_a_queue_that_nobody_knew_is_found_by_the_poll_which_lists_no_queu
 async def test_future_jobs_start_at_their_instant_and_not_at_the_next_poll(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The dispatcher sleeps until the next due instant that it saw."""
+    """The dispatcher sleeps until the earliest due time that the last claim reported."""
     order: list[int] = []
     async with run_node(database.dsn, recording_app(order), poll_interval="1m") as node:
         await node.wait_for_event("listener.up")
@@ -206,7 +204,7 @@ async def test_future_jobs_start_at_their_instant_and_not_at_the_next_poll(
 async def test_a_pause_takes_effect_within_a_poll_and_so_does_its_end(
     database: Database, conn: Connection[Record], what: str
 ) -> None:
-    """A queue, a handler, or all of them; the jobs wait and lose nothing."""
+    """Pausing a queue, a handler or everything makes jobs wait and changes nothing else about them."""
     order: list[int] = []
     kind, name = {"queue": ("queue", "default"), "handler": ("handler", "record"), "*": ("queue", "*")}[what]
     async with run_node(database.dsn, recording_app(order)) as node:
@@ -220,10 +218,10 @@ async def test_a_pause_takes_effect_within_a_poll_and_so_does_its_end(
     assert order.count(job_id) == 1
 
 
-async def test_what_has_not_begun_by_start_by_expires_and_never_runs(
+async def test_a_job_not_started_by_start_by_expires_and_never_runs(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Known handler or not; a job that has begun once is retried past it."""
+    """This holds for unknown handlers too; a job that has started once is retried after start_by."""
     app = rota.App("late")
     calls: list[int] = []
 
@@ -244,7 +242,7 @@ async def test_what_has_not_begun_by_start_by_expires_and_never_runs(
 
 
 async def test_retry_for_ends_the_retries_in_time(database: Database, conn: Connection[Record]) -> None:
-    """A retry that would begin later than scheduled_for + retry_for is not waited for."""
+    """A retry that would start after scheduled_for + retry_for is not scheduled."""
     app = rota.App("patience")
 
     @app.handler("fail")
@@ -257,7 +255,7 @@ async def test_retry_for_ends_the_retries_in_time(database: Database, conn: Conn
 
 
 async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Database, conn: Connection[Record]) -> None:
-    """Unique among live jobs, running ones and those waiting for a retry included."""
+    """The key is unique among live jobs, which include running jobs and jobs waiting for a retry."""
     app = rota.App("unique")
     go = asyncio.Event()
 
@@ -281,7 +279,7 @@ async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Datab
 
 
 async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Database, conn: Connection[Record]) -> None:
-    """A job lost twice in a row runs beside no other suspect, so that the one which kills its worker is found out."""
+    """A job lost twice in a row runs beside no other suspect, which shows the job that kills its worker."""
     app = rota.App("suspects")
     running: set[int] = set()
     together: list[set[int]] = []
@@ -312,7 +310,7 @@ async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Data
 async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Rule 3: a fail-over can set a sequence back; each new connection raises it before it claims."""
+    """Rule 3: a failover can reset a sequence; every new connection raises it before its first claim."""
     tokens: list[int] = []
     app = rota.App("tokens")
 
@@ -340,7 +338,7 @@ async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
 
 
 async def test_guards_order_effects_by_token(database: Database, conn: Connection[Record]) -> None:
-    """A straggler that reaches the resource after its successor is refused; an equal token may come again."""
+    """The guard rejects an older token after a newer one, and accepts the same token again."""
     app = rota.App("guards")
     first_go, second_done = asyncio.Event(), asyncio.Event()
     story: list[str] = []
@@ -374,7 +372,7 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
 async def test_b45_no_number_of_other_queues_hides_a_due_job(
     others: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """A queue for each tenant, most of them waiting for something: those that come late in the alphabet are served, too."""
+    """With one queue per tenant, queues late in the alphabet are served too."""
     order: list[int] = []
     await conn.execute(
         f"insert into rota.jobs (queue, handler, run_at) select 'a' || n, {others} from generate_series(1, 900) as n"
@@ -388,10 +386,10 @@ async def test_b45_no_number_of_other_queues_hides_a_due_job(
     assert sorted(order) == [late, *later]
 
 
-async def test_a_row_whose_claim_is_refused_holds_up_no_other_job(
+async def test_a_row_that_rejects_its_claim_blocks_no_other_job(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's trigger that raises for one row sets that job aside for a while, and names it in the log."""
+    """A user's trigger raises for one row: that job is set aside for a while, and the log names it."""
     monkeypatch.setattr(dispatcher_module, "SET_ASIDE_SECONDS", 0.5)
     order: list[int] = []
     await conn.execute(
@@ -421,7 +419,7 @@ async def test_a_row_whose_claim_is_refused_holds_up_no_other_job(
 async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More refused jobs than are set aside at a time neither end the loop nor hold up a job that can be claimed."""
+    """More rejected jobs than the limit neither stop the dispatcher nor block a claimable job."""
     monkeypatch.setattr(dispatcher_module, "MAX_SET_ASIDE", 3)
     monkeypatch.setattr(presence_module.Presence, "interval", timedelta(seconds=0.2))
     await conn.execute(
@@ -447,7 +445,7 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
 async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The schedule's jobs never run, so its failures must grow."""
+    """The schedule's jobs never run, so its count of failures must grow."""
     schedule_id = await make_schedule(conn, "nightly", handler="record")
     job_id = await insert_job(conn, "record", schedule_id=schedule_id)
     await conn.execute("alter table rota.jobs add constraint odd check (schedule_id is null) not valid")
@@ -460,10 +458,8 @@ async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
         await eventually(is_counted)
 
 
-async def test_a_claim_that_no_row_is_to_blame_for_is_a_crash_of_the_loop(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """A column that is gone: a daemon that claims nothing must be seen to fail, and no job is set aside for it."""
+async def test_a_claim_error_that_no_row_caused_crashes_the_loop(database: Database, conn: Connection[Record]) -> None:
+    """A missing column must be visible as a failing daemon; no job is set aside for it."""
     async with run_node(database.dsn, recording_app([])) as node:
         await conn.execute("alter table rota.jobs rename column meta to matter")
         await insert_job(conn, "record")
@@ -471,10 +467,10 @@ async def test_a_claim_that_no_row_is_to_blame_for_is_a_crash_of_the_loop(
         assert not node.events_named("row.refused")
 
 
-async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
+async def test_queues_skipped_by_a_shortened_turn_are_searched_before_an_idle_exit(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopping when idle would leave their jobs behind: nobody had looked at them."""
+    """A daemon that stops when idle must not leave their jobs behind."""
     order: list[int] = []
     await conn.execute(
         "insert into rota.jobs (queue, handler, run_at) "
@@ -495,10 +491,10 @@ async def test_queues_whose_turn_was_cut_short_are_looked_at_again(
     assert order == [job_id]
 
 
-async def test_a_lane_whose_only_job_was_due_at_the_epoch_is_forgotten(
+async def test_a_job_due_at_the_epoch_crashes_no_daemon(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A3: a run_at that some client left at its default ended every daemon 60 s later."""
+    """A3: a run_at of 1970, a common client default, ended every daemon 60 s later."""
     monkeypatch.setattr(lanes, "LANE_IDLE_SECONDS", 0.1)
     order: list[int] = []
     async with run_node(database.dsn, recording_app(order)) as node:
@@ -570,10 +566,10 @@ async def test_a_job_with_an_instant_outside_pythons_range_blocks_no_other_job(
         assert node.crash is None
 
 
-async def test_a_statement_that_fails_for_every_row_buries_nothing(
+async def test_a_trigger_that_fails_for_every_row_makes_no_dead_letters(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A trigger that divides by zero is no fault of the values of all the jobs that it refuses."""
+    """A division by zero in a trigger is not caused by the values of the jobs."""
     order: list[int] = []
     await conn.execute(
         """

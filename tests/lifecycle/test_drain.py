@@ -46,10 +46,10 @@ class Gate:
             return "done"
 
 
-async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishes_under_a_living_lease(
+async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_jobs(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """SIGTERM is no accident: what runs is worth finishing, and must not look dead while it does."""
+    """After SIGTERM, running jobs finish and must not look lost to other nodes."""
     gate = Gate()
     async with run_node(database.dsn, gate.app) as node:
         job_id = await insert_job(conn, "wait")
@@ -73,8 +73,10 @@ async def test_a_stopping_daemon_claims_nothing_more_and_its_running_job_finishe
     assert not await conn.fetchval("select count(*) from rota.nodes")
 
 
-async def test_what_ends_in_the_drain_is_noted_on_its_schedule(database: Database, conn: Connection[Record]) -> None:
-    """A deployment in the middle of the nightly job must not look like a night without one: somebody is woken by that."""
+async def test_a_success_during_the_drain_is_recorded_on_its_schedule(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Otherwise a deployment during the nightly job would raise an alert for a missed run."""
     gate = Gate()
     async with run_node(database.dsn, gate.app) as node:
         await conn.execute("insert into rota.schedules (name, handler, cron) values ('nightly', 'wait', '0 0 1 1 *')")
@@ -88,10 +90,10 @@ async def test_what_ends_in_the_drain_is_noted_on_its_schedule(database: Databas
     assert await conn.fetchval("select last_success_at is not null from rota.schedules")
 
 
-async def test_a_dispatcher_without_a_free_slot_is_well_and_one_that_has_stopped_claiming_is_not_asked(
+async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Liveness that took either for a standstill would kill the jobs that run."""
+    """A red liveness probe in either case would kill the running jobs."""
     gate = Gate()
     async with run_node(database.dsn, gate.app, queues="default:1") as node:
         running = await insert_job(conn, "wait")
@@ -119,7 +121,7 @@ async def _lease(conn: Connection[Record], job_id: int) -> Any:
 async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_given_back(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """An interruption is ours and not the job's: it must not use up an attempt, and the job is due again at once."""
+    """An interruption is not the job's failure: it uses no attempt, and the job is due again at once."""
     gate = Gate()
     async with run_node(database.dsn, gate.app, drain__timeout="500ms") as node:
         job_id = await insert_job(conn, "wait")
@@ -136,8 +138,8 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
     assert gate.stopped == ["drain"]
 
 
-async def test_a_second_order_interrupts_at_once(database: Database, conn: Connection[Record]) -> None:
-    """Who asks twice doesn't want to wait for the drain's deadline of an hour."""
+async def test_a_second_stop_signal_interrupts_jobs_at_once(database: Database, conn: Connection[Record]) -> None:
+    """An operator who sends the signal twice does not want to wait for the drain timeout."""
     gate = Gate()
     async with run_node(database.dsn, gate.app, drain__timeout="1h") as node:
         job_id = await insert_job(conn, "wait")
@@ -153,7 +155,7 @@ async def test_a_second_order_interrupts_at_once(database: Database, conn: Conne
 
 
 async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
-    """A deployment must not wait for a drain of nothing."""
+    """A deployment must not wait when there are no jobs to drain."""
     async with run_node(database.dsn, Gate().app, drain__timeout="1h") as node:
         node.stop()
         await node.wait_until_stopped(within=3)
@@ -161,7 +163,7 @@ async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
 
 
 async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
-    """Given back means due now: a rolling deployment moves jobs along without waiting for a lease."""
+    """An interrupted job is due at once, so a rolling deployment does not wait for leases to expire."""
     gate = Gate()
     async with run_node(database.dsn, gate.app):
         job_id = await insert_job(conn, "wait")
@@ -240,7 +242,7 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
 
 
 async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Connection[Record]) -> None:
-    """The heartbeat ends last: a drain longer than the lease must not make the job look lost to other nodes."""
+    """The heartbeat stops last: jobs must not look lost in a drain longer than their lease."""
     gate = Gate()
     async with (
         run_node(database.dsn, gate.app, drain__timeout="1h") as node,

@@ -32,10 +32,22 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-async def test_a_lost_lease_cuts_the_handler_and_nothing_it_writes_counts(
+@pytest.fixture
+def waiting_app() -> rota.App:
+    """An app with the handler `wait`, which runs until its task is cancelled."""
+    app = rota.App("waiting")
+
+    @app.handler("wait")
+    async def wait(_: rota.Job[Any]) -> None:
+        await asyncio.Event().wait()
+
+    return app
+
+
+async def test_a_lost_lease_cancels_the_handler_and_rejects_its_writes(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A zombie's checkpoint, progress, completion and transaction are refused by name; the new claim isn't touched."""
+    """Checkpoint, progress, completion and transaction all raise StaleToken; the new claim stays unchanged."""
     app = rota.App("zombie")
     refused: dict[str, str] = {}
     told: list[str | None] = []
@@ -96,10 +108,10 @@ async def test_a_lost_lease_cuts_the_handler_and_nothing_it_writes_counts(
         assert await conn.fetchval("select count(*) from public.effects") == 0
 
 
-async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_not(
+async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_rejected(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It can't be cut, so it learns of its loss from the job, and the node from the settlement that is refused."""
+    """A thread cannot be cancelled: the job reports the loss to it, and the database rejects its settlement."""
     import threading
 
     app = rota.App("thread")
@@ -127,7 +139,7 @@ async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_not(
 async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The heartbeat turns on a thread of its own, so that bad manners cost lateness and no second execution."""
+    """The heartbeat has its own thread, so a blocked event loop delays jobs but starts none twice."""
     app = rota.App("blocker")
     tries: list[int] = []
 
@@ -148,10 +160,10 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
         assert node.metric("rota_loop_lag_seconds") > 8, "a scrape that comes seconds later sees it, too"
 
 
-async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database, conn: Connection[Record]) -> None:
-    """A wedged handler can't hold its job for ever: timeout, grace and a second are all that the heartbeat gives.
+async def test_a_heartbeat_extends_no_lease_past_the_jobs_timeout(database: Database, conn: Connection[Record]) -> None:
+    """A stuck handler must not keep its job for ever: the lease ends at timeout plus grace plus one second.
 
-    The attempt says that it timed out and that its thread was abandoned, and is no loss.
+    The attempt is recorded as timed out with an abandoned thread, and not as a loss.
     """
     import threading
 
@@ -192,8 +204,8 @@ async def test_the_lease_of_a_job_with_a_timeout_ends_with_it(database: Database
         assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
-async def test_an_async_handler_is_cut_at_its_timeout(database: Database, conn: Connection[Record]) -> None:
-    """A timeout is a failure that counts, says what it was, and is retried."""
+async def test_an_async_handler_is_cancelled_at_its_timeout(database: Database, conn: Connection[Record]) -> None:
+    """A timeout counts as a failure, is recorded as Timeout and is retried."""
     app = rota.App("slow")
     reasons: list[str | None] = []
 
@@ -211,10 +223,10 @@ async def test_an_async_handler_is_cut_at_its_timeout(database: Database, conn: 
     assert {a["error_kind"] for a in await failed_attempts(conn, job_id)} == {"Timeout"}
 
 
-async def test_a_completion_that_lingers_in_its_transaction_is_cut_at_the_timeout_all_the_same(
+async def test_an_open_transaction_after_complete_still_ends_at_the_timeout(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """job.complete() protects from being taken for lost, not from the job's own timeout."""
+    """job.complete() keeps the lease from being declared lost, but does not lift the job's timeout."""
     app = rota.App("lingering")
 
     @app.handler("linger", timeout=timedelta(milliseconds=500), max_attempts=1)
@@ -228,10 +240,10 @@ async def test_a_completion_that_lingers_in_its_transaction_is_cut_at_the_timeou
         assert await final_outcome(conn, job_id) == "dead: exhausted"
 
 
-async def test_with_the_database_cut_off_the_handler_is_interrupted_before_its_lease_ends(
+async def test_a_handler_cut_off_from_the_database_is_interrupted_before_its_lease_ends(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Rule 6: by the time another node may be given the job, this one has stopped; by the database's clock, not by ours."""
+    """Rule 6: the handler has stopped, by the database's clock, before another node may claim the job."""
     app = rota.App("island")
     stopped: list[tuple[str | None, Any]] = []
 
@@ -261,10 +273,10 @@ async def test_with_the_database_cut_off_the_handler_is_interrupted_before_its_l
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-async def test_a_job_that_was_let_go_for_lack_of_trust_is_not_handed_out_as_if_it_had_never_begun(
+async def test_a_job_dropped_on_an_untrusted_lease_counts_as_started(
     database: Database, conn: Connection[Record], delivery: str
 ) -> None:
-    """Its handler had been called: for at-most-once a second call is the one thing promised not to happen."""
+    """Its handler was called, so an at-most-once job must not be called a second time."""
     app = rota.App("untrusted")
     calls: list[int] = []
 
@@ -295,8 +307,8 @@ async def test_a_job_that_was_let_go_for_lack_of_trust_is_not_handed_out_as_if_i
         assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"]
 
 
-async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Database, conn: Connection[Record]) -> None:
-    """Settle, heartbeat, reap and cancel step over a locked row; its job is settled when the lock goes."""
+async def test_a_locked_job_row_delays_only_its_own_job(database: Database, conn: Connection[Record]) -> None:
+    """Settlement, heartbeat, reaper and cancellation skip a locked row; the job is settled when the lock is released."""
     app = rota.App("locked")
     go = asyncio.Event()
 
@@ -337,7 +349,7 @@ async def test_a_client_that_locks_one_jobs_row_harms_nobody_else(database: Data
 async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The work is done; nobody may begin it again only because the settlement takes longer than a lease."""
+    """The handler has finished: a settlement slower than a lease must not let the job run again."""
     app = rota.App("done")
     calls: list[int] = []
 
@@ -368,7 +380,7 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_a_running_job_is_cancelled_on_request(database: Database, conn: Connection[Record], kind: str) -> None:
-    """The holder is told within moments; the ledger says who asked and why."""
+    """The node is notified at once, and the ledger records who asked and why."""
     app = rota.App("cancel")
     reasons: list[str | None] = []
 
@@ -397,18 +409,12 @@ async def test_a_running_job_is_cancelled_on_request(database: Database, conn: C
     assert not await conn.fetchval("select count(*) from rota.cancel_requests")
 
 
-async def test_a_request_that_overtakes_the_answer_to_the_claim_is_heard(
-    database: Database, conn: Connection[Record]
+async def test_a_cancel_request_that_arrives_before_the_claims_reply_is_obeyed(
+    database: Database, conn: Connection[Record], waiting_app: rota.App
 ) -> None:
-    """The row says running before its node has been told: what the notification wakes finds nothing to ask about."""
-    app = rota.App("cancel")
-
-    @app.handler("wait")
-    async def wait(_: rota.Job[Any]) -> None:
-        await asyncio.Event().wait()
-
+    """The row is already running, but the notified node does not know the job yet and has no lease to check."""
     with FaultyProxy(database.dsn) as proxy:
-        async with run_node(proxy.dsn, app, lease__duration="3m") as node:
+        async with run_node(proxy.dsn, waiting_app, lease__duration="3m") as node:
             await node.wait_for_event("listener.up")
             proxy.slow(lambda name: not is_listener(name) and not is_heartbeat(name), 1.0)
             job_id = await insert_job(conn, "wait")
@@ -424,7 +430,7 @@ async def test_a_request_that_overtakes_the_answer_to_the_claim_is_heard(
 async def test_a_cancel_request_wins_over_everything_but_success(
     database: Database, conn: Connection[Record], does: str
 ) -> None:
-    """Rule 13, in the statement that settles: the request may come at the last moment, unseen by the heartbeat."""
+    """Rule 13: the settling statement itself checks for the request, because the heartbeat may not have seen it."""
     app = rota.App("wins")
     go = asyncio.Event()
 
@@ -462,17 +468,11 @@ async def test_a_cancel_request_wins_over_everything_but_success(
     assert len(await ledger_rows(conn, job_id)) == 1
 
 
-async def test_a_forced_cancel_ends_a_job_at_once_and_its_handler_as_lost(
-    database: Database, conn: Connection[Record]
+async def test_a_forced_cancel_ends_the_job_at_once_and_makes_its_lease_lost(
+    database: Database, conn: Connection[Record], waiting_app: rota.App
 ) -> None:
-    """force: into the ledger without asking the holder, whose token is stale from then on."""
-    app = rota.App("force")
-
-    @app.handler("wait")
-    async def wait(_: rota.Job[Any]) -> None:
-        await asyncio.Event().wait()
-
-    async with run_node(database.dsn, app) as node:
+    """`force` writes the ledger without waiting for the node, whose token is stale afterwards."""
+    async with run_node(database.dsn, waiting_app) as node:
         job_id = await insert_job(conn, "wait")
         await wait_for_claim(conn, job_id)
         assert await conn.fetchval("select rota.cancel($1, force => true)", job_id) == "cancelled"
@@ -481,10 +481,10 @@ async def test_a_forced_cancel_ends_a_job_at_once_and_its_handler_as_lost(
         assert [run["outcome"] for run in await ledger_rows(conn, job_id)] == ["cancelled"]
 
 
-async def test_two_attempts_of_one_job_that_end_together_are_written_once(
+async def test_two_attempts_settled_in_one_batch_write_one_ledger_row(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A zombie of the same node in the same batch as its successor: one row of the ledger, one success counted."""
+    """A lost attempt and its successor on the same node count as one success."""
     app = rota.App("twins")
     first_lost, go = asyncio.Event(), asyncio.Event()
     tokens: list[int] = []
@@ -517,16 +517,10 @@ async def test_two_attempts_of_one_job_that_end_together_are_written_once(
         assert node.metric("rota_settled_total", queue="default", handler="twin", settlement="succeeded") == 1
 
 
-async def test_a_row_whose_heartbeat_is_refused_loses_its_own_lease_only(
-    database: Database, conn: Connection[Record]
+async def test_a_row_that_rejects_its_heartbeat_loses_only_its_own_lease(
+    database: Database, conn: Connection[Record], waiting_app: rota.App
 ) -> None:
-    """A trigger of the user's that raises for one row: its neighbours keep their leases, and the daemon its head."""
-    app = rota.App("refused")
-
-    @app.handler("wait")
-    async def wait(_job: rota.Job[Any]) -> None:
-        await asyncio.Event().wait()
-
+    """A user's trigger raises for one row: the other jobs keep their leases and the daemon keeps running."""
     await conn.execute(
         """
         create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
@@ -534,7 +528,7 @@ async def test_a_row_whose_heartbeat_is_refused_loses_its_own_lease_only(
         when (old.payload ? 'refused' and old.state = 'running' and new.state = 'running') execute function refuse();
         """
     )
-    async with run_node(database.dsn, app) as node:
+    async with run_node(database.dsn, waiting_app) as node:
         refused = await insert_job(conn, "wait", '{"refused": true}')
         neighbours = [await insert_job(conn, "wait") for _ in range(4)]
         for job_id in (refused, *neighbours):

@@ -60,7 +60,7 @@ def plain_app(calls: list[int]) -> rota.App:
 
 
 async def test_the_first_loss_is_retried_at_once(database: Database, conn: Connection[Record]) -> None:
-    """A worker that died says nothing against its job; no row of a table of workers is asked."""
+    """A dead worker proves nothing against its job. The reaper reads the job's row, not a table of workers."""
     calls: list[int] = []
     async with run_node(database.dsn, plain_app(calls)) as node:
         job_id = await held(conn, "work")
@@ -70,8 +70,8 @@ async def test_the_first_loss_is_retried_at_once(database: Database, conn: Conne
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"]
 
 
-async def test_a_lease_that_still_holds_is_nobodys_to_take(database: Database, conn: Connection[Record]) -> None:
-    """Whatever the node's row says: here there is none at all."""
+async def test_a_valid_lease_is_never_reaped(database: Database, conn: Connection[Record]) -> None:
+    """This holds even when the node has no row in rota.nodes."""
     async with run_node(database.dsn, plain_app([])) as node:
         job_id = await held(conn, "work", HELD)
         await node.wait_for_turns("reaper", 3)
@@ -79,7 +79,7 @@ async def test_a_lease_that_still_holds_is_nobodys_to_take(database: Database, c
 
 
 async def test_later_losses_wait_and_the_third_is_poison(database: Database, conn: Connection[Record]) -> None:
-    """A job that kills its workers is made to wait, then buried, by a limit of its own."""
+    """A job that kills its workers is delayed, then becomes a dead letter, by its own limit of losses."""
     async with run_node(database.dsn, rota.App("reaper")) as node:
         job_id = await held(conn, "killer")
         await node.wait_for_event("lease.reaped", job_id=job_id)
@@ -100,7 +100,7 @@ async def test_later_losses_wait_and_the_third_is_poison(database: Database, con
 async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It is looked for apart from all others, and would wait for as long as these leave no slot."""
+    """Suspects are claimed separately, and would otherwise wait until other jobs leave a slot free."""
     calls: list[int] = []
     async with conn.transaction():
         suspect = await insert_job(conn, "work", priority=0)
@@ -112,7 +112,7 @@ async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
 
 
 async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
-    """The retry rules hold for losses as for failures."""
+    """The retry limits apply to losses as they do to failures."""
     async with run_node(database.dsn, rota.App("reaper")):
         job_id = await held(conn, "work", max_attempts=1)
         assert await final_outcome(conn, job_id) == "dead: exhausted"
@@ -135,7 +135,7 @@ async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, c
 async def test_at_most_once_is_called_once_whatever_happens(
     database: Database, conn: Connection[Record], does: str, how: str
 ) -> None:
-    """The claim is the acknowledgement: any end but success is a dead letter and never a second call."""
+    """The claim is the acknowledgement: every outcome except success is a dead letter, never a second call."""
     import asyncio
 
     app = rota.App("once")
@@ -182,7 +182,7 @@ async def test_at_most_once_is_called_once_whatever_happens(
 async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B55: between its look and its write the job was settled, renewed, or claimed anew: it touches none of them."""
+    """B55: a job settled, extended or claimed again after the reaper's search stays unchanged."""
     real = queries.find_expired_leases
     jobs: dict[str, int] = {}
 
@@ -216,7 +216,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
 async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """B49: a dead letter of that job_id is already there; that row alone is left, the others are dealt with."""
+    """B49: a dead letter with this job_id exists already. Only this row is skipped."""
     async with run_node(database.dsn, rota.App("reaper")) as node:
         async with conn.transaction():
             bad = await insert_job(conn, "work", max_attempts=1)
@@ -239,7 +239,7 @@ async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
 async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come first by number, at every sweep: whoever comes after them would never be taken back."""
+    """They come first by job_id in every sweep, and would keep later jobs from being reaped."""
     monkeypatch.setattr(reaper_module, "BATCH", 3)
     async with run_node(database.dsn, rota.App("reaper")) as node:
         async with conn.transaction():
@@ -259,10 +259,10 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
     assert await conn.fetchval("select count(*) from rota.jobs") == 7
 
 
-async def test_a_job_to_which_a_foreign_key_clings_fells_no_daemon(
+async def test_a_job_referenced_by_a_foreign_key_crashes_no_daemon(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It can't leave the table, by expiry or cancellation; what else is lost or runs goes on as if it weren't there."""
+    """The job cannot leave the table by expiry or cancellation; all other jobs proceed normally."""
     calls: list[int] = []
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
     late = await insert_job(conn, "nobody", start_by="now() - interval '1 second'")
@@ -283,7 +283,7 @@ async def test_a_job_to_which_a_foreign_key_clings_fells_no_daemon(
 async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 7: a lease that expired by a jump proves nothing; its holder gets one lease to renew it."""
+    """Rule 7: after a clock jump, an expired lease proves nothing. Its node gets one lease to renew it."""
     ahead = [timedelta(0)]
 
     async def find_reaper_work(db: Any) -> queries.ReaperWork:
@@ -307,8 +307,8 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
         assert waited > timedelta(seconds=2)
 
 
-async def test_an_answer_that_came_late_is_no_jump_of_the_clock(database: Database, conn: Connection[Record]) -> None:
-    """A handler that blocks the loop now and then, or a slow server, would otherwise keep every lease from being taken back."""
+async def test_a_slow_reply_is_not_taken_for_a_clock_jump(database: Database, conn: Connection[Record]) -> None:
+    """Otherwise a slow server or a blocked loop would keep the reaper from acting at all."""
     with FaultyProxy(database.dsn) as proxy:
         async with run_node(proxy.dsn, rota.App("reaper"), lease__duration="1h") as node:
             await node.wait_for_turns("reaper")
@@ -322,7 +322,7 @@ async def test_an_answer_that_came_late_is_no_jump_of_the_clock(database: Databa
 
 
 async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, conn: Connection[Record]) -> None:
-    """Redundant, all alike, and each loss is one row of history and one count."""
+    """Every node runs a reaper; each loss is one row of history and one count."""
     async with (
         run_node(database.dsn, rota.App("a")) as node,
         run_node(database.dsn, rota.App("b")) as other_node,

@@ -107,10 +107,10 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_go_on(
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_a_loop_that_crashes_without_end_makes_the_daemon_drain_and_end(
+async def test_a_loop_that_keeps_crashing_makes_the_daemon_drain_and_exit(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten crashes in a row without a success: other people's jobs still finish before the platform restarts the daemon."""
+    """After ten crashes without a success, running jobs still finish before the platform restarts the daemon."""
     go, calls = asyncio.Event(), list[int]()
 
     async def buggy(*_: Any, **__: Any) -> Any:
@@ -130,10 +130,10 @@ async def test_a_loop_that_crashes_without_end_makes_the_daemon_drain_and_end(
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_a_settlement_that_crashes_costs_its_own_job(
+async def test_a_settlement_that_crashes_affects_only_its_own_job(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One outcome that can't be written must not keep its neighbours' from being written, nor end the daemon."""
+    """The other outcomes are still written, and the daemon keeps running."""
     real, go, calls = queries.settle_succeeded, asyncio.Event(), list[int]()
     bad: list[int] = []
 
@@ -205,8 +205,10 @@ async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Databas
     assert await final_outcome(conn, held) == "succeeded"
 
 
-async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Database, conn: Connection[Record]) -> None:
-    """It costs dates and counts on schedules; the jobs run as well without."""
+async def test_a_schedule_that_rejects_its_statistics_crashes_no_daemon(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Only dates and counts of schedules are lost; jobs run without them."""
     await conn.execute(
         """
         create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
@@ -227,10 +229,10 @@ async def test_a_schedule_whose_record_is_refused_fells_no_daemon(database: Data
         assert node.crash is None
 
 
-async def test_a_log_that_can_not_be_written_costs_its_lines_and_nothing_else(
+async def test_a_failing_log_output_loses_only_its_lines(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, or a reader at the other end of the pipe who has gone: an error of the kind that a lost database has."""
+    """A full disk or a closed pipe raises the same kind of error as a lost database connection."""
     with monkeypatch.context() as full, io.FileIO("/dev/full", "w") as device:
         full.setattr(sys, "stderr", io.TextIOWrapper(device, write_through=True))
         async with run_node(database.dsn, waiting_app(), log__level="info") as node:
