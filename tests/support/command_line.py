@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -26,7 +26,7 @@ class CommandResult:
 
     @property
     def json(self) -> Any:
-        """What it printed, read."""
+        """The output, parsed as JSON."""
         return json.loads(self.out)
 
 
@@ -63,7 +63,7 @@ class Shell:
 
 @contextmanager
 def running_command(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """A command that goes on until it is told to stop, and what it has said so far."""
+    """Run a command during the block; yield its process and a function that returns its output so far."""
     log = shell.folder / "said"
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Clocks that are wrong: libfaketime, where it is installed."""
+"""Run processes with a wrong clock, by libfaketime, where it is installed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LIBFAKETIME = next(
     (found for place in _PLACES if (found := Path(place) / "libfaketimeMT.so.1").exists()),
     None,
 )
-"""What to preload; None where it isn't installed."""
+"""Path of the library to preload; None if it is not installed."""
 
 
 def clock_environment(clock: Path) -> dict[str, str]:
-    """The environment of a process for which time is off by what stands in that file just now: `-40m`, `+400`."""
+    """Return the environment that shifts a process's clock by the offset in the file: `-40m`, `+400`."""
     return {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
 
 

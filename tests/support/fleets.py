@@ -1,4 +1,4 @@
-"""A database, daemons of tests/process_app.py on it, and what a test asks about their jobs."""
+"""A database, daemon processes that run process_app on it, and queries about their jobs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 CONNECTION_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection may raise whose server is away."""
+"""Errors that a connection raises while its server is down."""
 
 
 class Fleet:
-    """Where a test with real daemons takes place. Its own connection is made anew when the server has been away."""
+    """A database and the daemon processes on it. Its own connection is reopened after the server was down."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
         self.dsn = dsn
@@ -81,21 +81,21 @@ class Fleet:
         return int(await self.value(sql, *given.values()))
 
     async def job(self, job_id: int) -> Record | None:
-        """The live job's row."""
+        """Return the row of a live job, or None."""
         rows = await self.fetch("select * from rota.jobs where job_id = $1", job_id)
         return rows[0] if rows else None
 
     async def state(self, job_id: int) -> str | None:
-        """Where the job stands, as people see it."""
+        """Return the job's state from rota.job_status, or None if the job is unknown."""
         found = await self.value("select state from rota.job_status where job_id = $1", job_id)
         return None if found is None else str(found)
 
     async def executions(self, job_id: int) -> list[Record]:
-        """What handlers did for it, in order."""
+        """Return the recorded handler calls of a job, oldest first."""
         return await self.fetch("select * from executions where job_id = $1 order by started_at", job_id)
 
     async def wait_for_execution(self, job_id: int, times: int = 1, *, within: float = 20.0) -> list[Record]:
-        """Return its executions once it has begun so many times."""
+        """Wait until the job was started that many times, and return its executions."""
 
         async def begun() -> list[Record] | None:
             found = await self.executions(job_id)
@@ -104,7 +104,7 @@ class Fleet:
         return await eventually(begun, within=within, what=f"execution {times} of job {job_id}")
 
     async def wait_for_state(self, job_id: int, state: str, *, within: float = 20.0) -> None:
-        """Return once the job has come to that state."""
+        """Wait until the job is in that state."""
 
         async def there() -> bool:
             return await self.state(job_id) == state
@@ -116,7 +116,7 @@ class Fleet:
             raise AssertionError(f"{error}; it is {await self.state(job_id)}\n{said}") from None
 
     async def wait_until_empty(self, *, within: float = 30.0) -> None:
-        """Return once no live job is left."""
+        """Wait until there are no live jobs."""
 
         async def empty() -> bool:
             return not await self.value("select exists (select from rota.jobs)")

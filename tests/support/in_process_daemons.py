@@ -1,4 +1,4 @@
-"""Daemons in this process, with short settings: what they tell is collected, so that tests wait for it."""
+"""Run daemons in this process with short settings, and collect their log events so that tests can wait for them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SHORT_SETTINGS: dict[str, Any] = {
     "log.level": "error",
     "log.format": "json",
 }
-"""Settings under which what takes minutes in production takes seconds."""
+"""Settings that shorten minutes in production to seconds."""
 
 
 @dataclass(slots=True)
 class Node:
-    """One daemon, what it has told so far, and how it ended."""
+    """One daemon, its log events so far, and the exception that ended it."""
 
     daemon: Daemon
     events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Node:
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def events_named(self, name: str, **fields: Any) -> list[Mapping[str, Any]]:
-        """The events of that name with those fields, in the order in which they came."""
+        """Return the events with that name and those fields, oldest first."""
         return [
             told
             for event, told in list(self.events)
@@ -57,7 +57,7 @@ class Node:
     async def wait_for_event(
         self, name: str, *, times: int = 1, within: float = 10.0, **fields: Any
     ) -> Mapping[str, Any]:
-        """Wait for the event; with `times`, for that many of them; return the last."""
+        """Wait until the event was logged `times` times, and return the last one."""
         await eventually(
             lambda: len(self.events_named(name, **fields)) >= times or self.stopped.is_set(),
             within=within,
@@ -68,21 +68,21 @@ class Node:
         return found[-1]
 
     async def wait_for_turns(self, service: str, times: int = 2) -> None:
-        """Wait until a service has done so many more turns, the first of which may be under way already."""
+        """Wait until a service has ended that many more turns. The first may be running already."""
         await self.wait_for_event(
             "service.ran", service=service, times=len(self.events_named("service.ran", service=service)) + times
         )
 
     def metric(self, name: str, **labels: str) -> float:
-        """What a scrape would show now; 0 for what was never counted."""
+        """Return the metric's current value; 0 if it was never counted."""
         return self.daemon.telemetry.registry.get_sample_value(name, labels) or 0.0
 
     def stop(self) -> None:
-        """Order it to stop: the first time it drains, the second time it interrupts."""
+        """Send a stop order: the first one drains, the second one interrupts jobs."""
         self.daemon.shutdown.request_next()
 
     async def wait_until_stopped(self, within: float = 10.0) -> None:
-        """Wait until it is down."""
+        """Wait until run() has returned or raised."""
         await eventually(self.stopped.is_set, within=within, what="the end of the daemon")
 
 
@@ -145,7 +145,7 @@ async def run_node(
 
 
 def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
-    """One handler that waits until it is let go."""
+    """Return an app with one handler, `wait`, which returns once `go` is set."""
     app = rota.App("gated")
 
     @app.handler("wait")
@@ -174,19 +174,19 @@ async def insert_job(conn: Connection[Record], handler: str, payload: str = "{}"
 
 
 async def job_row(conn: Connection[Record], job_id: int) -> Record | None:
-    """The live row of a job, with `now`: the database's time."""
+    """Return the live row of a job and the database's time as `now`; None if the job is not live."""
     return await conn.fetchrow("select *, clock_timestamp() as now from rota.jobs where job_id = $1", job_id)
 
 
 async def live_row(conn: Connection[Record], job_id: int) -> Record:
-    """The same, of a job that must be live."""
+    """Return the live row of a job; fail if there is none."""
     found = await job_row(conn, job_id)
     assert found is not None, f"job {job_id} is not live"
     return found
 
 
 async def ledger_rows(conn: Connection[Record], job_id: int) -> list[Record]:
-    """What the ledger says of a job: one row at most, if all is well."""
+    """Return the job's rows in the ledger; more than one is a bug."""
     return await conn.fetch("select * from rota.job_runs where job_id = $1", job_id)
 
 
@@ -208,12 +208,12 @@ async def final_outcome(conn: Connection[Record], job_id: int, *, within: float 
 
 
 async def failed_attempts(conn: Connection[Record], job_id: int) -> list[Record]:
-    """The attempts of a job that did not succeed, oldest first."""
+    """Return the failed attempts of a job, oldest first."""
     return await conn.fetch("select * from rota.attempts where job_id = $1 order by fence_token", job_id)
 
 
 async def dead_letter(conn: Connection[Record], job_id: int) -> Record:
-    """The dead letter of a job."""
+    """Return the dead letter of a job; fail if there is none."""
     found = await conn.fetchrow("select * from rota.dead_letters where job_id = $1", job_id)
     assert found is not None, f"job {job_id} is no dead letter"
     return found
@@ -251,4 +251,4 @@ set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid(), a
 where job_id = $1
 returning fence_token
 """
-"""What a reaper and another node's claim do together, in one statement: the job now belongs to somebody else."""
+"""Reap the job and claim it for another node, in one statement."""

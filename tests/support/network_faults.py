@@ -1,4 +1,4 @@
-"""Ways to a server that can be cut, slowed and refused: a forwarder from TCP to its Unix socket, and a network of one's own."""
+"""A TCP proxy to a server's Unix socket that can freeze, delay and refuse connections, and a network namespace to cut off."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FaultyProxy:
 
     @property
     def dsn(self) -> str:
-        """How to connect through it."""
+        """The DSN that connects through the proxy."""
         return f"postgresql://postgres@{self._host}:{self._port}/{self._database}"
 
     def __enter__(self) -> Self:
@@ -63,22 +63,22 @@ class FaultyProxy:
         self._loop.close()
 
     def listen(self) -> None:
-        """Take connections, again on the same port."""
+        """Accept connections; after refuse(), on the same port."""
         self._do(self._listen())
 
     def refuse(self) -> None:
-        """Cut all connections, and have further ones refused by the kernel, as when nobody listens."""
+        """Abort all connections and close the port, so that the kernel refuses new ones."""
         self._do(self._close())
 
     def answer(self, sqlstate: str, message: str) -> None:
-        """Cut all connections, and answer further ones as a server does that takes none."""
+        """Abort all connections, and answer new ones with this error."""
         fields = b"SFATAL\0VFATAL\0C" + sqlstate.encode() + b"\0M" + message.encode() + b"\0\0"
         self._do(self._close())
         self._refusal = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
         self.listen()
 
     def heal(self) -> None:
-        """Forward everything, at once."""
+        """Forward all connections again, without delay."""
         self._refusal = None
         self._slowed = (_nobody, 0.0)
         self.freeze(_nobody)
@@ -90,7 +90,7 @@ class FaultyProxy:
         self._loop.call_soon_threadsafe(self._moved.set)
 
     def slow(self, which: Callable[[str], bool], seconds: float) -> None:
-        """Have what the server sends on those connections arrive so much later."""
+        """Delay the server's answers on those connections."""
         self._slowed = (which, seconds)
 
     def _do(self, work: object) -> None:
@@ -231,11 +231,11 @@ class IsolatedNetwork:
         return "203.0.113.1"
 
     def cut(self) -> None:
-        """Pull the cable: packets vanish, nobody is told."""
+        """Drop all packets silently."""
         _ip("link", "set", self.cable, "down")
 
     def reconnect(self) -> None:
-        """Put it in again."""
+        """Restore the connection."""
         _ip("link", "set", self.cable, "up")
 
 

@@ -1,4 +1,4 @@
-"""A PgBouncer of the tests' own, in transaction mode, in front of a server's Unix socket."""
+"""Run a PgBouncer in transaction mode in front of a server's Unix socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_pgbouncer() -> str | None:
 
 @contextmanager
 def pgbouncer(dsn: str, folder: Path) -> Iterator[str]:
-    """Start one, with few server connections that go round; yield how to connect through it."""
+    """Start PgBouncer with five rotating server connections; yield the DSN through it."""
     binary = find_pgbouncer()
     assert binary is not None
     parts = urlsplit(dsn)

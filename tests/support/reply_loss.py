@@ -1,4 +1,4 @@
-"""A way to the server that loses replies: the statement is carried out, and its answer never comes back."""
+"""A proxy that loses replies: the server executes the statement, and the client never gets the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY = ord("Z")
 
 
 class LossyProxy:
-    """Forwards connections, and cuts those whose statement was marked, after the server has answered it."""
+    """Forwards connections, and closes those with a marked statement once the server has answered it."""
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)
@@ -99,7 +99,7 @@ class LossyProxy:
 
 @asynccontextmanager
 async def lossy_proxy(dsn: str) -> AsyncIterator[LossyProxy]:
-    """Such a way, for as long as the block lasts; `.dsn` leads through it."""
+    """Run a proxy during the block; connect through its `.dsn`."""
     made = LossyProxy(dsn)
     server = await made.listen()
     try:

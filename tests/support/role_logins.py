@@ -1,4 +1,4 @@
-"""A schema brought in by a migrator who is no superuser, its four roles, and a real login for each."""
+"""A database migrated by a login that is no superuser, with rota's four roles and a login for each."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class RoleDatabase:
 
 
 def dsn_for_login(dsn: str, login: str) -> str:
-    """The same way for somebody else, whose password is `secret`."""
+    """Return the DSN for another login, whose password is `secret`."""
     parts = urlsplit(dsn)
     return urlunsplit(parts._replace(netloc=f"{login}:secret@{parts.netloc.rpartition('@')[2]}"))
 
 
 @asynccontextmanager
 async def role_database(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[RoleDatabase]:
-    """Make one, and remove it with its roles, which belong to the whole server."""
+    """Create a database with roles, and drop both afterwards: roles belong to the whole server."""
     made = RoleDatabase(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
     await _make(made, migrate=migrate)
     try:
@@ -72,7 +72,7 @@ async def role_database(server: Server, name: str, *, migrate: bool = True) -> A
 
 @contextmanager
 def module_role_database(server: Server, name: str) -> Iterator[RoleDatabase]:
-    """Make one for a whole module, outside of any test's loop."""
+    """Create one for a whole test module, outside of any test's event loop."""
     life = role_database(server, name)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         made = runner.run(life.__aenter__())

@@ -38,7 +38,7 @@ async def eventually(fact: Callable[[], object], *, within: float = 10.0, what: 
 
 
 def until(fact: Callable[[], T | None], *, within: float = 10.0, what: str = "") -> T:
-    """Do the same where there is no event loop."""
+    """The blocking variant of eventually()."""
     deadline = time.monotonic() + within
     while True:
         if value := fact():
