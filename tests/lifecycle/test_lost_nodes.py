@@ -46,8 +46,11 @@ async def _do_nothing(job: rota.Job[object]) -> None: ...
 
 
 async def silence(conn: Connection[Record], seconds: int) -> None:
-    """Back-date the last sign of life of every daemon."""
-    await conn.execute("update rota.nodes set seen_at = seen_at - make_interval(secs => $1)", seconds)
+    """Back-date the start and the last sign of life of every daemon."""
+    await conn.execute(
+        "update rota.nodes set seen_at = seen_at - make_interval(secs => $1), started_at = started_at - make_interval(secs => $1)",
+        seconds,
+    )
     await conn.execute("update rota.lost_nodes set seen_at = seen_at - make_interval(secs => $1)", seconds)
 
 
@@ -94,6 +97,18 @@ async def test_a_restart_on_the_same_host_and_of_the_same_app_takes_the_place_of
     assert await lost(conn) == ["a"]
     await presence(conn, host="a").run_once()
     assert await lost(conn) == []
+
+
+async def test_a_daemon_replaces_none_that_died_after_it_had_started(conn: Connection[Record]) -> None:
+    """Two daemons of one app run on one host, and one is killed in the other's first minute: nothing has come back."""
+    survivor, killed = presence(conn, host="a"), presence(conn, host="a")
+    await survivor.run_once()
+    await killed.run_once()
+    await silence(conn, 16)
+
+    await survivor.run_once()
+
+    assert await lost(conn) == ["a"]
 
 
 async def test_a_frozen_daemon_that_wakes_up_is_no_longer_lost(conn: Connection[Record]) -> None:

@@ -1,5 +1,5 @@
 -- Delete the entry of node $1 from the lost nodes, because it is alive. If it has just started, also delete one lost node of the
--- same host and app, which it replaces.
+-- same host and app, which it replaces. It can only replace a node that was last seen before this one started.
 --   $1 node_id  uuid
 --   $2 host     text
 --   $3 app      text
@@ -20,6 +20,7 @@ silent_node as (
           and silent.app = $3
           and silent.node_id <> $1
           and silent.seen_at < now() - interval '15 seconds'
+          and silent.seen_at < (select own.started_at from rota.nodes as own where own.node_id = $1)
         order by silent.seen_at desc
         limit 1
         for update skip locked
@@ -35,6 +36,7 @@ lost_node as (
           and lost_node.host = $2
           and lost_node.app = $3
           and lost_node.node_id <> $1
+          and lost_node.seen_at < (select own.started_at from rota.nodes as own where own.node_id = $1)
           and not exists (select from silent_node)
         order by lost_node.seen_at desc
         limit 1
