@@ -1,5 +1,5 @@
-"""`rota demo`: a PostgreSQL of its own, three daemons, one killed, one stopped past its lease; and what became of every job.
+"""`rota demo`: start a PostgreSQL and three daemons, kill one, pause one past its lease, and show what became of every job.
 
-Bottom up: `app` is what its daemons run, `fleet` starts and kills them, `records` is what the witnesses saw, `screen` what is shown
-of it, `story` what is done in order, `checks` what was promised, `main` the evening as a whole.
+From the bottom up: `app` is the app of the daemons, `fleet` starts and kills them, `records` holds the observations, `screen`
+prints, `story` plays the acts in order, `checks` verifies the promises, and `main` runs all of it.
 """

@@ -1,8 +1,8 @@
-"""The app that `rota demo` runs: one handler for each way in which a job can go.
+"""The app of `rota demo`: one handler for each course that a job can take.
 
-Handlers keep a journal of what they do, in a file outside the database: at the end it is compared with what rota says. Effects are
-of two kinds. Some are rows, written in the transaction that completes the job. Others leave the database: a letter dropped into a
-mailbox, which counts once because it carries the job's idempotency key, however often it is dropped.
+Handlers write a journal of their calls to a file outside the database. At the end it is compared with rota's own tables. Some
+effects are rows, written in the transaction that completes the job. Other effects are letters in a mailbox file. A letter carries
+the job's idempotency key, so it counts once, however often it is delivered.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Outside:
-    """The world outside the database: lines appended to files, which no rollback takes back."""
+    """Effects outside the database: lines appended to files, which no rollback undoes."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = folder / "journal"
         self._mailbox = folder / "mailbox"
 
     def note(self, job: AnyJob, what: str, how: str = "") -> None:
-        """Write into the journal what a handler did."""
+        """Append to the journal that a handler began or ended."""
         _append(
             self._journal,
             what=what,
@@ -50,12 +50,12 @@ class Outside:
         )
 
     def deliver(self, job: AnyJob) -> None:
-        """Drop a letter into the mailbox, with the key by which it counts once."""
+        """Append a letter to the mailbox, with the idempotency key by which it counts once."""
         _append(self._mailbox, key=job.idempotency_key, job_id=job.job_id, fence_token=job.fence_token)
 
 
 def _append(path: Path, **fields: Any) -> None:
-    # One write in append mode: lines of several processes don't mix, and a process killed after it has written it all.
+    # One write in append mode: lines of several processes don't mix, and a kill -9 can't cut a line in half.
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(file, json.dumps(fields).encode() + b"\n")
@@ -65,7 +65,7 @@ def _append(path: Path, **fields: Any) -> None:
 
 @asynccontextmanager
 async def lifespan() -> AsyncIterator[Outside]:
-    """Open the world outside, and see to it that no daemon outlives the demo."""
+    """Provide the files to the handlers, and end this daemon when the demo ends."""
     folder = os.environ.get("DEMO_FOLDER")
     if folder is None:
         raise ConfigError("rota.demo.app belongs to `rota demo`, which starts it: run that")
@@ -74,7 +74,7 @@ async def lifespan() -> AsyncIterator[Outside]:
 
 
 def _die_with_the_demo() -> None:
-    # Our standard input is a pipe that the demo holds open: it ends when the demo does, however that ends.
+    # Standard input is a pipe that the demo holds open. It closes when the demo ends, even by kill -9.
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)
@@ -84,8 +84,8 @@ app = rota.App("demo", lifespan=lifespan)
 
 
 @contextmanager
-def in_the_journal(job: AnyJob) -> Iterator[Outside]:
-    """Note that the handler begins, and how it ends; after a kill -9 the end is missing."""
+def journalled(job: AnyJob) -> Iterator[Outside]:
+    """Write the start and the end of the handler to the journal. After a kill -9 the end is missing."""
     outside: Outside = job.state
     outside.note(job, "began")
     try:
@@ -98,25 +98,25 @@ def in_the_journal(job: AnyJob) -> Iterator[Outside]:
 
 @app.handler("email", backoff_base=timedelta(seconds=0.3))
 async def email(job: rota.Job[Any]) -> None:
-    """Quick, and the world outside is told."""
-    with in_the_journal(job) as outside:
+    """Quick, with an effect outside the database."""
+    with journalled(job) as outside:
         await asyncio.sleep(job.payload["seconds"])
         outside.deliver(job)
 
 
 @app.handler("transfer", queue="slow")
 async def transfer(job: rota.Job[Any]) -> None:
-    """Slow, its effect in a transaction; and the worst of zombies, for it goes on when it is told to stop."""
-    with in_the_journal(job):
-        await _deaf_sleep(job.payload["seconds"])
+    """Slow, with its effect in a transaction. Ignores cancellation, so it still runs after its lease was lost."""
+    with journalled(job):
+        await _uninterruptible_sleep(job.payload["seconds"])
         async with job.transaction() as conn:
-            await _enter(conn, job)
+            await _insert_entry(conn, job)
 
 
 @app.handler("report", queue="reports")
 def report(job: rota.SyncJob[Any]) -> None:
-    """Slow, in a thread, which nothing can interrupt."""
-    with in_the_journal(job) as outside:
+    """Slow, in a thread, so it can't be interrupted."""
+    with journalled(job) as outside:
         time.sleep(job.payload["seconds"])
         outside.deliver(job)
         job.save_checkpoint({"delivered": True})
@@ -124,8 +124,8 @@ def report(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("charge", delivery="at_most_once")
 async def charge(job: rota.Job[Any]) -> None:
-    """Slow, and never to be tried twice."""
-    with in_the_journal(job) as outside:
+    """Slow, and must run at most once."""
+    with journalled(job) as outside:
         await asyncio.sleep(job.payload["seconds"])
         outside.deliver(job)
 
@@ -133,7 +133,7 @@ async def charge(job: rota.Job[Any]) -> None:
 @app.handler("webhook", backoff_base=timedelta(seconds=0.4))
 async def webhook(job: rota.Job[Any]) -> None:
     """Fails twice, then succeeds."""
-    with in_the_journal(job) as outside:
+    with journalled(job) as outside:
         if job.attempt <= 2:
             raise ConnectionError("the other side answers 503")
         outside.deliver(job)
@@ -141,28 +141,28 @@ async def webhook(job: rota.Job[Any]) -> None:
 
 @app.handler("import")
 async def import_file(job: rota.Job[Any]) -> None:
-    """Can't work before somebody has repaired what is wrong."""
-    with in_the_journal(job):
+    """Fails permanently until its row is in demo.repaired."""
+    with journalled(job):
         async with job.transaction() as conn:
-            if not await _repaired(conn, job):
+            if not await _is_repaired(conn, job):
                 raise rota.Permanent("the file has a column too many")
-            await _enter(conn, job)
+            await _insert_entry(conn, job)
 
 
 @app.handler("thumbnail", backoff_base=timedelta(seconds=0.3))
 async def thumbnail(job: rota.Job[Any]) -> None:
-    """Kills whoever runs it, until somebody has repaired what is wrong. Its effect is written before, and taken back."""
-    with in_the_journal(job):
+    """Kills its daemon until its row is in demo.repaired. Its effect is written before that, and rolled back."""
+    with journalled(job):
         async with job.transaction() as conn:
-            await _enter(conn, job)
-            if not await _repaired(conn, job):
+            await _insert_entry(conn, job)
+            if not await _is_repaired(conn, job):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.handler("embargo")
 async def embargo(job: rota.Job[Any]) -> None:
-    """Comes too early, and asks to be called again later."""
-    with in_the_journal(job) as outside:
+    """Snoozes on the first call, and works on the second."""
+    with journalled(job) as outside:
         if job.checkpoint is None:
             await job.save_checkpoint("asked")
             raise rota.Snooze(after=timedelta(seconds=0.5))
@@ -171,29 +171,29 @@ async def embargo(job: rota.Job[Any]) -> None:
 
 @app.handler("digest")
 async def digest(job: rota.Job[Any]) -> None:
-    """Is inserted twice, under one unique_key."""
-    with in_the_journal(job) as outside:
+    """Inserted twice with the same unique_key."""
+    with journalled(job) as outside:
         outside.deliver(job)
 
 
 @app.handler("newsletter")
 async def newsletter(job: rota.Job[Any]) -> None:
-    """Is cancelled before its time comes."""
-    with in_the_journal(job) as outside:
+    """Cancelled before it is due."""
+    with journalled(job) as outside:
         outside.deliver(job)
 
 
-async def _deaf_sleep(seconds: float) -> None:
+async def _uninterruptible_sleep(seconds: float) -> None:
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    while (remaining := end - time.monotonic()) > 0:
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(left)
+            await asyncio.sleep(remaining)
 
 
-async def _enter(conn: Connection, job: rota.Job[Any]) -> None:
+async def _insert_entry(conn: Connection, job: rota.Job[Any]) -> None:
     await conn.execute("insert into demo.entries (job_id, fence_token) values ($1, $2)", job.job_id, job.fence_token)
 
 
-async def _repaired(conn: Connection, job: rota.Job[Any]) -> bool:
+async def _is_repaired(conn: Connection, job: rota.Job[Any]) -> bool:
     found: bool = await conn.fetchval("select exists (select from demo.repaired where handler = $1)", job.handler)
     return found

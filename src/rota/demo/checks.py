@@ -1,4 +1,4 @@
-"""The promises, each held against what the witnesses saw."""
+"""Check each promise against the journal, the trigger's records and rota's own tables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rota.demo.records import Execution, Facts
 
 MARGIN = 4.0
-"""Seconds allowed on top of lease and reap interval, for a busy machine."""
+"""Seconds allowed in addition to lease and reap interval, for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that the checks look at."""
+    """The input of the checks."""
 
     facts: Facts
     executions: Sequence[Execution]
@@ -37,7 +37,7 @@ class Evidence:
 
 
 async def check_all(db: Connection, evidence: Evidence) -> list[Check]:
-    """Hold every promise against the evidence."""
+    """Check every promise."""
     return [
         await _ended_once(db),
         await _entries_count_once(db),
@@ -46,7 +46,7 @@ async def check_all(db: Connection, evidence: Evidence) -> list[Check]:
         _ran_again_in_time(evidence),
         await _zombie_refused(db, evidence),
         await _at_most_once(db, evidence),
-        await _poison_buried(db, evidence),
+        await _poison_is_dead(db, evidence),
         await _difficult_ones(db, evidence),
         await _redriven(db, evidence),
         await _stopped_gracefully(db, evidence),
@@ -125,20 +125,20 @@ def _never_two_under_a_lease(evidence: Evidence) -> Check:
         for later in runs[number + 1 :]
         if earlier.overlaps(later)
     ]
-    bad = [(e, n) for e, n in overlaps if not e.lease_ended_at <= n.claimed_at]
+    bad = [(earlier, later) for earlier, later in overlaps if later.claimed_at < earlier.lease_ended_at]
     gaps = [later.claimed_at - earlier.lease_ended_at for earlier, later in overlaps]
-    told = (
+    summary = (
         f"{plural(len(overlaps), 'overlap')}, all of zombies, the new claim {min(gaps):.2f} s or more after the old lease "
         "had expired"
         if overlaps and not bad
-        else f"{plural(len(bad), 'overlap')} under a living lease: jobs {listed([e.job_id for e, _ in bad])}"
+        else f"{plural(len(bad), 'overlap')} under a living lease: jobs {listed([earlier.job_id for earlier, _ in bad])}"
         if bad
         else "no overlap at all"
     )
     return Check(
         "Attempts of a job overlap only where the earlier lease had expired",
         not bad,
-        f"{len(evidence.executions)} executions: {told}",
+        f"{len(evidence.executions)} executions: {summary}",
         "the handlers' journal, against a trigger's record of every lease in demo.leases",
     )
 
@@ -146,12 +146,12 @@ def _never_two_under_a_lease(evidence: Evidence) -> Check:
 def _ran_again_in_time(evidence: Evidence) -> Check:
     facts = evidence.facts
     lost = [held for held in facts.held_by_killed if held.handler != "charge"]
-    took = [facts.taken_over[held.job_id][0] - facts.killed_at for held in lost if held.job_id in facts.taken_over]
+    delays = [facts.taken_over[held.job_id][0] - facts.killed_at for held in lost if held.job_id in facts.taken_over]
     bound = LEASE + REAP_INTERVAL
     return Check(
         "A killed daemon's jobs run again within lease + reap interval",
-        len(took) == len(lost) > 0 and max(took) <= bound + MARGIN,
-        f"{plural(len(took), 'job')} of {facts.killed}: after {', '.join(f'{s:.2f}' for s in sorted(took))} s "
+        len(delays) == len(lost) > 0 and max(delays) <= bound + MARGIN,
+        f"{plural(len(delays), 'job')} of {facts.killed_daemon}: after {', '.join(f'{s:.2f}' for s in sorted(delays))} s "
         f"(promised {bound:g} s, {MARGIN:g} s more allowed here for a busy machine)",
         "demo.leases: claims with a larger token, against the moment of the kill -9",
     )
@@ -159,7 +159,7 @@ def _ran_again_in_time(evidence: Evidence) -> Check:
 
 async def _zombie_refused(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
-    refused = {event["job_id"] for event in facts.refused if event["event"] == "write.refused"}
+    refused = {event["job_id"] for event in facts.refusals if event["event"] == "write.refused"}
     stale = [held.fence_token for held in facts.held_by_paused]
     written = await db.fetchval(
         """select (select count(*) from demo.entries where fence_token = any($1))
@@ -171,14 +171,14 @@ async def _zombie_refused(db: Connection, evidence: Evidence) -> Check:
         [held.job_id for held in facts.held_by_paused],
         stale,
     )
-    writes = sum(event["event"] == "write.refused" for event in facts.refused)
-    lost = sum(event["event"] == "lease.lost" for event in facts.refused)
+    writes = sum(event["event"] == "write.refused" for event in facts.refusals)
+    lost = sum(event["event"] == "lease.lost" for event in facts.refusals)
     return Check(
         "A zombie's late writes are refused",
         bool(refused) and written == 0 and later == len(stale) > 0 and facts.stale_writes == writes,
-        f"{facts.paused} held {plural(len(stale), 'token')}: {writes} write.refused, {lost} lease.lost, {written} rows with "
+        f"{facts.paused_daemon} held {plural(len(stale), 'token')}: {writes} write.refused, {lost} lease.lost, {written} rows with "
         f"a stale token; {later} of {len(stale)} jobs settled with a larger one",
-        f"{facts.paused}'s log and /metrics, demo.entries, rota.job_runs",
+        f"{facts.paused_daemon}'s log and /metrics, demo.entries, rota.job_runs",
     )
 
 
@@ -187,25 +187,25 @@ async def _at_most_once(db: Connection, evidence: Evidence) -> Check:
     begun = sum(len(evidence.of(job_id)) for job_id in jobs)
     reasons = [row["reason"] for row in evidence.facts.dead_letters if row["handler"] == "charge"]
     return Check(
-        "What runs at most once began once",
-        len(jobs) == begun == 1 and reasons == ["lost"] and list(evidence.facts.left_out) == jobs,
+        "A job that runs at most once began once",
+        len(jobs) == begun == 1 and reasons == ["lost"] and list(evidence.facts.discarded_job_ids) == jobs,
         f"{plural(begun, 'beginning')} for {plural(len(jobs), 'job')}; then a dead letter ({listed(reasons)}), which "
         "redrive_many() left alone",
         "the handlers' journal, rota.dead_letters",
     )
 
 
-async def _poison_buried(db: Connection, evidence: Evidence) -> Check:
+async def _poison_is_dead(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
-    reasons = [row["reason"] for row in facts.dead_letters if row["job_id"] == facts.poison]
+    reasons = [row["reason"] for row in facts.dead_letters if row["job_id"] == facts.poison_job_id]
     succeeded = await db.fetchval(
-        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'succeeded'", facts.neighbours
+        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'succeeded'", facts.neighbour_job_ids
     )
     return Check(
-        "A job that kills its daemons is buried, and its neighbours aren't",
+        "A job that kills its daemons becomes a dead letter, and its neighbours succeed",
         reasons == ["poison"] and facts.poison_losses == 3 and len(facts.poison_deaths) in {3, 4} and succeeded == 12,
-        f"buried at loss {facts.poison_losses}, having killed {listed([life for _, life in facts.poison_deaths])}; "
-        f"{succeeded} of {len(facts.neighbours)} neighbours succeeded",
+        f"dead at loss {facts.poison_losses}, having killed {listed([life for _, life in facts.poison_deaths])}; "
+        f"{succeeded} of {len(facts.neighbour_job_ids)} neighbours succeeded",
         "rota.dead_letters, rota.job_runs, the exit codes of the processes",
     )
 
@@ -226,11 +226,11 @@ async def _difficult_ones(db: Connection, evidence: Evidence) -> Check:
         "newsletter": (1, 0, "cancelled", 0),
         "digest": (1, 1, "succeeded", 1),
     }
-    told = "webhook took 3 attempts, embargo was called twice and used 1, newsletter never began, digest is one job"
+    expected = "webhook took 3 attempts, embargo was called twice and used 1, newsletter never began, digest is one job"
     return Check(
         "Retry, snooze, cancel and unique_key do what they say",
         found == wanted,
-        told if found == wanted else f"(jobs, attempts, outcome, calls): {found}, not {wanted}",
+        expected if found == wanted else f"(jobs, attempts, outcome, calls): {found}, not {wanted}",
         "rota.job_runs: attempts and outcome, against the handlers' journal",
     )
 
@@ -239,10 +239,12 @@ async def _redriven(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
     reasons = sorted(row["reason"] for row in facts.dead_letters)
     succeeded = await db.fetchval(
-        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'succeeded'", list(facts.redriven)
+        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'succeeded'",
+        list(facts.redriven_job_ids),
     )
     discarded = await db.fetchval(
-        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'discarded'", list(facts.left_out)
+        "select count(*) from rota.job_runs where job_id = any($1) and outcome = 'discarded'",
+        list(facts.discarded_job_ids),
     )
     return Check(
         "Dead letters wait for a person; redrive and discard work",
@@ -255,12 +257,14 @@ async def _redriven(db: Connection, evidence: Evidence) -> Check:
 async def _stopped_gracefully(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
     codes = [daemon.life.exit_code for daemon in evidence.daemons]
-    rows = await db.fetch("select attempts, outcome from rota.job_runs where job_id = any($1)", list(facts.in_flight))
+    rows = await db.fetch(
+        "select attempts, outcome from rota.job_runs where job_id = any($1)", list(facts.running_at_stop)
+    )
     whole = sum(row["outcome"] == "succeeded" and row["attempts"] == 1 for row in rows)
     return Check(
         "A graceful stop loses nothing",
-        set(codes) == {0} and whole == len(facts.in_flight) > 0,
-        f"{whole} of {len(facts.in_flight)} running jobs finished at their first attempt; exit codes {listed(codes)}",
+        set(codes) == {0} and whole == len(facts.running_at_stop) > 0,
+        f"{whole} of {len(facts.running_at_stop)} running jobs finished at their first attempt; exit codes {listed(codes)}",
         "rota.job_runs: attempts and outcome, the exit codes of the processes",
     )
 

@@ -1,4 +1,4 @@
-"""Three daemons as real processes, and whoever starts a killed one again, as systemd would."""
+"""Run the three daemons as real processes, and restart a killed one, as systemd would."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from rota.demo.records import lines_of
+from rota.demo.json_lines import read_json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 LEASE = 3.0
+"""In seconds, like all constants here."""
 REAP_INTERVAL = 0.5
 POLL_INTERVAL = 0.2
 RESTART_AFTER = 1.0
-GLANCE = 0.02
+CHECK_INTERVAL = 0.02
 
 RUN = ("-m", "rota", "run", "--app", "rota.demo.app:app")
 
@@ -36,21 +37,20 @@ SETTINGS = {
     "ROTA_LOG_LEVEL": "info",
 }
 
-OFTEN_ENOUGH = 8
-"""A daemon that had to be started so often is broken, and not the victim of a demo."""
+MAX_STARTS = 8
+"""A daemon that ends more often than the demo kills it is broken."""
 
-
-BEARABLE = LEASE / 2
-"""For how many seconds the machine may stand still; after that, living daemons lose leases, as they should."""
+MAX_STALL = LEASE / 2
+"""If the machine runs no process for longer, living daemons may lose leases, and promises may fail to hold."""
 
 
 class DemoFailed(Exception):
-    """Something did not go as promised; the message says what, for whoever watches."""
+    """The demo can't go on. The message says why."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One process of a daemon, from its start to its end, on the machine's clock."""
+    """One process of a daemon, from start to end. Instants are seconds on the machine's clock."""
 
     name: str
     pid: int
@@ -62,7 +62,7 @@ class Life:
 
 @dataclass(slots=True)
 class Daemon:
-    """A daemon by its letter, through all its lives: the second life of A is A2."""
+    """A daemon with all its processes: the second process of A is named A2."""
 
     letter: str
     log: Path
@@ -72,50 +72,52 @@ class Daemon:
 
     @property
     def life(self) -> Life:
-        """The current life, or the last one."""
+        """The current process, or the last one."""
         return self.lives[-1]
 
     @property
     def name(self) -> str:
-        """What the current life is called."""
+        """The name of the current process."""
         return self.life.name
 
     @property
-    def lives_now(self) -> bool:
-        """Whether its process is there, stopped or not."""
+    def is_alive(self) -> bool:
+        """Whether its process exists, paused or not."""
         return self.process is not None and self.process.poll() is None
 
     def events(self) -> list[dict[str, Any]]:
-        """Read what it has logged in all its lives."""
-        return lines_of(self.log)
+        """Return the log lines of all its processes."""
+        return read_json_lines(self.log)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it is still there."""
+        """Send a signal to the process, if it still exists."""
         if self.process is not None:
             self.process.send_signal(number)
 
 
 class Fleet:
-    """The daemons, and the only one who starts, kills, stops and continues them: by the process that it started itself."""
+    """Starts, kills, pauses and stops the daemons. Signals go only to processes that it has started itself."""
 
     def __init__(self, folder: Path, dsn: str, letters: Sequence[str] = "ABC") -> None:
         self._folder = folder
-        theirs = ("ROTA_", "PG", "DATABASE_URL")
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith(theirs)} | {
+        user_settings = ("ROTA_", "PG", "DATABASE_URL")
+        self._environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(user_settings)
+        } | {
             **SETTINGS,
             "DATABASE_URL": dsn,
             "DEMO_FOLDER": str(folder),
         }
         self._ending = False
-        self.stood_still = 0.0
-        """The longest time, in seconds, for which the machine gave us no turn."""
+        self.longest_stall = 0.0
+        """The longest time, in seconds, for which the machine did not run this process."""
         self.daemons = [Daemon(letter, folder / f"{letter}.log") for letter in letters]
 
     def __getitem__(self, letter: str) -> Daemon:
         return next(daemon for daemon in self.daemons if daemon.letter == letter)
 
     def start(self, daemon: Daemon) -> None:
-        """Begin a life."""
+        """Start a process for the daemon."""
         number = len(daemon.lives) + 1
         with daemon.log.open("ab") as log:
             daemon.process = self._spawn(log)
@@ -126,92 +128,90 @@ class Fleet:
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603  our own interpreter and our own arguments
             [sys.executable, *RUN],
-            cwd=self._folder,  # no rota.toml of somebody else
+            cwd=self._folder,  # so that no rota.toml of the user is read
             env=self._environment,
-            stdin=subprocess.PIPE,  # never written to: that it ends tells the daemon that we are gone
+            stdin=subprocess.PIPE,  # never written to: when it closes, the daemon knows that the demo has ended
             stdout=log,
             stderr=log,
-            process_group=0,  # Ctrl-C is for us
+            process_group=0,  # Ctrl-C must reach only the demo
         )
 
-    async def keep(self) -> None:
-        """Notice who has died; start again whom SIGKILL has ended. Raises DemoFailed for any other end."""
+    async def restart_killed(self) -> None:
+        """Restart daemons that SIGKILL has ended, until stop() is called. Raises DemoFailed if one ends in another way."""
         while not self._ending:
             for daemon in [daemon for daemon in self.daemons if daemon.lives]:
-                self._notice_the_end_of(daemon)
+                self._record_end(daemon)
                 ended_at = daemon.life.ended_at
                 if ended_at is not None and time.time() - ended_at >= RESTART_AFTER and not self._ending:
-                    if len(daemon.lives) >= OFTEN_ENOUGH:
+                    if len(daemon.lives) >= MAX_STARTS:
                         raise DemoFailed(f"daemon {daemon.letter} has died {len(daemon.lives)} times")
                     self.start(daemon)
             slept_at = time.monotonic()
-            await asyncio.sleep(GLANCE)
-            self.stood_still = max(self.stood_still, time.monotonic() - slept_at - GLANCE)
+            await asyncio.sleep(CHECK_INTERVAL)
+            self.longest_stall = max(self.longest_stall, time.monotonic() - slept_at - CHECK_INTERVAL)
 
     def kill(self, daemon: Daemon) -> float:
-        """Send kill -9, and return when its process had ended."""
+        """Send SIGKILL, wait for the process to end, and return the time of its end."""
         daemon.signal(signal.SIGKILL)
         if daemon.process is not None:
             daemon.process.wait()
-        self._notice_the_end_of(daemon, "kill -9")
+        self._record_end(daemon, "kill -9")
         return daemon.life.ended_at or time.time()
 
     def pause(self, daemon: Daemon) -> float:
-        """Send SIGSTOP, and return when."""
+        """Send SIGSTOP, and return the time."""
         daemon.signal(signal.SIGSTOP)
         daemon.state = "stopped"
         return time.time()
 
     def resume(self, daemon: Daemon) -> float:
-        """Send SIGCONT, and return when."""
+        """Send SIGCONT, and return the time."""
         now = time.time()
         daemon.state = "running"
         daemon.signal(signal.SIGCONT)
         return now
 
     async def stop(self, within: float) -> None:
-        """Ask all to stop, as a deployment does, and wait for it. Raises DemoFailed where one doesn't."""
+        """Send SIGTERM to all daemons and wait for their end. Raises DemoFailed if one still runs after `within` seconds."""
         self._ending = True
         for daemon in self.daemons:
             daemon.state = "draining"
             daemon.signal(signal.SIGTERM)
         deadline = time.monotonic() + within
-        while any(daemon.lives_now for daemon in self.daemons):
+        while any(daemon.is_alive for daemon in self.daemons):
             if time.monotonic() > deadline:
-                late = ", ".join(daemon.letter for daemon in self.daemons if daemon.lives_now)
+                late = ", ".join(daemon.letter for daemon in self.daemons if daemon.is_alive)
                 raise DemoFailed(f"{late} did not stop within {within:g} s of SIGTERM")
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(CHECK_INTERVAL)
         for daemon in self.daemons:
-            self._notice_the_end_of(daemon, "stopped")
+            self._record_end(daemon, "stopped")
 
     def end(self) -> None:
-        """End whatever is left of them, now."""
+        """Kill all daemons that still run."""
         self._ending = True
         for daemon in self.daemons:
-            if daemon.lives_now and daemon.process is not None:
+            if daemon.is_alive and daemon.process is not None:
                 daemon.signal(signal.SIGKILL)
                 daemon.signal(signal.SIGCONT)
                 daemon.process.wait()
             if daemon.process is not None and daemon.process.stdin is not None:
                 daemon.process.stdin.close()
 
-    def _notice_the_end_of(self, daemon: Daemon, end: str = "died") -> None:
+    def _record_end(self, daemon: Daemon, end: str = "died") -> None:
         if not daemon.lives:
             return
         life = daemon.life
-        if life.ended_at is not None or daemon.lives_now or daemon.process is None:
+        if life.ended_at is not None or daemon.is_alive or daemon.process is None:
             return
         life.ended_at, life.exit_code, life.end = time.time(), daemon.process.returncode, end
         daemon.state = "ended" if end == "stopped" else "killed"
         if daemon.process.stdin is not None:
             daemon.process.stdin.close()
         if life.exit_code != -signal.SIGKILL and end != "stopped":
-            raise DemoFailed(
-                f"daemon {life.name} (pid {life.pid}) has ended by itself, with exit code {life.exit_code}"
-            )
+            raise DemoFailed(f"daemon {life.name} (pid {life.pid}) ended unexpectedly with exit code {life.exit_code}")
 
     def tails(self, lines: int = 12) -> dict[str, list[str]]:
-        """Return the ends of the logs."""
+        """Return the last lines of each daemon's log."""
         tails: dict[str, list[str]] = {}
         for daemon in self.daemons:
             with suppress(FileNotFoundError):

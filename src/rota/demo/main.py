@@ -1,4 +1,4 @@
-"""The demo from its server's start to the last file's removal: play the story, hold the promises against what was seen, report."""
+"""Run the demo: start a server, play the story, check the promises, report, and remove all files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import asyncpg
 
 from rota.db.migrate import migrate
 from rota.demo.checks import Evidence, check_all
-from rota.demo.fleet import BEARABLE, LEASE, REAP_INTERVAL, DemoFailed, Fleet
+from rota.demo.fleet import LEASE, MAX_STALL, REAP_INTERVAL, DemoFailed, Fleet
 from rota.demo.screen import Screen, short
 from rota.demo.story import KINDS, Story
 from rota.embedded import EmbeddedPostgres
@@ -35,12 +35,12 @@ __all__ = ["main"]
 
 WORLD = Path(__file__).with_name("world.sql")
 
-LONGEST = 85.0
-"""Seconds after which it gives up."""
+MAX_SECONDS = 85.0
+"""The demo gives up after this time."""
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-HOW = {
+END_WORDS = {
     "killed": "killed",
     "Snooze": "snoozed",
     "StaleToken": "refused",
@@ -49,17 +49,17 @@ HOW = {
     "Permanent": "dead letter",
     "returned": "done, once more",
 }
-"""How an execution ended in the journal -> in a word."""
+"""How an execution ended: journal entry -> word on the screen."""
 
-NEXT = (
+NEXT_STEPS = (
     ("rota dev --app yourapp:app", "a database and a daemon of your own, in one"),
-    ("rota --help", "everything else that can be done"),
+    ("rota --help", "all other commands"),
     ("README.md", "the first five minutes, and how to run it for real"),
 )
 
 
 def main(*, json_output: bool = False) -> int:
-    """Run the demo; return 0 only if every promise held, 130 when it was interrupted. Leaves no process and no file."""
+    """Run the demo. Return 0 if every promise held, 130 if interrupted, else another code. Leaves no process and no file."""
     screen = Screen(quiet=json_output)
     report: dict[str, Any] = {"ok": False, "lease_s": LEASE, "reap_interval_s": REAP_INTERVAL}
     code = 1
@@ -82,16 +82,16 @@ def main(*, json_output: bool = False) -> int:
 
 
 def _run(screen: Screen, report: dict[str, Any]) -> int:
-    screen.title("rota demo", "Kills, stops and poisons daemons, then checks every promise: half a minute.")
+    screen.title("rota demo", "Kills and pauses daemons, then checks every promise. Takes half a minute.")
     with ExitStack() as stack:
-        stack.enter_context(_told_to_stop())
+        stack.enter_context(_interrupted_by_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True)))
         if os.geteuid() == 0:
-            folder.chmod(0o755)  # the server runs as somebody else, and has to get through
+            folder.chmod(0o755)  # the server runs as another user, who must reach its data folder
         server = stack.enter_context(EmbeddedPostgres(data=folder / "data", sync=False))
         fleet = Fleet(folder, server.dsn)
         stack.callback(fleet.end)
-        stack.callback(_clean_up_undisturbed)
+        stack.callback(_ignore_stop_signals)
         return asyncio.run(_play(folder, server.dsn, fleet, screen, report))
 
 
@@ -110,7 +110,7 @@ async def _play(folder: Path, dsn: str, fleet: Fleet, screen: Screen, report: di
                 _explain(error, fleet, screen, report)
                 return 1
             finally:
-                report["stood_still_s"] = round(fleet.stood_still, 2)
+                report["stood_still_s"] = round(fleet.longest_stall, 2)
         finally:
             db.terminate()
             onlooker.terminate()
@@ -119,16 +119,16 @@ async def _play(folder: Path, dsn: str, fleet: Fleet, screen: Screen, report: di
 async def _perform(story: Story, fleet: Fleet, screen: Screen) -> None:
     screen.scene.daemons = fleet.daemons
     try:
-        async with asyncio.timeout(LONGEST), asyncio.TaskGroup() as group:
-            behind = [
-                group.create_task(story.look_on(), name="onlooker"),
-                group.create_task(fleet.keep(), name="keeper"),
+        async with asyncio.timeout(MAX_SECONDS), asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(story.update_progress(), name="progress"),
+                group.create_task(fleet.restart_killed(), name="restarts"),
             ]
-            await story.tell()
-            for task in behind:
+            await story.play()
+            for task in background:
                 task.cancel()
     except TimeoutError as error:
-        raise DemoFailed(f"it was not over after {LONGEST:g} s") from error
+        raise DemoFailed(f"the story was not over after {MAX_SECONDS:g} s") from error
     except ExceptionGroup as several:
         if (failed := several.subgroup(DemoFailed)) is None:
             raise
@@ -141,14 +141,14 @@ def _first(group: ExceptionGroup[DemoFailed]) -> DemoFailed:
 
 
 async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> int:
-    found = await story.executions()
-    evidence = Evidence(facts=story.facts, executions=found, letters=story.letters(), daemons=fleet.daemons)
+    executions = await story.executions()
+    evidence = Evidence(facts=story.facts, executions=executions, letters=story.letters(), daemons=fleet.daemons)
     checks = await check_all(db, evidence)
-    jobs = await _jobs(db, found)
+    jobs = await _jobs(db, executions)
     screen.act("What became of every job")
     screen.table(
         [("jobs", "right"), ("handler", "left"), ("executions", "right"), ("effects", "right"), ("ended as", "left")],
-        _by_handler(jobs, {*(letter["job_id"] for letter in evidence.letters), *await _entered(db)}),
+        _by_handler(jobs, {*(letter["job_id"] for letter in evidence.letters), *await _jobs_with_entries(db)}),
     )
     screen.say("Jobs that began more than once, by daemon and fence token (its last four digits):")
     for job in jobs:
@@ -156,48 +156,48 @@ async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, 
             screen.say(f"{job['handler']} {job['job_id']}: {_path(job)}", bullet="·")
     screen.act("What was promised")
     screen.checks(checks)
-    held = all(check.held for check in checks)
+    all_passed = all(check.passed for check in checks)
     report |= {
-        "ok": held,
-        "checks": [asdict(check) for check in checks],
+        "ok": all_passed,
+        "checks": [check.as_json() for check in checks],
         "jobs": jobs,
         "dead_letters": story.facts.dead_letters,
-        "refused": story.facts.refused,
+        "refused": story.facts.refusals,
         "took_over_after_s": {
             str(job_id): round(at - story.facts.killed_at, 3) for job_id, (at, _, _) in story.facts.taken_over.items()
         },
-        "killed": story.facts.killed,
-        "stopped": story.facts.paused,
+        "killed": story.facts.killed_daemon,
+        "stopped": story.facts.paused_daemon,
         "daemons": [asdict(life) for daemon in fleet.daemons for life in daemon.lives],
     }
     screen.close_act()
     screen.plain()
-    if held:
-        verdict = f"All {len(checks)} promises held, for {len(jobs)} jobs, in {screen.elapsed:.0f} s."
-        screen.plain(verdict, style="bold green")
+    if all_passed:
+        summary = f"All {len(checks)} promises held, for {len(jobs)} jobs, in {screen.elapsed:.0f} s."
+        screen.plain(summary, style="bold green")
     else:
-        broken = sum(not check.held for check in checks)
+        broken = sum(not check.passed for check in checks)
         screen.plain(f"{broken} of {len(checks)} promises did not hold: see ✗ above.", style="bold red")
         _blame_the_machine(fleet, screen)
         _show_logs(fleet, screen, report)
     screen.plain()
     screen.plain("Where to go next", style="bold")
-    screen.table([("", "left"), ("", "left")], NEXT)
-    return 0 if held else 1
+    screen.table([("", "left"), ("", "left")], NEXT_STEPS)
+    return 0 if all_passed else 1
 
 
-async def _jobs(db: Connection, found: Sequence[Execution]) -> list[dict[str, Any]]:
+async def _jobs(db: Connection, executions: Sequence[Execution]) -> list[dict[str, Any]]:
     rows = await db.fetch(
         "select inserted.job_id, inserted.handler, status.state as ended_as, status.attempt as attempts, status.fence_token"
         " from demo.inserted left join rota.job_status as status using (job_id) order by job_id"
     )
     by_job: dict[int, list[Execution]] = {}
-    for execution in found:
+    for execution in executions:
         by_job.setdefault(execution.job_id, []).append(execution)
-    return [{**dict(row), "executions": [each.facts() for each in by_job.get(row["job_id"], ())]} for row in rows]
+    return [{**dict(row), "executions": [each.as_json() for each in by_job.get(row["job_id"], ())]} for row in rows]
 
 
-async def _entered(db: Connection) -> set[int]:
+async def _jobs_with_entries(db: Connection) -> set[int]:
     return {row["job_id"] for row in await db.fetch("select job_id from demo.entries")}
 
 
@@ -213,11 +213,11 @@ def _by_handler(jobs: Sequence[dict[str, Any]], with_effect: AbstractSet[int]) -
 
 
 def _path(job: dict[str, Any]) -> str:
-    """One job's executions: where each ran, under which token, and how it ended."""
+    """Describe a job's executions: the daemon, the fence token and the end of each."""
     words = []
     for execution in job["executions"]:
         counts = execution["fence_token"] == job["fence_token"] and job["ended_as"] == "succeeded"
-        how = "[green]counted[/]" if counts else f"[dim]{HOW.get(execution['how'], execution['how'])}[/]"
+        how = "[green]counted[/]" if counts else f"[dim]{END_WORDS.get(execution['how'], execution['how'])}[/]"
         words.append(f"{execution['daemon']} [cyan]{short(execution['fence_token'])}[/] {how}")
     return " → ".join(words)
 
@@ -232,10 +232,10 @@ def _explain(error: DemoFailed, fleet: Fleet, screen: Screen, report: dict[str, 
 
 
 def _blame_the_machine(fleet: Fleet, screen: Screen) -> None:
-    if fleet.stood_still > BEARABLE:
+    if fleet.longest_stall > MAX_STALL:
         screen.plain(
-            f"But this machine stood still for {fleet.stood_still:.1f} s in between, too long for leases of {LEASE:g} s, and "
-            "everybody on it with it: try again when it is less busy."
+            f"The machine ran no process for {fleet.longest_stall:.1f} s, which is too long for leases of {LEASE:g} s. "
+            "Try again when it is less busy."
         )
 
 
@@ -248,9 +248,9 @@ def _show_logs(fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """Outside the event loop, take every order to stop as a KeyboardInterrupt, so that all is cleaned up."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPS}
+def _interrupted_by_signals() -> Iterator[None]:
+    """Outside the event loop, turn every stop signal into a KeyboardInterrupt, so that everything is cleaned up."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -260,19 +260,19 @@ def _told_to_stop() -> Iterator[None]:
 
 @contextmanager
 def _cancelled_by_signals() -> Iterator[None]:
-    """Inside it, cancel what runs."""
+    """Inside the event loop, cancel the current task on every stop signal."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None  # noqa: S101  we run in one
-    for number in STOPS:
+    assert task is not None  # noqa: S101  this runs in a task
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.default_int_handler)
 
 
-def _clean_up_undisturbed() -> None:
-    for number in STOPS:
+def _ignore_stop_signals() -> None:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,15 +1,12 @@
-"""What the demo's parts hand each other: what the witnesses have written down, what is known in the end, what was checked."""
+"""The records of the demo: executions from the journal, facts collected by the story, and results of the checks."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from rota.db.pool import Connection
     from rota.demo.fleet import Daemon, Life
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Execution:
-    """One time that a handler was called, as it has noted itself. All instants are seconds on the machine's clock."""
+    """One call of a handler, from the journal. All instants are seconds on the machine's clock."""
 
     job_id: int
     handler: str
@@ -25,18 +22,18 @@ class Execution:
     life: str
     began_at: float
     ended_at: float | None
-    """None: still at work."""
+    """None while the handler runs."""
     how: str
     claimed_at: float = 0.0
     lease_ended_at: float = 0.0
-    """When the lease of this claim ran out, or would have, had it not been given back before."""
+    """When the lease of this claim expired, or would have expired if the job had not been settled before."""
 
     def overlaps(self, later: Execution) -> bool:
-        """Whether this one was still at work when a later one began."""
+        """Whether this execution still ran when a later one began."""
         return self.ended_at is None or self.ended_at > later.began_at
 
-    def facts(self) -> dict[str, Any]:
-        """Return it for JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the execution as it appears in the JSON report."""
         return {
             "daemon": self.life,
             "fence_token": self.fence_token,
@@ -47,8 +44,8 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A claim that a daemon held at some moment."""
+class HeldClaim:
+    """A claim that a daemon held when it was killed or paused."""
 
     job_id: int
     handler: str
@@ -60,53 +57,49 @@ class Held:
 
 @dataclass(slots=True)
 class Facts:
-    """What is known in the end, and the checks are made of."""
+    """What the demo has found out when it ends. The checks read this and the database."""
 
-    killed: str = ""
+    killed_daemon: str = ""
     killed_at: float = 0.0
-    held_by_killed: Sequence[Held] = ()
-    paused: str = ""
+    held_by_killed: Sequence[HeldClaim] = ()
+    paused_daemon: str = ""
     paused_at: float = 0.0
     resumed_at: float = 0.0
-    held_by_paused: Sequence[Held] = ()
+    held_by_paused: Sequence[HeldClaim] = ()
     taken_over: dict[int, tuple[float, str, int]] = field(default_factory=dict)
-    """job_id -> when it was claimed again, by which life, with which token."""
-    refused: Sequence[dict[str, Any]] = ()
-    """What the zombie's log says of its late writes."""
+    """job_id -> (time of the next claim, name of the daemon's process, fence token)"""
+    refusals: Sequence[dict[str, Any]] = ()
+    """Log events of the resumed daemon about writes with a stale token and lost leases."""
     stale_writes: float = 0.0
-    poison: int = 0
+    poison_job_id: int = 0
     poison_deaths: list[tuple[float, str]] = field(default_factory=list)
     poison_losses: int = 0
-    neighbours: Sequence[int] = ()
+    neighbour_job_ids: Sequence[int] = ()
+    """Jobs that ran beside the poison job."""
     dead_letters: Sequence[dict[str, Any]] = ()
-    redriven: Sequence[int] = ()
-    left_out: Sequence[int] = ()
-    in_flight: Sequence[int] = ()
-    stopped_in: float = 0.0
+    redriven_job_ids: Sequence[int] = ()
+    discarded_job_ids: Sequence[int] = ()
+    running_at_stop: Sequence[int] = ()
+    """Jobs that ran when SIGTERM was sent."""
+    stop_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise: whether it held, the figures, and where they come from."""
+    """A promise of rota, whether the demo has confirmed it, the figures, and their source."""
 
     promise: str
-    held: bool
+    passed: bool
     fact: str
     proof: str
 
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Read the objects in a file of JSON lines, as far as it is there; what else stands between them is left out."""
-    found = []
-    with suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-    return [each for each in found if isinstance(each, dict)]
+    def as_json(self) -> dict[str, Any]:
+        """Return the check as it appears in the JSON report."""
+        return {"promise": self.promise, "held": self.passed, "fact": self.fact, "proof": self.proof}
 
 
-def executions(journal: Iterable[Mapping[str, Any]], daemons: Sequence[Daemon]) -> list[Execution]:
-    """Put beginnings and ends together. Where a process has died, its handlers ended with it."""
+def executions_from(journal: Iterable[Mapping[str, Any]], daemons: Sequence[Daemon]) -> list[Execution]:
+    """Combine the journal's lines into executions. A handler without an end line ended with its process."""
     lives = [life for daemon in daemons for life in daemon.lives]
     found: dict[int, Execution] = {}
     for line in journal:
@@ -132,16 +125,16 @@ def _life_of(pid: int, at: float, lives: Iterable[Life]) -> Life | None:
     return of_pid[-1] if of_pid else None
 
 
-async def with_leases(db: Connection, found: Sequence[Execution]) -> Sequence[Execution]:
-    """Add what the trigger saw of each claim: when it was made, and until when its lease was last extended."""
-    seen = {
+async def with_leases(db: Connection, executions: Sequence[Execution]) -> Sequence[Execution]:
+    """Add the time of each claim and the end of its lease, as the trigger has recorded them."""
+    claims = {
         row["fence_token"]: row
         for row in await db.fetch(
             "select fence_token, extract(epoch from min(seen_at))::float8 as claimed_at,"
             " extract(epoch from max(ends_at))::float8 as ends_at from demo.leases group by fence_token"
         )
     }
-    for execution in found:
-        if (row := seen.get(execution.fence_token)) is not None:
+    for execution in executions:
+        if (row := claims.get(execution.fence_token)) is not None:
             execution.claimed_at, execution.lease_ended_at = row["claimed_at"], row["ends_at"]
-    return found
+    return executions

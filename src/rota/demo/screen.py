@@ -1,4 +1,4 @@
-"""What the demo shows: a story that scrolls by, and below it, on a terminal, what goes on at this moment."""
+"""Print the demo's story, and on a terminal a progress display below it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rota.demo.fleet import Daemon
     from rota.demo.records import Check
 
-WIDEST = 100
+MAX_WIDTH = 100
 
-STYLES = {
+DAEMON_STYLES = {
     "running": "green",
     "starting": "cyan",
     "killed": "bold red",
@@ -38,7 +38,7 @@ STYLES = {
     "ended": "dim",
 }
 
-STATES = {
+JOB_STYLES = {
     "future": "dim",
     "due": "cyan",
     "retrying": "yellow",
@@ -49,30 +49,29 @@ STATES = {
     "dead": "red",
 }
 
-
-PLAIN = {"✓": "ok", "✗": "NO", "…": "..", "→": "->", "·": "-", "━": "="}
+ASCII = {"✓": "ok", "✗": "NO", "…": "..", "→": "->", "·": "-", "━": "="}
 
 
 @dataclass(slots=True)
 class Scene:
-    """What goes on at this moment, as far as has been seen."""
+    """The data of the progress display."""
 
     daemons: Sequence[Daemon] = ()
     states: Mapping[str, int] = field(default_factory=dict)
     running: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Name of a daemon's life -> what it holds a lease on."""
+    """Name of a daemon's process -> handlers of the jobs that it runs."""
 
 
 class Screen:
-    """Where the story is told. A quiet one says nothing, because JSON will."""
+    """Prints the story. With `quiet` it prints nothing, because standard output is for the JSON report."""
 
     def __init__(self, *, quiet: bool) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            codecs.register_error("rota.demo", _in_plain_letters)
+            codecs.register_error("rota.demo", _in_ascii)
             sys.stdout.reconfigure(errors="rota.demo")
         self._console = Console(quiet=quiet, highlight=False)
-        if self._console.width > WIDEST or not self._console.is_terminal:
-            self._console.width = min(WIDEST, self._console.width)
+        if self._console.width > MAX_WIDTH or not self._console.is_terminal:
+            self._console.width = min(MAX_WIDTH, self._console.width)
         self._shows_progress = self._console.is_terminal and not quiet and not self._console.is_dumb_terminal
         self._began = time.monotonic()
         self._act_began = self._began
@@ -82,12 +81,12 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Keep the present moment at the bottom of the terminal."""
+        """Show the progress display at the bottom of the terminal inside the block."""
         if not self._shows_progress:
             yield
             return
         with Live(
-            get_renderable=self._moment,
+            get_renderable=self._progress,
             console=self._console,
             refresh_per_second=8,
             transient=True,
@@ -98,35 +97,35 @@ class Screen:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the curtain rose."""
+        """Seconds since the demo started."""
         return time.monotonic() - self._began
 
     @property
     def acts(self) -> Sequence[tuple[str, float]]:
-        """The acts so far, with the seconds that each took."""
+        """The finished acts, with the seconds that each took."""
         return self._acts
 
     def title(self, text: str, below: str) -> None:
-        """Say what this is."""
+        """Print the title and a line below it."""
         self._console.print()
         self._console.print(Text(text, style="bold"))
         self._console.print(Text(below, style="dim"))
 
     def act(self, title: str) -> None:
-        """Begin another act."""
+        """Start the next act."""
         self.close_act()
         self._act, self._act_began = title, time.monotonic()
         self._console.print()
         self._console.print(Rule(f"[bold]{len(self._acts) + 1}  {escape(title)}[/]", align="left", style="cyan"))
 
     def close_act(self) -> None:
-        """Note how long the act has taken."""
+        """End the current act, and record how long it took."""
         if self._act:
             self._acts.append((self._act, round(time.monotonic() - self._act_began, 2)))
             self._act = ""
 
     def say(self, text: str, *, style: str = "", bullet: str = " ") -> None:
-        """Tell something, in rich markup; wrapped lines hang below the first."""
+        """Print a text in rich markup. Wrapped lines are indented below the first."""
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_column(width=2, justify="right")
         line.add_column(ratio=1)
@@ -134,7 +133,7 @@ class Screen:
         self._console.print(line)
 
     def happened(self, seconds: float, text: str) -> None:
-        """Tell of something that happened so long after the act's main event."""
+        """Print an event, with its time in seconds since the act's main event."""
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_column(width=9, justify="right", style="cyan")
         line.add_column(ratio=1)
@@ -142,11 +141,11 @@ class Screen:
         self._console.print(line)
 
     def sql(self, text: str) -> None:
-        """Show SQL that is being run."""
+        """Print SQL that is being run."""
         self._console.print(Padding(Text(text, style="magenta"), (0, 0, 0, 3)))
 
     def table(self, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-        """Show rows; a column is its heading and how it is justified."""
+        """Print rows. Each column is (heading, "left" or "right")."""
         table = Table(
             box=box.SIMPLE_HEAD if any(heading for heading, _ in columns) else None,
             show_header=any(heading for heading, _ in columns),
@@ -162,10 +161,10 @@ class Screen:
         self._console.print(Padding(table, (0, 0, 0, 3)))
 
     def checks(self, checks: Sequence[Check]) -> None:
-        """Show what was promised, whether it held, and how that is known."""
+        """Print each promise, whether it held, and the proof."""
         for check in checks:
-            mark = "[bold green]✓[/]" if check.held else "[bold red]✗[/]"
-            fact = escape(check.fact) if check.held else f"[red]{escape(check.fact)}[/]"
+            mark = "[bold green]✓[/]" if check.passed else "[bold red]✗[/]"
+            fact = escape(check.fact) if check.passed else f"[red]{escape(check.fact)}[/]"
             self.say(f"[bold]{escape(check.promise)}[/]", bullet=mark)
             self.say(f"{fact} [dim]· {escape(check.proof)}[/]")
 
@@ -173,7 +172,7 @@ class Screen:
         """Print text as it is."""
         self._console.print(Text(text, style=style))
 
-    def _moment(self) -> RenderableType:
+    def _progress(self) -> RenderableType:
         scene = self.scene
         daemons = Table.grid(padding=(0, 2, 0, 0))
         daemons.add_column(width=4)
@@ -184,10 +183,10 @@ class Screen:
             if not daemon.lives:
                 continue
             held = scene.running.get(daemon.name, ())
-            stands = Text(daemon.state, style=STYLES.get(daemon.state, ""))
-            daemons.add_row(Text(daemon.name, style="bold"), f"{daemon.life.pid}", stands, Text(_summary(held)))
+            state_text = Text(daemon.state, style=DAEMON_STYLES.get(daemon.state, ""))
+            daemons.add_row(Text(daemon.name, style="bold"), f"{daemon.life.pid}", state_text, Text(_summary(held)))
         counts = Text("jobs  ", style="bold")
-        for state, style in STATES.items():
+        for state, style in JOB_STYLES.items():
             if count := scene.states.get(state, 0):
                 counts.append(f"{count} {state}  ", style=style)
         ended = sum(scene.states.get(state, 0) for state in ("succeeded", "cancelled", "discarded", "dead"))
@@ -201,11 +200,11 @@ class Screen:
         )
 
 
-def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
-    """Let a terminal that knows no ✓ see `ok`, and no traceback."""
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Codec error handler: print `ok` instead of ✓, and so on, in an encoding that lacks it."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+    return "".join(ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def _bar(done: int, of: int, width: int) -> Text:
@@ -228,7 +227,7 @@ def plural(count: int, word: str) -> str:
 
 
 def short(fence_token: int) -> str:
-    """Write the end of a token, by which it can be told from the others here."""
+    """Write the last four digits of a fence token. In the demo they are unique."""
     return f"…{fence_token % 10_000:04}"
 
 

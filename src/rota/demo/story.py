@@ -1,4 +1,4 @@
-"""The story, act by act. Each act does something to the fleet, waits for facts, and tells them."""
+"""The acts of the demo, in order. Each act does something to the daemons, waits for the effect, and prints it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import aiohttp
 from rich.markup import escape
 
 from rota.demo.fleet import LEASE, POLL_INTERVAL, REAP_INTERVAL, RESTART_AFTER, DemoFailed
-from rota.demo.records import Execution, Facts, Held, executions, lines_of, with_leases
+from rota.demo.json_lines import read_json_lines
+from rota.demo.records import Execution, Facts, HeldClaim, executions_from, with_leases
 from rota.demo.screen import listed, plural, short
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ KINDS = {
     "report": "slow, in a thread that nothing can interrupt",
     "charge": "slow, at most once",
     "webhook": "fails twice, then succeeds",
-    "import": "can't work until somebody repairs it",
-    "embargo": "comes too early, and snoozes",
+    "import": "fails until its cause is repaired",
+    "embargo": "snoozes once, then succeeds",
     "digest": "inserted twice under one unique_key",
     "newsletter": "cancelled while it waits",
     "thumbnail": "kills the daemon that runs it",
@@ -45,7 +46,7 @@ SLOW = {"transfer", "report", "charge"}
 
 
 class Story:
-    """What is done, in order. The two connections are its own and the onlooker's."""
+    """Plays the acts on the connection `db`. The progress display polls on its own connection, `onlooker`."""
 
     def __init__(self, *, folder: Path, fleet: Fleet, screen: Screen, db: Connection, onlooker: Connection) -> None:
         self._folder = folder
@@ -54,13 +55,13 @@ class Story:
         self._db = db
         self._onlooker = onlooker
         self._nodes: dict[UUID, str] = {}
-        self._told = False
+        self._is_over = False
         self.facts = Facts()
 
-    async def look_on(self) -> None:
-        """Keep the scene at the bottom of the terminal true."""
+    async def update_progress(self) -> None:
+        """Update the progress display at the bottom of the terminal until the story is over."""
         scene = self._screen.scene
-        while not self._told:
+        while not self._is_over:
             self._learn_nodes(await self._onlooker.fetch("select node_id, pid from rota.nodes"))
             scene.states = {
                 row["state"]: row["jobs"]
@@ -74,8 +75,8 @@ class Story:
             scene.running = running
             await asyncio.sleep(0.15)
 
-    async def tell(self) -> None:
-        """Play all acts. Raises DemoFailed where one can't go on."""
+    async def play(self) -> None:
+        """Play all acts. Raises DemoFailed if an act can't go on."""
         await self._start_daemons()
         await self._insert_jobs()
         killed, paused = await self._choose()
@@ -84,7 +85,7 @@ class Story:
         await self._poison()
         await self._redrive()
         await self._stop()
-        self._told = True
+        self._is_over = True
 
     async def _start_daemons(self) -> None:
         version = await self._db.fetchval("show server_version")
@@ -114,11 +115,13 @@ class Story:
         )
 
     async def _choose(self) -> tuple[Daemon, Daemon]:
-        """Wait until every daemon is in the middle of its slow jobs, and choose the victims by what they hold."""
+        """Wait until all daemons run slow jobs. Return the daemon to kill, which runs a charge, and the one to pause."""
 
         async def spread() -> tuple[Daemon, Daemon] | None:
             holding = await self._holding()
-            begun = {line["fence_token"] for line in lines_of(self._folder / "journal") if line["what"] == "began"}
+            begun = {
+                line["fence_token"] for line in read_json_lines(self._folder / "journal") if line["what"] == "began"
+            }
             slow = {
                 name: {each.handler for each in held if each.fence_token in begun} for name, held in holding.items()
             }
@@ -132,12 +135,14 @@ class Story:
             ]
             return (with_charge[0], zombies[0]) if with_charge and zombies else None
 
-        return await self._until(spread, within=10, what="no daemon came to hold what it was to be killed with")
+        return await self._until(
+            spread, within=10, what="the slow jobs did not spread over the daemons as the demo needs it"
+        )
 
     async def _kill_and_stop(self, killed: Daemon, paused: Daemon) -> None:
         facts, screen = self.facts, self._screen
         screen.act(f"kill -9 {killed.letter}, SIGSTOP {paused.letter}")
-        facts.killed, facts.paused = killed.name, paused.name
+        facts.killed_daemon, facts.paused_daemon = killed.name, paused.name
         facts.paused_at = self._fleet.pause(paused)
         facts.killed_at = self._fleet.kill(killed)
         holding = await self._holding()
@@ -148,16 +153,16 @@ class Story:
             raise DemoFailed("the daemons had no jobs left at the moment when they were killed and stopped")
         screen.say(f"[red]{killed.name} is killed[/] in the middle of {listed(facts.held_by_killed)}.")
         screen.say(
-            f"[yellow]{paused.name} is stopped[/] in the middle of {listed(facts.held_by_paused)}. It is about to miss "
-            f"its heartbeats without knowing."
+            f"[yellow]{paused.name} is stopped[/] in the middle of {listed(facts.held_by_paused)}. It will miss its "
+            f"heartbeats."
         )
         screen.say(
             f"A killed daemon is started again after {RESTART_AFTER:g} s, by the demo, as systemd would: "
             f"{killed.letter} becomes {killed.letter}2."
         )
-        told: set[int] = set()
+        reported: set[int] = set()
 
-        async def told_all() -> bool:
+        async def all_reported() -> bool:
             await self._learn_now()
             for row in await self._db.fetch(
                 "select job_id, fence_token, node, extract(epoch from seen_at)::float8 as at from demo.leases"
@@ -165,27 +170,27 @@ class Story:
                 [each.job_id for each in lost],
             ):
                 held = next(each for each in lost if each.job_id == row["job_id"])
-                if row["fence_token"] > held.fence_token and held.job_id not in told:
-                    told.add(held.job_id)
+                if row["fence_token"] > held.fence_token and held.job_id not in reported:
+                    reported.add(held.job_id)
                     life = self._nodes.get(row["node"], "?")
                     facts.taken_over[held.job_id] = row["at"], life, row["fence_token"]
-                    before = facts.killed if held in facts.held_by_killed else facts.paused
+                    before = facts.killed_daemon if held in facts.held_by_killed else facts.paused_daemon
                     screen.happened(
                         row["at"] - facts.killed_at,
                         f"{held}, claimed by {before}: its lease has expired, [green]{life} has it now[/]",
                     )
-            if charges[0] not in told and (at := await self._died_at(charges[0])):
-                told.add(charges[0])
+            if charges[0] not in reported and (at := await self._died_at(charges[0])):
+                reported.add(charges[0])
                 screen.happened(
                     at - facts.killed_at,
-                    f"charge {charges[0]}, claimed by {facts.killed}: [red]dead letter[/], because at most once means "
+                    f"charge {charges[0]}, claimed by {facts.killed_daemon}: [red]dead letter[/], because at most once means "
                     "no second try",
                 )
-            return len(told) == len(lost) + 1
+            return len(reported) == len(lost) + 1
 
         patience = LEASE + REAP_INTERVAL + 8
         await self._until(
-            told_all, within=patience, what="not all jobs of the killed and the stopped daemon were taken over"
+            all_reported, within=patience, what="not all jobs of the killed and the stopped daemon were taken over"
         )
 
     async def _wake(self, paused: Daemon) -> None:
@@ -195,35 +200,37 @@ class Story:
         asleep = facts.resumed_at - facts.paused_at
         screen.say(
             f"SIGCONT after {asleep:.1f} s. {paused.name}'s handlers go on where they were, and try to finish jobs that "
-            f"belong to others now."
+            f"other daemons have claimed."
         )
         tokens = {each.fence_token for each in facts.held_by_paused}
         ids = {each.job_id for each in facts.held_by_paused}
 
         async def over() -> bool:
-            ended = {line["fence_token"] for line in lines_of(self._folder / "journal") if line["what"] == "ended"}
+            ended = {
+                line["fence_token"] for line in read_json_lines(self._folder / "journal") if line["what"] == "ended"
+            }
             return tokens <= ended and ids <= {event["job_id"] for event in paused.events() if _is_refusal(event)}
 
         await self._until(over, within=10, what="the woken daemon's late writes were neither refused nor given up")
-        await self._refusals(paused)
+        await self._collect_refusals(paused)
         for held in facts.held_by_paused:
-            events = [event for event in facts.refused if event["job_id"] == held.job_id]
+            events = [event for event in facts.refusals if event["job_id"] == held.job_id]
             writes = [event["what"] for event in events if event["event"] == "write.refused"]
             _, life, token = facts.taken_over[held.job_id]
             did = f"Refused: {listed(writes)}" if writes else "Interrupted, wrote nothing"
             stale = f"token [cyan]{short(held.fence_token)}[/] is stale, {life} has [cyan]{short(token)}[/]"
             screen.say(f"{held}: {stale}. [green]{did}[/]", bullet="[green]✓[/]")
         screen.say(f"{paused.name}'s /metrics say: rota_stale_writes_total {facts.stale_writes:g}")
-        await self._nothing_under_way("the slow jobs did not come to an end")
+        await self._nothing_under_way("the slow jobs did not end in time")
         screen.say("All of them have finished with their new owners.")
 
-    async def _refusals(self, paused: Daemon) -> None:
-        """Read what the log and the metrics say of them, until they agree: they are read one after the other."""
+    async def _collect_refusals(self, paused: Daemon) -> None:
+        """Read the refusals from the log and the metrics until both agree, since they can't be read at the same moment."""
         facts, deadline = self.facts, time.monotonic() + 10
         while time.monotonic() < deadline:
-            facts.refused = [event for event in paused.events() if _is_refusal(event)]
+            facts.refusals = [event for event in paused.events() if _is_refusal(event)]
             facts.stale_writes = await self._metric(paused, "rota_stale_writes_total")
-            if facts.stale_writes == sum(event["event"] == "write.refused" for event in facts.refused):
+            if facts.stale_writes == sum(event["event"] == "write.refused" for event in facts.refusals):
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -231,7 +238,7 @@ class Story:
         facts, screen, db = self.facts, self._screen, self._db
         await self._all_up()
         screen.act("A poisonous job")
-        facts.neighbours = [
+        facts.neighbour_job_ids = [
             row["job_id"]
             for row in await db.fetch(
                 "insert into rota.jobs (handler, payload)"
@@ -239,16 +246,16 @@ class Story:
             )
         ]
         began = time.time()
-        facts.poison = await db.fetchval("insert into rota.jobs (handler) values ('thumbnail') returning job_id")
+        facts.poison_job_id = await db.fetchval("insert into rota.jobs (handler) values ('thumbnail') returning job_id")
         screen.say(
-            f"thumbnail {facts.poison} kills the process that runs it, whoever that is; "
-            f"{plural(len(facts.neighbours), 'email')} run beside it. "
+            f"thumbnail {facts.poison_job_id} kills every process that runs it; "
+            f"{plural(len(facts.neighbour_job_ids), 'email')} run beside it. "
             "Each time its lease has to expire before it may run again."
         )
 
-        async def buried() -> bool:
+        async def is_dead() -> bool:
             for execution in self._executions():
-                if execution.job_id != facts.poison or execution.ended_at is None:
+                if execution.job_id != facts.poison_job_id or execution.ended_at is None:
                     continue
                 if execution.life not in [life for _, life in facts.poison_deaths]:
                     facts.poison_deaths.append((execution.ended_at, execution.life))
@@ -256,23 +263,25 @@ class Story:
                         execution.ended_at - began,
                         f"[red]{execution.life} dies[/] of it (loss {len(facts.poison_deaths)}); its row is rolled back",
                     )
-            return await self._died_at(facts.poison) is not None
+            return await self._died_at(facts.poison_job_id) is not None
 
-        await self._until(buried, within=45, what="the poisonous job was not buried")
-        facts.poison_losses = await db.fetchval("select losses from rota.dead_letters where job_id = $1", facts.poison)
-        at = await self._died_at(facts.poison) or time.time()
+        await self._until(is_dead, within=45, what="the poisonous job did not become a dead letter")
+        facts.poison_losses = await db.fetchval(
+            "select losses from rota.dead_letters where job_id = $1", facts.poison_job_id
+        )
+        at = await self._died_at(facts.poison_job_id) or time.time()
         screen.happened(
             at - began,
-            f"[green]buried[/] as poison after {facts.poison_losses} losses, so that it stops taking others along",
+            f"[green]dead letter[/], as poison, after {facts.poison_losses} losses, so that it kills no more daemons",
         )
-        await self._nothing_under_way("what ran beside the poisonous job did not come to an end")
+        await self._nothing_under_way("the jobs beside the poisonous job did not end in time")
         hurt = await db.fetchval(
             "select count(distinct job_id) from rota.attempts where outcome = 'lost' and job_id = any($1)",
-            facts.neighbours,
+            facts.neighbour_job_ids,
         )
         screen.say(
-            f"Of the {len(facts.neighbours)} emails beside it {hurt or 'none'} lost a daemon; all have succeeded, "
-            "and none was buried."
+            f"Of the {len(facts.neighbour_job_ids)} emails beside it {hurt or 'none'} lost a daemon; all have succeeded, "
+            "and none became a dead letter."
         )
 
     async def _redrive(self) -> None:
@@ -298,22 +307,25 @@ class Story:
                 for row in facts.dead_letters
             ],
         )
-        screen.say("Somebody repairs what was wrong, and sends them back:")
+        screen.say("The causes are repaired, and the dead letters are redriven:")
         screen.sql("select * from rota.redrive_many(note => 'repaired')")
         await db.execute("insert into demo.repaired (handler) values ('import'), ('thumbnail')")
         before = {row["job_id"] for row in facts.dead_letters}
         redriven = await db.fetchval("select redriven from rota.redrive_many(note => 'repaired')")
         left = [row["job_id"] for row in await db.fetch("select job_id from rota.dead_letters")]
-        facts.redriven, facts.left_out = sorted(before - set(left)), left
-        await self._nothing_under_way("the redriven jobs did not come to an end")
+        facts.redriven_job_ids, facts.discarded_job_ids = sorted(before - set(left)), left
+        await self._nothing_under_way("the redriven jobs did not end in time")
         back = await db.fetch(
-            "select job_id, handler, outcome from rota.job_runs where job_id = any($1) order by job_id", facts.redriven
+            "select job_id, handler, outcome from rota.job_runs where job_id = any($1) order by job_id",
+            facts.redriven_job_ids,
         )
         for row in back:
             screen.say(f"{row['handler']} {row['job_id']}: [green]{row['outcome']}[/]", bullet="[green]✓[/]")
-        if redriven != len(facts.redriven):
-            raise DemoFailed(f"redrive_many() said {redriven}, but {len(facts.redriven)} dead letters went back")
-        screen.say("What runs at most once is never redriven in bulk. A person has looked, and lets it go:")
+        if redriven != len(facts.redriven_job_ids):
+            raise DemoFailed(
+                f"redrive_many() said {redriven}, but {len(facts.redriven_job_ids)} dead letters went back"
+            )
+        screen.say("A job that runs at most once is never redriven in bulk. A person has checked it and discards it:")
         for job_id in left:
             screen.sql(f"select rota.discard({job_id}, 'charged by hand')")
             await db.execute("select rota.discard($1, 'charged by hand')", job_id)
@@ -322,7 +334,7 @@ class Story:
         facts, screen, db = self.facts, self._screen, self._db
         await self._all_up()
         screen.act("A graceful stop")
-        facts.in_flight = [
+        facts.running_at_stop = [
             row["job_id"]
             for row in await db.fetch(
                 "insert into rota.jobs (handler, payload)"
@@ -332,31 +344,31 @@ class Story:
 
         async def in_the_middle() -> bool:
             begun = {each.job_id for each in self._executions() if each.ended_at is None}
-            return set(facts.in_flight) <= begun
+            return set(facts.running_at_stop) <= begun
 
         await self._until(in_the_middle, within=8, what="the last jobs did not start on all daemons")
         began = time.monotonic()
         await self._fleet.stop(within=15)
-        facts.stopped_in = time.monotonic() - began
+        facts.stop_seconds = time.monotonic() - began
         codes = [daemon.life.exit_code for daemon in self._fleet.daemons]
         screen.say(
-            f"SIGTERM to all three in the middle of {plural(len(facts.in_flight), 'transfer')}. They stopped claiming, "
-            f"finished those, and were gone after {facts.stopped_in:.1f} s (exit codes {listed(codes)})."
+            f"SIGTERM to all three in the middle of {plural(len(facts.running_at_stop), 'transfer')}. They stopped claiming, "
+            f"finished those, and were gone after {facts.stop_seconds:.1f} s (exit codes {listed(codes)})."
         )
         screen.close_act()
 
-    # What the acts stand on.
+    # Helpers of the acts.
 
     def _executions(self) -> list[Execution]:
-        return executions(lines_of(self._folder / "journal"), self._fleet.daemons)
+        return executions_from(read_json_lines(self._folder / "journal"), self._fleet.daemons)
 
     async def executions(self) -> Sequence[Execution]:
-        """Return every execution that a handler has noted, with what the trigger saw of its lease."""
+        """Return all executions in the journal, with their leases as the trigger has recorded them."""
         return await with_leases(self._db, self._executions())
 
     def letters(self) -> list[dict[str, Any]]:
-        """Return the letters dropped into the mailbox."""
-        return lines_of(self._folder / "mailbox")
+        """Return all letters in the mailbox."""
+        return read_json_lines(self._folder / "mailbox")
 
     def _learn_nodes(self, rows: Iterable[Any]) -> None:
         names = {life.pid: life.name for daemon in self._fleet.daemons for life in daemon.lives}
@@ -374,18 +386,18 @@ class Story:
     async def _all_up(self) -> None:
         async def up() -> bool:
             await self._learn_now()
-            return all(daemon.state == "running" and daemon.lives_now for daemon in self._fleet.daemons)
+            return all(daemon.state == "running" and daemon.is_alive for daemon in self._fleet.daemons)
 
         await self._until(up, within=20, what="not all daemons came up")
 
-    async def _holding(self) -> dict[str, list[Held]]:
+    async def _holding(self) -> dict[str, list[HeldClaim]]:
         await self._learn_now()
-        holding: dict[str, list[Held]] = {}
+        holding: dict[str, list[HeldClaim]] = {}
         for row in await self._db.fetch(
             "select job_id, handler, fence_token, leased_by from rota.jobs where state = 'running' order by job_id"
         ):
             name = self._nodes.get(row["leased_by"], "?")
-            holding.setdefault(name, []).append(Held(row["job_id"], row["handler"], row["fence_token"]))
+            holding.setdefault(name, []).append(HeldClaim(row["job_id"], row["handler"], row["fence_token"]))
         return holding
 
     async def _died_at(self, job_id: int) -> float | None:
@@ -413,7 +425,7 @@ class Story:
         return -1.0
 
     async def _until(self, fact: Callable[[], Awaitable[T | None]], *, within: float, what: str) -> T:
-        """Return the first truthy value of `fact`; DemoFailed, saying `what`, where none comes in time."""
+        """Return the first truthy value of `fact`. Raises DemoFailed with the text `what` if none comes within so many seconds."""
         deadline = time.monotonic() + within
         while not (value := await fact()):
             if time.monotonic() > deadline:
