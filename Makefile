@@ -1,5 +1,4 @@
-# Everything a contributor runs. A fresh clone needs git, make and Python 3.11 or later, nothing else: the server comes
-# as a wheel.
+# All commands for contributors. A fresh clone needs only git, make and Python 3.11 or later: PostgreSQL comes as a wheel.
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,18 +12,18 @@ INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify docs bench chaos chaos-time fuzz constraints
 
-help: ## Say what can be made
+help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12  another interpreter      ARGS='-k lease -x'  more for pytest and rota"
 
 venv: $(MADE) ## Make .venv, or bring it up to date with pyproject.toml and deploy/constraints.txt
 
-demo: $(MADE) ## See rota work, on a PostgreSQL of its own
+demo: $(MADE) ## Run the demo, on a PostgreSQL of its own
 	@$(BIN)/rota demo $(ARGS)
 
-# Hundreds of tests kill processes and wait for leases of seconds to end: on a busy machine a deadline may be missed. What fails
-# beside the others gets a second run with the machine for itself, and both are shown. A fault fails twice.
+# Hundreds of tests kill processes and wait for leases to expire, so a busy machine may miss a deadline. Tests that fail in
+# parallel run again alone, and both results are shown. A real fault fails twice.
 test: $(MADE) ## Run all tests
 	@$(BIN)/pytest -n auto --dist loadfile $(ARGS) || { \
 	  [ $$? -eq 1 ] && printf '\n== what failed beside the others, alone\n' && \
@@ -47,10 +46,10 @@ lint: $(MADE) ## Check style, format, and that imports go one way
 type: $(MADE) ## Check types
 	$(BIN)/mypy
 
-schema: $(MADE) ## Write sql/schema.sql anew, from the migrations
+schema: $(MADE) ## Rewrite sql/schema.sql from the migrations
 	$(BIN)/python tests/support/schema_snapshot.py --write
 
-surface: $(MADE) ## Write tests/support/public_surface.txt anew, from the code
+surface: $(MADE) ## Rewrite tests/support/public_surface.txt from the code
 	$(BIN)/python tests/support/public_surface.py --write
 
 verify: lint type docs ## Check all that can be checked without running the tests
@@ -77,7 +76,7 @@ constraints: $(MADE) ## Write deploy/constraints.txt anew, from what is installe
 	@mv .venv/constraints.new deploy/constraints.txt
 	@touch .venv/.made-$$(cat pyproject.toml deploy/constraints.txt | cksum | cut -d' ' -f1)
 
-# The stamp's name holds a sum of what the environment was made from: another sum, another file, and so it is made again.
+# The stamp's name contains a checksum of pyproject.toml and constraints.txt, so a change of either rebuilds the environment.
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "rota needs Python 3.11 or later, and $(PYTHON) is not: make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -1,9 +1,9 @@
-"""`rota bench`: what rota does on a given database, and what that database could do at best.
+"""`rota bench`: measure rota on a given server, and the best that this server could do.
 
-`drain` empties a backlog with real daemons, `latency` measures how long a single job waits, `floor` runs the two statements
-of a job's life alone; `stored` looks at many schedules of which none is due, `spike` has many fall due at one instant; `scrape`
-reads /metrics beside many names that nobody knows. Each works in a database of its own, which it makes and drops on the server
-it is given; nobody's schema is touched.
+`drain` empties a backlog with real daemons, `latency` measures how long a single job waits, `enqueue` inserts many jobs, and
+`floor` runs only the claim and the settlement. `stored` polls many schedules of which none is due, `spike` makes many due at one
+instant. `scrape` reads /metrics while many jobs have unknown names, `priority` sends urgent jobs behind a backlog. Each creates a
+database of its own on the server and drops it at the end.
 """
 
 from rota.bench.commands import bench_app

@@ -1,4 +1,4 @@
-"""Real daemons, each a process of its own."""
+"""Run daemons as separate processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from rota.bench.ground import Ground
 
-STARTS_WITHIN = 30.0
-ENDS_WITHIN = 15.0
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
 
 
 class Daemons:
@@ -30,15 +30,15 @@ class Daemons:
         self._processes = processes
 
     def rss_mb(self) -> float:
-        """Return the memory of the largest one, in MB; 0 where the system doesn't tell."""
+        """Return the memory of the largest daemon in MB, or 0 without /proc."""
         return max(_rss(process.pid) for process in self._processes) / 1e6
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that all of them have used so far; 0 where the system doesn't tell."""
+        """Return the processor time of all daemons so far in seconds, or 0 without /proc."""
         return sum(_cpu(process.pid) for process in self._processes)
 
     def check(self) -> None:
-        """Raise DatabaseUnusable when one of them has ended: nothing measured after that means anything."""
+        """Raise DatabaseUnusable if a daemon has ended: the measurement is then worthless."""
         for process in self._processes:
             if process.poll() is not None:
                 raise DatabaseUnusable(f"a daemon ended with exit code {process.returncode} while it was measured")
@@ -48,9 +48,9 @@ class Daemons:
 async def daemons(
     ground: Ground, *, count: int, slots: int, port: int = 0, app: str = "rota.bench.jobs:app"
 ) -> AsyncIterator[Daemons]:
-    """Start that many daemons with so many slots each, wait until they are up, and stop them at the end.
+    """Start `count` daemons with `slots` slots each, wait until they have registered, and stop them at the end.
 
-    `port`: where the only one serves its pages; 0: anywhere.
+    `port`: the HTTP port, if there is only one daemon; 0 for any free port.
     """
     with tempfile.TemporaryFile() as said:
         processes = [_start(ground.dsn, slots, port, app, said) for _ in range(count)]
@@ -62,7 +62,7 @@ async def daemons(
                 process.terminate()
             for process in processes:
                 with suppress(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(process.wait, ENDS_WITHIN)
+                    await asyncio.to_thread(process.wait, STOP_SECONDS)
                 process.kill()
                 process.wait()
 
@@ -71,8 +71,8 @@ def _start(dsn: str, slots: int, port: int, app: str, said: IO[bytes]) -> subpro
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))}
     environment = ours | {
         "DATABASE_URL": dsn,
-        "ROTA_CONFIG": os.devnull,  # nobody's rota.toml, whatever folder this is
-        "ROTA_QUEUES": f"{QUEUE}:{slots},*:10",  # the share for all other queues as in the defaults
+        "ROTA_CONFIG": os.devnull,  # read no rota.toml of the current folder
+        "ROTA_QUEUES": f"{QUEUE}:{slots},*:10",  # other queues get their default slots
         "ROTA_HTTP_PORT": str(port),
         "ROTA_LOG_LEVEL": "warning",
     }
@@ -82,15 +82,15 @@ def _start(dsn: str, slots: int, port: int, app: str, said: IO[bytes]) -> subpro
 
 async def _up(ground: Ground, processes: Sequence[subprocess.Popen[bytes]], said: IO[bytes]) -> None:
     try:
-        async with asyncio.timeout(STARTS_WITHIN):
+        async with asyncio.timeout(START_SECONDS):
             while await ground.db.fetchval("select count(*) from rota.nodes") < len(processes):
                 if any(process.poll() is not None for process in processes):
                     said.seek(0)
                     words = said.read()[-2000:].decode(errors="replace")
-                    raise DatabaseUnusable(f"a daemon ended while it was started. It said:\n{words}")
+                    raise DatabaseUnusable(f"a daemon ended while it was started. Its output:\n{words}")
                 await asyncio.sleep(0.05)
     except TimeoutError as error:
-        raise DatabaseUnusable(f"the daemons are not up after {STARTS_WITHIN:g} s") from error
+        raise DatabaseUnusable(f"the daemons are not up after {START_SECONDS:g} s") from error
 
 
 def _rss(pid: int) -> int:
@@ -103,7 +103,7 @@ def _rss(pid: int) -> int:
 
 def _cpu(pid: int) -> float:
     with suppress(OSError):
-        # The name in the second field may hold anything, spaces and brackets too.
+        # The second field, the name, may contain spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0

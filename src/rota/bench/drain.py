@@ -1,4 +1,4 @@
-"""How fast daemons empty a backlog of jobs that do nothing."""
+"""Measure how fast daemons empty a backlog of jobs that do nothing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 POLL = 0.05
 LARGEST_FLOOR = 100_000
 
-# Jobs are claimed nearly in the order of their insertion, so the last one ended tells how far they have come, by the index alone.
+# Jobs are claimed almost in job_id order, so the highest ended job_id is the progress. The index alone answers this.
 HOW_FAR = "select coalesce(max(job_id), 0) from rota.job_runs"
 ENDED = "select count(*) from rota.job_runs where job_id > $1"
 LAST_ENDED = "select max(finished_at) from rota.job_runs where job_id > $1"
 
 
 async def drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: int, floor: bool) -> Figures:
-    """Drain `jobs` jobs with `count` daemons, and say what it took; `floor` measures the floor before and after it."""
+    """Drain `jobs` jobs with `count` daemons and return the figures. `floor`: measure the floor before and after, too."""
     floors = []
     if floor:
         with show.step("floor, before", min(jobs, LARGEST_FLOOR)) as tell:
@@ -44,7 +44,7 @@ async def drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: int
 
 
 async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: int) -> Figures:
-    await ground.ask("select rota.pause_queue($1, 'until the backlog stands')", QUEUE)
+    await ground.ask("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
     first = int(str(await ground.ask(HOW_FAR)))
     async with daemons(ground, count=count, slots=slots) as running:
         await ground.tidy()
@@ -82,16 +82,16 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
 
 
 async def until_ended(ground: Ground, running: Daemons, first: int, jobs: int, tell: Any) -> float:
-    """Return once all are in the ledger, with the daemons' memory after a quarter of them."""
+    """Wait until all jobs are in the ledger. Return the daemons' memory in MB after a quarter of the jobs."""
     rss_quarter, shown = 0.0, 0
     while True:
         running.check()
-        come = min(jobs, max(0, int(str(await ground.ask(HOW_FAR))) - first))
-        tell(come - shown)
-        shown = come
-        if not rss_quarter and come >= jobs / 4:
+        ended = min(jobs, max(0, int(str(await ground.ask(HOW_FAR))) - first))
+        tell(ended - shown)
+        shown = ended
+        if not rss_quarter and ended >= jobs / 4:
             rss_quarter = running.rss_mb()
-        if come >= jobs and int(str(await ground.ask(ENDED, first))) >= jobs:
+        if ended >= jobs and int(str(await ground.ask(ENDED, first))) >= jobs:
             return rss_quarter
         await asyncio.sleep(POLL)
 

@@ -1,4 +1,4 @@
-"""How fast `rota.enqueue_many` inserts, beside a bare COPY of rows that are ready."""
+"""Compare `rota.enqueue_many` with a bare COPY of prepared rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rota.bench.ground import Ground
 
 ROUNDS = 7
-"""Of each, in turns, so that both meet the same machine."""
+"""Rounds of each, alternating, so that both run under the same load."""
 
 
 async def measure_enqueue(ground: Ground, show: Show, *, jobs: int) -> Figures:
-    """Insert `jobs` jobs by either way in `ROUNDS` rounds, each in one transaction, and compare the medians."""
+    """Insert `jobs` jobs both ways in `ROUNDS` rounds, each in one transaction, and compare the medians."""
     payloads = [{"order": n, "mail": f"customer{n}@example.org", "lines": [1, 2, 3]} for n in range(jobs)]
     rows = [(NOOP, json.dumps(payload)) for payload in payloads]
 

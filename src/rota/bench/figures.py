@@ -1,4 +1,4 @@
-"""What a bench found, as a JSON object or as a table that explains itself."""
+"""The figures of a bench, printed as a JSON object or as a table with explanations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured; None: not by this bench."""
+    """The measured figures. A figure that this bench does not measure is None."""
 
     seconds: float
     jobs: int | None = None
@@ -68,10 +68,10 @@ class Figures:
 MEANING = {
     "jobs_per_second": (
         "{:,.0f}",
-        "from the moment they may begin to the last job in the ledger, by the database's clock",
+        "from the resume of the queue to the last job in the ledger, on the database's clock",
     ),
     "floor_per_second": ("{:,.0f}", "the claim and the settlement alone: two connections, batches of 500, no daemon"),
-    "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: what the daemon leaves of it"),
+    "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: the share that remains with a daemon"),
     "enqueued_per_second": ("{:,.0f}", "by rota.enqueue_many on asyncpg, in one transaction: the median of the rounds"),
     "copied_per_second": ("{:,.0f}", "by a bare COPY of the same rows, ready-made, in turns with it"),
     "ratio_to_copy": ("{:.2f}", "enqueued_per_second / copied_per_second"),
@@ -131,7 +131,7 @@ MEANING = {
 
 
 class Show:
-    """Shows progress on standard error, where that is a terminal, and the result on standard output."""
+    """Shows progress on standard error if it is a terminal, and the result on standard output."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -139,14 +139,14 @@ class Show:
 
     @contextmanager
     def step(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar; yields what to call with the number done since the last call."""
+        """Show a progress bar. Yields a function to call with the number done since the last call."""
         columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._beside, disable=not self._beside.is_terminal) as progress:
             bar = progress.add_task(what, total=total)
             yield lambda done: progress.advance(bar, done)
 
     def result(self, figures: Figures, machine: Machine) -> None:
-        """Print what was found, and on what."""
+        """Print the figures and the machine that they were measured on."""
         found = {name: value for name, value in asdict(figures).items() if value is not None}
         if self._as_json:
             rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()}

@@ -1,4 +1,4 @@
-"""The floor: a job's two statements in a loop, without anything that makes them useful. What the schema allows on this server."""
+"""The floor: run only a job's claim and settlement in a loop. This is the fastest that the schema allows on this server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRIORITY = 5
 
 
 async def measure_floor(ground: Ground, jobs: int, tell: Callable[[int], None]) -> float:
-    """Insert `jobs` jobs, claim and settle them with two connections in batches of 500, and return jobs a second."""
+    """Insert `jobs` jobs, claim and settle them on two connections in batches of 500, and return jobs per second."""
     await queries.register_handlers(
         ground.db, app="bench", release=None, handlers=[(NOOP, None, None, None, None, None, None)]
     )
@@ -53,7 +53,7 @@ async def _claim_and_settle(db: asyncpg.Connection, tell: Callable[[int], None])
     node = NodeId(uuid.uuid4())
     start = ANY_TIME
     while True:
-        # The run_at claimed last bounds the search, as in the daemon; what that hides, a look without it finds.
+        # As in the daemon, the last claimed run_at bounds the search. A final search without the bound finds earlier jobs.
         claims, *_ = await queries.claim_due_jobs(
             db,
             node=node,

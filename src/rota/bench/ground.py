@@ -1,4 +1,4 @@
-"""The ground a bench stands on: a database of its own on the given server, and the server's counters."""
+"""The environment of a bench: a database of its own on the given server, and the server's counters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rota.errors import ConfigError, DatabaseUnusable, NoDatabase
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-FLUSHED = 1.5
-"""Seconds after which an idle backend's counters surely stand in the statistics views."""
+STATISTICS_SECONDS = 1.5
+"""After this time, the statistics views contain the counters of an idle backend."""
 
 INSERTED_AT_ONCE = 1000
 
@@ -47,12 +47,12 @@ select current_setting('server_version') as version, current_setting('fsync') as
 
 @contextmanager
 def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
-    """Yield the URL of the server to measure: the one given or configured; if asked, one of our own, durable and on disk."""
+    """Yield the URL of the server to measure: the given or configured one, or with `embedded` a durable one of its own."""
     if embedded:
         if dsn is not None:
             raise ConfigError("--dsn and --embedded name two servers: choose one")
         with tempfile.TemporaryDirectory(prefix="rota-bench-", ignore_cleanup_errors=True) as folder:
-            Path(folder).chmod(0o755)  # where we are root, the server's user has to pass
+            Path(folder).chmod(0o755)  # if we are root, the server's user must be able to enter it
             settings = {"shared_preload_libraries": "pg_stat_statements", "max_wal_size": "4GB"}
             with EmbeddedPostgres(data=Path(folder) / "data", settings=settings) as postgres:
                 yield postgres.dsn
@@ -69,7 +69,7 @@ def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What has to be the same for two figures to be comparable."""
+    """Properties that must be equal for two figures to be comparable."""
 
     cores: int
     postgresql: str
@@ -81,14 +81,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the server has counted so far. `statements` is None without pg_stat_statements."""
+    """The server's counters. `statements` is None without pg_stat_statements."""
 
     wal_bytes: int
     commits: int
     statements: int | None
 
     def sent_since(self, before: Counters) -> int:
-        """Return how many statements were sent since then; where nobody counts them, how many transactions there were."""
+        """Return the number of statements sent since then, or of transactions without pg_stat_statements."""
         if self.statements is None or before.statements is None:
             return self.commits - before.commits
         return self.statements - before.statements
@@ -105,24 +105,24 @@ class Ground:
         self._counts_statements = counts_statements
 
     async def ask(self, sql: str, *arguments: object) -> object:
-        """Return the one value that this statement yields, and count it as ours."""
+        """Return the single value of this query, and count it as sent by the bench."""
         self.asked += 1
         return await self.db.fetchval(sql, *arguments)
 
     async def insert(self, handler: str, jobs: int) -> None:
-        """Insert due jobs as clients do: many small statements, so that `run_at` differs."""
+        """Insert due jobs in many statements, so that their `run_at` differs."""
         for done in range(0, jobs, INSERTED_AT_ONCE):
             await self.db.execute(INSERT, handler, min(INSERTED_AT_ONCE, jobs - done))
 
     async def tidy(self) -> None:
-        """Take away the traces of what came before. Called before an insert: afterwards, it would spare daemons stale plans."""
+        """Vacuum and analyze. Call it before an insert: afterwards, it would spare daemons their stale plans."""
         await self.db.execute("vacuum (analyze) rota.jobs")
         await self.db.execute("analyze rota.job_runs")
 
     async def counters(self, *, settled: bool) -> Counters:
-        """Read the counters; `settled` waits until everybody's statistics have arrived."""
+        """Read the counters. `settled`: wait first until the statistics of all sessions have arrived."""
         if settled:
-            await asyncio.sleep(FLUSHED)
+            await asyncio.sleep(STATISTICS_SECONDS)
         self.asked = 0
         row = await self.db.fetchrow(COUNTERS)
         statements = await self.db.fetchval(STATEMENTS) if self._counts_statements else None
@@ -130,14 +130,14 @@ class Ground:
         return Counters(wal_bytes=int(row["wal_bytes"]), commits=row["commits"], statements=statements)
 
     async def dead_tuples(self) -> int:
-        """Return how many dead rows lie in rota.jobs."""
+        """Return the number of dead rows in rota.jobs."""
         found = await self.db.fetchval(
             "select coalesce(n_dead_tup, 0) from pg_stat_user_tables where relid = 'rota.jobs'::regclass"
         )
         return int(found or 0)
 
     async def machine(self) -> Machine:
-        """Say what this is measured on."""
+        """Return the machine and the server settings."""
         row = await self.db.fetchrow(SERVER)
         assert row is not None  # noqa: S101  one row of settings
         return Machine(
@@ -152,7 +152,7 @@ class Ground:
 
 @asynccontextmanager
 async def own_database(server: str) -> AsyncIterator[Ground]:
-    """Make a database for this run, migrate it, and drop it at the end, whoever is still connected."""
+    """Create and migrate a database for this run. Drop it at the end, even if sessions are connected."""
     name = f"rota_bench_{os.getpid()}"
     dsn = of_database(server, name)
     try:

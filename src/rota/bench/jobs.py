@@ -17,10 +17,10 @@ app = App("bench")
 
 @app.handler(NOOP)
 async def noop(job: Job[Any]) -> None:
-    """Do nothing: what is measured is rota."""
+    """Do nothing, so that only rota's own cost is measured."""
 
 
 @app.handler(ARRIVE)
 async def arrive(job: Job[Any]) -> int:
-    """Return how many nanoseconds ago this job was sent; all processes of one machine share the clock."""
+    """Return how many nanoseconds ago this job was sent; all processes of a machine share this clock."""
     return time.monotonic_ns() - int(job.payload["sent"])

@@ -1,4 +1,4 @@
-"""How long one job waits: from just before its INSERT is sent to the first line of its handler."""
+"""Measure how long a job waits: from just before its INSERT is sent until its handler is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rota.bench.ground import Ground
 
 WARM_UP = 1.0
-"""Seconds of inserts that don't count: connections are opened and plans settled in them."""
+"""Seconds of inserts that don't count: meanwhile, connections open and plans become stable."""
 
 SEND = "insert into rota.jobs (handler, payload) values ($1, $2)"
 ENDED = "select count(*) from rota.job_runs"
@@ -35,7 +35,7 @@ offset $1
 
 
 async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, count: int, slots: int) -> Figures:
-    """Insert single jobs at an even `rate`, each in a transaction of its own, and say how late their handlers were entered."""
+    """Insert single jobs at an even `rate`, each in a transaction of its own, and measure their delays."""
     warm, jobs = round(rate * WARM_UP), round(rate * seconds)
     async with daemons(ground, count=count, slots=slots) as running:
         await ground.tidy()
@@ -93,5 +93,5 @@ async def _send(db: asyncpg.Connection, jobs: int, rate: float, tell: Callable[[
 
 
 def percentile(values: Sequence[Any], per_cent: float) -> float:
-    """Return the smallest value that at least `per_cent` of all don't exceed."""
+    """Return the smallest value that at least `per_cent` percent of the values don't exceed."""
     return float(sorted(values)[max(0, math.ceil(len(values) * per_cent / 100) - 1)])

@@ -1,4 +1,4 @@
-"""Schedules by the million, as clients write them, with their clocks set by hand: what is measured begins when they stand."""
+"""Store schedules by the million, as clients do, and set their next fires directly. This preparation is not measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLANTED_AT_ONCE = 10_000
 
 PAYLOAD_BYTES = 200
 
-# Once a year, on one of many days: what is due is due because its clock was set, and not again while we measure.
+# Each fires once a year, so none becomes due by its expression while the bench runs.
 PLANT = """
 insert into rota.schedules (name, handler, cron, payload)
 select 'schedule ' || number, $1, format('0 0 %s %s *', 1 + number % 25, 1 + number % 11),
@@ -37,7 +37,7 @@ async def plant(ground: Ground, tell: Callable[[int], None], *, first: int, last
         await ground.db.execute(PLANT, handler, start, end, PAYLOAD_BYTES)
         await ground.db.execute(PLAN)
         tell(end - start + 1)
-    # Or else the daemons would begin by finding out that these are not the instants which the expressions yield.
+    # Mark the plans as current. Otherwise the daemons would first plan all schedules again.
     await schedule_queries.stamp_plans(ground.db, **planner_versions())
     await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
     await ground.db.execute("vacuum (analyze) rota.schedule_definitions")

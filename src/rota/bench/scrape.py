@@ -1,4 +1,4 @@
-"""What a scrape costs beside many jobs whose handlers and queues nobody knows: names that anybody may insert."""
+"""Measure a scrape of /metrics while many jobs have unknown handlers and queues, which any client may insert."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCRAPES = 200
 SAMPLES = 5
-SAMPLED_WITHIN = 30.0
+SAMPLE_SECONDS = 30.0
 
 PLANT = """
 insert into rota.jobs (handler, queue, priority, run_at)
@@ -35,7 +35,7 @@ AT_ONCE = 10_000
 
 
 async def scrape(ground: Ground, show: Show, *, jobs: int, names: int) -> Figures:
-    """Store jobs of so many handlers in as many queues, and scrape a daemon that has none of them."""
+    """Store jobs of `names` handlers in as many queues, and scrape a daemon that has none of them."""
     with show.step("jobs stored", jobs) as tell:
         for first in range(1, jobs + 1, AT_ONCE):
             last = min(first + AT_ONCE - 1, jobs)
@@ -83,18 +83,18 @@ async def _sample(ground: Ground) -> float:
 
 
 async def _shown(session: aiohttp.ClientSession, running: Daemons, jobs: int) -> None:
-    """Wait until a scrape shows so many jobs: before its first sample, a daemon shows none."""
-    until = time.monotonic() + SAMPLED_WITHIN
+    """Wait until a scrape shows that many jobs: a daemon shows none before its first sample."""
+    until = time.monotonic() + SAMPLE_SECONDS
     while time.monotonic() < until:
         running.check()
         series: list[bytes] = []
-        with suppress(aiohttp.ClientConnectionError):  # its row may be there before its port is open
+        with suppress(aiohttp.ClientConnectionError):  # a daemon registers before its port is open
             async with session.get("/metrics") as answer:
                 series = _series(await answer.read())
         if sum(float(line.split()[-1]) for line in series if line.startswith(b"rota_jobs{")) >= jobs:
             return
         await asyncio.sleep(0.05)
-    raise DatabaseUnusable(f"the daemon doesn't show {jobs:,} jobs after {SAMPLED_WITHIN:g} s")
+    raise DatabaseUnusable(f"the daemon doesn't show {jobs:,} jobs after {SAMPLE_SECONDS:g} s")
 
 
 def _series(page: bytes) -> list[bytes]:

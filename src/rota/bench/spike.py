@@ -1,4 +1,4 @@
-"""How fast daemons get through many schedules that are due at one instant."""
+"""Measure how fast daemons run many schedules that are due at one instant."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 A_DAY = timedelta(days=1)
 
-LEAST_LEAD = timedelta(seconds=2)
-"""From the moment all is prepared to the instant."""
+MIN_LEAD = timedelta(seconds=2)
+"""The shortest time from the end of the preparation to the instant."""
 
-# Spread over all of the table, as they would be: each due schedule's clock lies beside nine others' that aren't.
+# Spread the due schedules over the whole table, as in practice: between two of them lie others that aren't due.
 SET_CLOCKS = """
 update rota.schedule_clocks set next_fire_at = now() + $2::interval where schedule_id % $1 = 0
 returning next_fire_at
@@ -45,7 +45,7 @@ select percentile_disc(array[0.5, 0.99, 1.0]) within group (order by started_at 
 
 
 async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: int, slots: int) -> Figures:
-    """Have `due` of `schedules` stored schedules fall due at one instant, and say when all their jobs had been done."""
+    """Have `due` of `schedules` stored schedules fall due at one instant, and measure until all their jobs are done."""
     with show.step("schedules stored", schedules) as tell:
         await plant(ground, tell, first=1, last=schedules, handler=NOOP)
     async with daemons(ground, count=count, slots=slots) as running:
@@ -64,7 +64,7 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
         lateness: Any = await ground.db.fetchval(LATENESS)
         start: Any = await ground.db.fetchval(START)
         dead = await ground.dead_tuples()
-    assert fired == due, f"{due} were due, {fired} fired"  # noqa: S101  else there is nothing to tell
+    assert fired == due, f"{due} were due, {fired} fired"  # noqa: S101  otherwise the figures are worthless
     seconds = (last["finished"] - instant).total_seconds()
     commits = (flushed.commits - before.commits - ours) / due
     statements = commits if after.statements is None else (after.sent_since(before) - ours) / due
@@ -91,21 +91,21 @@ async def spike(ground: Ground, show: Show, *, schedules: int, due: int, count: 
 
 
 async def _set_clocks(ground: Ground, nth: int) -> tuple[datetime, int]:
-    """Make every nth schedule due in a moment, then write a checkpoint; return the instant, and how many are due then."""
+    """Make every nth schedule due soon, then write a checkpoint. Return the instant and the number of due schedules."""
     began = time.monotonic()
-    await _prepare(ground, nth, A_DAY)  # to see how long it takes: the instant must not pass before all stands
+    await _prepare(ground, nth, A_DAY)  # a rehearsal, to see how long it takes: the instant must not pass meanwhile
     took = timedelta(seconds=time.monotonic() - began)
-    instant, due = await _prepare(ground, nth, took * 2 + LEAST_LEAD)
+    instant, due = await _prepare(ground, nth, took * 2 + MIN_LEAD)
     now: datetime = await ground.db.fetchval("select clock_timestamp()")
     if now >= instant:
-        raise DatabaseUnusable("preparing the spike took so long that it was over before all stood: try again")
+        raise DatabaseUnusable("preparing the spike took longer than planned, so its instant has passed: try again")
     return instant, due
 
 
 async def _prepare(ground: Ground, nth: int, lead: timedelta) -> tuple[datetime, int]:
     rows = await ground.db.fetch(SET_CLOCKS, nth, lead)
     await ground.db.execute("vacuum (analyze) rota.schedule_clocks")
-    # Where we may not ask for a checkpoint, the log is smaller than it would be, and its figure says so.
+    # Without the right to a checkpoint, less write-ahead log is written, and wal_bytes_per_job is smaller.
     with suppress(asyncpg.InsufficientPrivilegeError):
         await ground.db.execute("checkpoint")
     return rows[0]["next_fire_at"], len(rows)

@@ -1,4 +1,4 @@
-"""What it costs to look at many stored schedules of which none is due, and what a daemon costs that has nothing to do."""
+"""Measure the poll for due schedules when many are stored and none is due, and the cost of an idle daemon."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FEW = 1000
 LOOKS = 300
-SETTLES_WITHIN = 8.0
-"""Seconds in which a daemon has opened its connections, registered, and looked at everything once."""
+STARTUP_SECONDS = 8.0
+"""After this time, a daemon has opened its connections, registered, and run every service once."""
 
 LOOK: schedule_queries.DueSchedulesQuery = {
     "shards": EVERY_SHARD,
@@ -41,14 +41,14 @@ LOOK: schedule_queries.DueSchedulesQuery = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one look costs: pages looked at, and the median time as the daemon would see it."""
+    """The cost of one poll: pages read, and the median time in milliseconds as a daemon sees it."""
 
     pages: int
     ms: float
 
 
 async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seconds: float) -> Figures:
-    """Store `schedules` schedules, and compare a look at them with one at a thousand; then watch idle daemons for so long."""
+    """Store schedules, and compare a poll of all with a poll of a thousand. Then watch idle daemons for `seconds` seconds."""
     few = min(FEW, schedules)
     with show.step("schedules stored", schedules) as tell:
         await plant(ground, tell, first=1, last=few, handler=NOOP)
@@ -56,7 +56,7 @@ async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seco
         await plant(ground, tell, first=few + 1, last=schedules, handler=NOOP)
         at_all = await _look(ground)
     async with daemons(ground, count=count, slots=100) as running:
-        await asyncio.sleep(SETTLES_WITHIN)
+        await asyncio.sleep(STARTUP_SECONDS)
         before, used = await ground.counters(settled=True), running.cpu_seconds()
         with show.step(f"idle for {seconds:g} s", round(seconds)) as tell:
             began = time.monotonic()

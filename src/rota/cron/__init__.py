@@ -1,8 +1,7 @@
-"""From a cron expression to instants: the one path that the scheduler, the previews and the tests share.
+"""Compute the instants of a cron expression, for the scheduler, previews and tests alike.
 
-An expression is checked (`expression`), its wall clock is searched by croniter (`instants.WallClock`), and the wall clock is
-mapped to instants by us again (`instants.fires`), because croniter fires twice in every fold and once too often after some
-gaps. `zones` knows the clocks, `words` says it in plain English.
+`expression` parses and validates it. `instants` lets croniter search the local times, and maps them to instants itself: croniter
+fires twice in every fold, and once too often after some gaps. `zones` loads time zones, `words` describes an expression in English.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Fold = Literal["first", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """When a schedule fires: a cron expression, read on the clock of one timezone.
+    """A cron expression in a time zone.
 
     `gap` and `fold` are for entries at fixed times (neither minute nor hour starts with `*`). A time that the clock
     jumps over fires at the jump ("after"), once, or not at all ("skip"). A time that the clock shows twice fires the
     first time ("first") or each time ("both"). Other entries follow real time: they fire whenever the clock matches.
 
-    Whatever is refused raises InvalidCron, whose message names the reason. Equal values are equal Crons; parsed
-    expressions and zones are shared and remembered, so that making one again costs next to nothing.
+    Raises InvalidCron with the reason for an invalid expression or zone. Parsed expressions and zones are cached, so making an
+    equal Cron again is cheap.
     """
 
     expr: str
@@ -70,7 +69,7 @@ class Cron:
         return [instant(at) for at in islice(fires_back(self, min(second, END)), _at_least_none(count))]
 
     def explain(self) -> str:
-        """Say in plain words when this fires, such as `At 09:00 on Monday to Friday, Europe/Vienna time.`"""
+        """Describe in English when this fires, such as `At 09:00 on Monday to Friday, Europe/Vienna time.`"""
         return f"{in_words(parse(self.expr))}, {self.timezone}{'' if self.timezone == 'UTC' else ' time'}."
 
 
@@ -79,7 +78,7 @@ def next_fire(
 ) -> datetime | None:
     """Return the first fire strictly after `after`, or None when there are no more.
 
-    Answers are remembered, so that thousands of schedules which share an expression and an instant cost one search.
+    Results are cached: thousands of schedules with the same expression and instant cost one search.
     """
     return _first_after(expr, timezone, gap, fold, since_epoch(after) // A_SECOND)
 
@@ -92,6 +91,6 @@ def _at_least_none(count: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def _first_after(expr: str, timezone: str, gap: Gap, fold: Fold, second: int) -> datetime | None:
-    # The key is a whole second, not the datetime asked from: two passes of a fold are equal datetimes in one zone.
+    # The cache key is a whole second: as datetimes, the two passes of a fold would be equal.
     at = next(fires(Cron(expr, timezone=timezone, gap=gap, fold=fold), max(second + 1, BEGIN)), None)
     return None if at is None else instant(at)

@@ -1,4 +1,4 @@
-"""Read a cron expression, and refuse by name what is not meant or can never fire."""
+"""Parse a cron expression. An expression that is ambiguous or can never fire is rejected with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from croniter import croniter
 
 from rota.errors import InvalidCron
 
-_LONGEST = 1000
+_MAX_CHARACTERS = 1000
 _NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -20,7 +20,7 @@ _NICKNAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-# Not calendar.month_name: that speaks the language of the process's locale.
+# Not calendar.month_name, which depends on the process's locale.
 MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -30,7 +30,7 @@ WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What one field of an expression may say."""
+    """The values that one field of an expression may have."""
 
     name: str
     low: int
@@ -53,12 +53,12 @@ _KINDS = (_SECOND, _MINUTE, _HOUR, MONTHDAY, _MONTH, _WEEKDAY)
 _ITEM = re.compile(r"(?:\*|(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?)(?:/(\d+))?")
 _NTH = re.compile(r"(\d+|[a-z]{3})#(\d+)")
 _LAST = re.compile(r"l(\d+|[a-z]{3})|(\d+|[a-z]{3})l")
-LAST_OF_MONTH = 0  # stands for the last day among days, for the last week among the weeks of a month
+LAST_OF_MONTH = 0  # a marker: the last day of the month, or its last week
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field, read: `values` are the plain ones, `nth` the (weekday, week of the month) pairs of a weekday field."""
+    """A parsed field. `values` are plain values; `nth` are the (weekday, week of the month) pairs of a weekday field."""
 
     kind: _Kind
     text: str
@@ -75,13 +75,13 @@ class Field:
 
     @property
     def step(self) -> int:
-        """Return n where the whole field says `*/n`, 1 for `*`, else 0."""
+        """n if the whole field is `*/n`, 1 for `*`, else 0."""
         return int(self.text[2:] or 1) if re.fullmatch(r"\*(/\d+)?", self.text) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """An expression that can fire. A wall second matches it when one of the rules does."""
+    """An expression that can fire. A local time matches it if it matches one of the rules."""
 
     second: Field
     minute: Field
@@ -102,7 +102,7 @@ class Pattern:
 
 @lru_cache(maxsize=2048)
 def parse(expr: str) -> Pattern:
-    """Read and check an expression, or raise InvalidCron."""
+    """Parse and validate an expression. Raises InvalidCron."""
     texts = _split(expr)
     fields = tuple(_read_field(kind, text) for kind, text in zip(_KINDS, texts, strict=True))
     second, minute, hour, monthday, month, weekday = fields
@@ -110,7 +110,7 @@ def parse(expr: str) -> Pattern:
     if not days:
         raise InvalidCron(_why_never(monthday, month, weekday))
     rules = tuple(
-        # day_or=False because Vixie's rule has been applied: within a rule both days must match.
+        # day_or=False: _day_rules() has applied Vixie's rule, so within a rule both day fields must match.
         croniter(
             " ".join(map(_canonical, (second, minute, hour, m, month, w))),
             0,
@@ -128,8 +128,8 @@ def parse(expr: str) -> Pattern:
 def _split(expr: str) -> list[str]:
     if not isinstance(expr, str):
         raise TypeError(f"a cron expression is a str, not {type(expr).__name__}")
-    if len(expr) > _LONGEST:
-        raise InvalidCron(f"the expression has {len(expr)} characters; at most {_LONGEST} are read")
+    if len(expr) > _MAX_CHARACTERS:
+        raise InvalidCron(f"the expression has {len(expr)} characters; at most {_MAX_CHARACTERS} are read")
     text = expr.strip(" \t\r\n")
     strange = next((c for c in text if not (" " <= c <= "~" or c == "\t")), None)
     if strange is not None:
@@ -240,15 +240,15 @@ _LENGTHS = {2: (28, 29)} | dict.fromkeys((4, 6, 9, 11), (30,)) | dict.fromkeys((
 
 
 def _either_day(monthday: Field, weekday: Field) -> bool:
-    """Vixie's rule: both day fields must match as soon as one of them starts with `*`; else one is enough."""
+    """Vixie's rule: if a day field starts with `*`, both day fields must match; otherwise either is enough."""
     return not (monthday.starred or weekday.starred)
 
 
 def _day_rules(monthday: Field, weekday: Field) -> list[tuple[Field, Field]]:
-    """Return pairs of day fields, each to be met in both, which together mean what the two fields mean.
+    """Return pairs of day fields. The expression fires on a day that matches both fields of a pair.
 
-    croniter ANDs numbered weekdays (`5#3`) with whatever stands beside them and refuses a mixture such as `1,5#3`, so
-    plain and numbered weekdays are rules of their own.
+    croniter combines a numbered weekday (`5#3`) with the day of month by AND, and rejects a mixture such as `1,5#3`. So plain and
+    numbered weekdays become separate pairs.
     """
     any_monthday = Field(kind=MONTHDAY, text="*", values=frozenset(range(1, 32)))
     any_weekday = Field(kind=_WEEKDAY, text="*", values=frozenset(range(7)))
@@ -261,7 +261,7 @@ def _day_rules(monthday: Field, weekday: Field) -> list[tuple[Field, Field]]:
 
 
 def _occurs(monthday: Field, month: Field, weekday: Field) -> bool:
-    """Tell whether such a day ever comes: in the long run a month of each length begins on each weekday."""
+    """Return whether such a day ever occurs. Over the years, a month of each length begins on each weekday."""
     weeks = {week for _, week in weekday.nth}
     return any(
         weekday.values or (day + 6) // 7 in weeks or (LAST_OF_MONTH in weeks and day > length - 7)
@@ -282,7 +282,7 @@ def _why_never(monthday: Field, month: Field, weekday: Field) -> str:
 
 
 def _canonical(field: Field) -> str:
-    """Write a field for croniter in the plainest way, where an equal range or a step can't mean something else."""
+    """Format a field for croniter as a list of values: croniter reads some ranges and steps differently."""
     if field.full:
         return "*"
     plain = [str(value) if value or field.kind is not MONTHDAY else "L" for value in sorted(field.values)]

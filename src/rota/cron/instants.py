@@ -1,7 +1,6 @@
-"""From the wall clock of a zone to instants.
+"""Map the local times of a zone to instants.
 
-Both clocks are whole seconds since 1970-01-01T00:00: `at`, `start` and `end` are instants, `wall`, `low` and `top` are
-readings of the zone's clock.
+Both are whole seconds since 1970-01-01T00:00: `at`, `start` and `end` are instants, `wall`, `low` and `top` are local times.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def since_epoch(moment: datetime) -> timedelta:
     offset = moment.utcoffset()
     if offset is None:
         raise ValueError(f"{moment.isoformat()} carries no timezone; write for example datetime(…, tzinfo=UTC)")
-    # Not moment - _EPOCH: that overflows beside datetime.min and datetime.max.
+    # Not moment - _EPOCH, which overflows near datetime.min and datetime.max.
     return moment.replace(tzinfo=None) - _EPOCH.replace(tzinfo=None) - offset
 
 
@@ -48,7 +47,7 @@ def instant(at: int) -> datetime:
 
 
 class _Span(NamedTuple):
-    """A stretch of instants, start ≤ at < end, in which the zone's clock is `offset` ahead of UTC."""
+    """A range of instants, start ≤ at < end, in which the zone's clock is `offset` seconds ahead of UTC."""
 
     start: int
     end: int
@@ -56,10 +55,10 @@ class _Span(NamedTuple):
 
 
 class _Timeline:
-    """The spans of a zone. Where its offset changes is found by asking zoneinfo, and remembered."""
+    """The spans of a zone. The changes of its offset are found with zoneinfo, and cached."""
 
-    # Offsets are compared every other day and the changes between are bisected. In the zone data no two changes since
-    # 1970 lie closer than a week. No fold is longer than a day, so what happened earlier can't be shown again.
+    # Compare offsets every two days and bisect where they differ: in the zone data, no two changes since 1970 are closer than
+    # a week. A look back of two days is enough: no fold is longer than a day.
     _CHUNK = 64 * _DAY
     _STRIDE = 2 * _DAY
     _LOOK_BACK = 2 * _DAY
@@ -81,7 +80,7 @@ class _Timeline:
         return _Span(start := next(earlier, limit - self._CHUNK), at, self._offset(start))
 
     def reached(self, at: int) -> int:
-        """Return the wall second that the clock had come up to before `at`: all below it have been shown or jumped."""
+        """Return the highest local time that the clock had reached before `at`: all below it were shown or jumped over."""
         top = at + self._offset(at - 1)
         start = at - self._LOOK_BACK
         for change in self._changes_up_to(at + -at % self._CHUNK) + self._changes_up_to(start + -start % self._CHUNK):
@@ -129,7 +128,7 @@ def fires(cron: Cron, at: int) -> Iterator[int]:
         while (wall := clock.first_from(low)) < top:
             yield wall - span.offset
             low = wall + 1
-        # Nothing matches from low to wall: go near wall at once, unless a fold may show again what lies below low.
+        # Nothing matches from low to wall, so skip to a day before wall. That day is kept because a fold may repeat it.
         at = max(span.end, wall - _DAY) if low <= top - _DAY else span.end
 
 

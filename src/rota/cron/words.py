@@ -1,4 +1,4 @@
-"""Say a cron expression in plain words."""
+"""Describe a cron expression in English."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from rota.cron.expression import Field, Pattern
 
-_MOST_TIMES = 6
+_MAX_LISTED_TIMES = 6
 _WEEKS = ("last", "first", "second", "third", "fourth", "fifth")
 
 
 def in_words(pattern: Pattern) -> str:
-    times = list(islice(_times(pattern), _MOST_TIMES + 1))
-    if len(times) <= _MOST_TIMES:
+    times = list(islice(_times(pattern), _MAX_LISTED_TIMES + 1))
+    if len(times) <= _MAX_LISTED_TIMES:
         shape = "{:02}:{:02}" if pattern.second.values == {0} else "{:02}:{:02}:{:02}"
         text = f"At {listed([shape.format(*time) for time in times])} {_days_in_words(pattern) or 'every day'}"
     else:
@@ -90,7 +90,7 @@ def _weekdays_in_words(field: Field, *, last: str) -> str:
 
 
 def _runs(values: list[int], word: Callable[[int], str]) -> list[str]:
-    """Word the values, with three or more neighbours as one `first to last`."""
+    """Format the values as words. Three or more consecutive values become `first to last`."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""The clocks of the world, by name: from the tzdata package before the system's files."""
+"""Load time zones by name: from the tzdata package first, then from the system's files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rota.errors import ConfigError, InvalidCron
 
 @cache
 def zone(name: str) -> ZoneInfo:
-    """Return the timezone of that exact name from the tzdata package, else from the system, else raise InvalidCron.
+    """Return the timezone of that exact name from the tzdata package, else from the system. Raises InvalidCron.
 
-    zoneinfo by itself reads the system's files first, which are often years behind: two nodes would then compute
-    different fires. Names are looked up in lists and never handed to the file system as they come.
+    zoneinfo alone would read the system's files first, which are often years old, so two nodes could compute different fires.
+    Only names in the lists of zones are opened as files.
     """
     if not isinstance(name, str):
         raise TypeError(f"a timezone is given by its name, not as {type(name).__name__}")
@@ -34,11 +34,11 @@ def zone(name: str) -> ZoneInfo:
 
 
 def tzdata_version() -> str:
-    """Return the release of the zone data in use, such as `2026a`; where it differs, fires may differ. ConfigError without any."""
+    """Return the release of the zone data, such as `2026a`. Nodes with different releases may compute different fires."""
     try:
         return str(import_module("tzdata").IANA_VERSION)
     except ModuleNotFoundError as error:
-        # Without this, a machine without zone files would know UTC alone, and one with old files would compute other fires.
+        # Without tzdata, a machine without zone files would know only UTC, and old files would give other fires.
         raise ConfigError(
             "the package tzdata is missing, without which no timezone can be trusted: install it"
         ) from error
@@ -52,4 +52,4 @@ def _packaged_zones() -> frozenset[str]:
 
 @cache
 def _system_zones() -> frozenset[str]:
-    return frozenset(available_timezones()) - {"localtime"}  # whatever this one machine is set to
+    return frozenset(available_timezones()) - {"localtime"}  # differs from machine to machine

@@ -1,4 +1,4 @@
-"""A PostgreSQL of rota's own: `server` starts and stops it, `places` knows where all of it lies, `processes` who lives there."""
+"""An embedded PostgreSQL: `server` starts and stops it, `places` finds its folders, `processes` its running processes."""
 
 from rota.embedded.places import ServerUser, default_data_dir, find_bindir
 from rota.embedded.server import EmbeddedPostgres

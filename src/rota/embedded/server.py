@@ -1,12 +1,10 @@
-"""The server itself: make a data folder, start, attach, stop, recover. `places` knows where all of it lies, `processes` who lives
-there.
+"""The embedded server: initialise a data folder, start, attach, stop, and recover after a crash.
 
-Good for `rota demo`, `rota dev` and a single node. The server ends with the process that started it, so several nodes
-need a database of their own. It listens on a Unix socket only, in a folder that nobody but its user may enter; that is
-why it can trust whoever reaches it.
+It is meant for `rota demo`, `rota dev` and a single node: the server ends with the process that started it. It listens only on a
+Unix socket in a folder that only its user may enter, so it needs no passwords.
 
-Beside the data folder lie two small files: `<data>.lock` (held while someone starts or stops the server; it remembers
-who owns it) and `<data>.log` (what the server said since its last start).
+Two files lie beside the data folder. `<data>.lock` is locked while a process starts or stops the server, and contains the pids of
+the owner and the server. `<data>.log` is the server's log since its last start.
 """
 
 from __future__ import annotations
@@ -46,16 +44,18 @@ NOT_DURABLE = MappingProxyType(
 )
 """Settings without durability. `rota.disposable` marks the server, so that `rota check` does not report them."""
 
-OURS = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"})
-POLL_S = 0.005
+RESERVED_SETTINGS = frozenset(
+    {"data_directory", "listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions"}
+)
+POLL_SECONDS = 0.005
 KEEPER_SECONDS = 0.2
 """How often an attached process checks that the server it uses still runs."""
 
-# Becomes the server: gives root away, ties its life to the process that asked for it, then execs and so keeps its pid.
+# Drops root, asks the kernel for a signal when the parent ends, then execs the server and so keeps its pid.
 # It is a program of its own because code between fork and exec (preexec_fn) may deadlock in a process with threads.
-# The order matters: root's interpreter may be out of the other user's reach, so nothing is imported after the change of
-# user; the kernel forgets the death signal when the uid changes; a parent that died before it was set goes unnoticed.
-BECOME = """
+# The order matters. Imports come first: the other user may not reach root's interpreter. prctl comes after setuid, which clears
+# the death signal. getppid comes last: a parent that ended before prctl sends no signal.
+EXEC_SERVER = """
 import ctypes, os, signal, sys
 parent, uid, gid, *argv = sys.argv[1:]
 if int(uid) >= 0:
@@ -70,13 +70,13 @@ os.execv(argv[0], argv)
 
 
 class EmbeddedPostgres:
-    """One server over one data folder, which stops when the process that started it ends, however it ends.
+    """One server for one data folder. It stops when the process that started it ends, even by SIGKILL.
 
-    Where another living process already runs the server of this folder, start() attaches to that one instead, and
-    stop() leaves it alone; within kept(), this process starts the server again when that one ends. Start it from the main
-    thread: the kernel ends the server with the *thread* that started it.
+    If another living process already runs the server of this folder, start() attaches to it and stop() only detaches. Within
+    kept(), this process starts the server again when that process ends. Call start() in the main thread: the kernel ends the
+    server with the *thread* that started it.
 
-    bindir: the folder of binaries; None: find_bindir() looks.  sync: False gives up durability for speed (tests).
+    bindir: the folder of binaries; None: find_bindir() finds it.  sync: False gives up durability for speed (tests).
     settings: server settings.  patience: how long a start may take, recovery from a crash included.
     """
 
@@ -90,12 +90,12 @@ class EmbeddedPostgres:
         port: int = 5432,
         patience: timedelta = timedelta(seconds=60),
     ) -> None:
-        if reserved := sorted(OURS & settings.keys()):
+        if reserved := sorted(RESERVED_SETTINGS & settings.keys()):
             raise ConfigError(f"an embedded server has no TCP and a socket of its own: don't set {', '.join(reserved)}")
-        self.data = Path(os.path.abspath(data))  # noqa: PTH100 - as the server sees it: no link resolved
+        self.data = Path(os.path.abspath(data))  # noqa: PTH100 - links stay unresolved, as in the server
         self.port = port
         self.attached = False
-        # Terse, because the detail of a refused row is the row, payload and all.
+        # Terse: the DETAIL of an error about a row would contain the whole row, payload included.
         self._settings = {"log_error_verbosity": "terse", **({} if sync else NOT_DURABLE), **settings}
         self._sync = sync
         self._patience = patience.total_seconds()
@@ -109,23 +109,23 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """How to connect, as libpq and asyncpg both read it."""
+        """The URL of the database `postgres`, for libpq and asyncpg."""
         return self.dsn_for("postgres")
 
     def dsn_for(self, database: str) -> str:
-        """How to connect to that database. The port is always named, so that a PGPORT can't lead elsewhere."""
+        """Return the URL of a database. It always contains the port, so that a PGPORT has no effect."""
         host = quote(str(self._socket_folder()))
         return f"postgresql://postgres@/{quote(database, safe='')}?host={host}&port={self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process, if it runs."""
+        """The pid of the server, or None if it does not run."""
         if self._process is not None:
             return self._process.pid if self._process.poll() is None else None
         return self._attached_pid if self._attached_pid and works_in(self.data, self._attached_pid) else None
 
     def start(self) -> Self:
-        """Return once the server takes connections; attach if another living process owns it already.
+        """Return when the server accepts connections. Attach to it if another living process owns it.
 
         Raises DatabaseUnusable, with the end of the server's log, if it doesn't come up.
         """
@@ -153,12 +153,14 @@ class EmbeddedPostgres:
         return self
 
     def stop(self) -> None:
-        """End the server if it is ours: open transactions are rolled back, everything committed is kept."""
+        """Stop the server if this process started it. Open transactions are rolled back."""
         if self._process is None:
             self.attached, self._attached_pid = False, None
             return
         with ExitStack() as held:
-            with suppress(OSError, DatabaseUnusable):  # the lock only spares a starter from attaching to what is ending
+            with suppress(
+                OSError, DatabaseUnusable
+            ):  # the lock only keeps other processes from attaching to an ending server
                 held.enter_context(self._lock())
             self._end()
             if self._sockets not in {None, self.data}:
@@ -166,7 +168,7 @@ class EmbeddedPostgres:
                     self._socket_folder().rmdir()
 
     def restart(self) -> Self:
-        """Stop the server, if it still runs, and start it again: also after somebody has killed it."""
+        """Stop the server if it still runs, and start it again."""
         if self.attached:
             raise DatabaseUnusable(f"the PostgreSQL in {self.data} belongs to another process: restart it there")
         self.stop()
@@ -174,10 +176,10 @@ class EmbeddedPostgres:
 
     @contextmanager
     def kept(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Start the server again when the process that it was attached to has ended; connections break in between.
+        """Inside the block, start an attached server again when the process that owns it ends. Connections break in between.
 
-        A thread does it, which lives until the context ends: the kernel would end the server with it. `report` gets a line for
-        people about each change.
+        A thread starts it and lives until the block ends, because the kernel ends the server with that thread. `report` is called
+        with a message for people about each change.
         """
         if not self.attached:
             yield
@@ -238,7 +240,7 @@ class EmbeddedPostgres:
                     raise DatabaseUnusable(
                         f"another process has been starting or stopping the server in {self.data} all the time"
                     )
-                time.sleep(POLL_S)
+                time.sleep(POLL_SECONDS)
             yield lock
         finally:
             os.close(lock)
@@ -246,17 +248,17 @@ class EmbeddedPostgres:
     def _owner_lives(self, pid: int, record: int) -> bool:
         words = os.pread(record, 64, 0).decode(errors="replace").split()
         if len(words) != 2 or words[1] != str(pid):
-            return True  # started by other means, pg_ctl for one: nothing of ours to judge
-        # An orphan has another parent, and is about to shut down: to attach now would be to lose it in a moment.
+            return True  # started by another program, such as pg_ctl
+        # An orphaned server has another parent and is about to shut down: do not attach to it.
         return parent_of(pid) == int(words[0]) if sys.platform == "linux" else lives(int(words[0]))
 
     def _attach(self, pid: int) -> None:
-        def known() -> bool:
+        def is_ready() -> bool:
             return len(lines := pid_file(self.data)) >= 8 and lines[7].strip() in {"ready", "standby"}
 
-        if not _within(self._patience, known):
+        if not _within(self._patience, is_ready):
             raise DatabaseUnusable(
-                f"the PostgreSQL in {self.data} (pid {pid}) isn't getting ready. {self._last_words()}"
+                f"the PostgreSQL in {self.data} (pid {pid}) isn't getting ready. {self._end_of_log()}"
             )
         lines = pid_file(self.data)
         if not lines[4]:
@@ -278,20 +280,20 @@ class EmbeddedPostgres:
         lines = pid_file(self.data)
         if not lines or sys.platform != "linux":
             return
-        # A killed server's children hold its shared memory until they notice, and the next one would refuse to start.
+        # The children of a killed server keep its shared memory for a moment. A new server would refuse to start.
         if not _within(1, lambda: not orphans(self.data)):
             for pid in orphans(self.data):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             _within(5, lambda: not orphans(self.data))
-        # The number in the file may be another process's by now; the server can't tell, and would refuse as well.
+        # The pid in the file may now belong to another process. The server would refuse to start because of it.
         if lines[0].isdigit() and lives(int(lines[0])):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     # From an empty folder to a server that takes connections
 
     def _initialise(self, record: int) -> None:
-        if os.pread(record, 64, 0) == b"initdb\n":  # the last one to try was killed half-way
+        if os.pread(record, 64, 0) == b"initdb\n":  # the previous initdb was killed before it was done
             for left in self.data.iterdir() if self.data.exists() else ():
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         if self._is_initialised():
@@ -312,7 +314,7 @@ class EmbeddedPostgres:
             finally:
                 self._end()
         if code != 0:
-            raise DatabaseUnusable(f"initdb couldn't make a database in {self.data}. {self._last_words()}")
+            raise DatabaseUnusable(f"initdb couldn't make a database in {self.data}. {self._end_of_log()}")
         _rewrite(record, "")
 
     def _is_initialised(self) -> bool:
@@ -347,14 +349,14 @@ class EmbeddedPostgres:
             server = self._process = self._spawn("postgres", ["-D", folder, *flags], keep=folder)
             undo.callback(self._end)
 
-            def settled() -> bool:
-                # Both lines: a file left by a crash may say "ready", too.
+            def is_ready_or_ended() -> bool:
+                # Compare the pid, too: a file left by a crash may also contain "ready".
                 lines = pid_file(self.data)
                 ready = len(lines) >= 8 and lines[0] == str(server.pid) and lines[7].strip() == "ready"
                 return ready or server.poll() is not None
 
-            if not _within(self._patience, settled) or server.poll() is not None:
-                raise DatabaseUnusable(f"the embedded PostgreSQL in {self.data} didn't start. {self._last_words()}")
+            if not _within(self._patience, is_ready_or_ended) or server.poll() is not None:
+                raise DatabaseUnusable(f"the embedded PostgreSQL in {self.data} didn't start. {self._end_of_log()}")
             undo.pop_all()
         self.attached = False
 
@@ -364,7 +366,7 @@ class EmbeddedPostgres:
         try:
             return subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
                 [
-                    *(sys.executable, "-I", "-S", "-c", BECOME),
+                    *(sys.executable, "-I", "-S", "-c", EXEC_SERVER),
                     *(str(os.getpid()), str(uid), str(gid), str(self.bin / program), *arguments),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -372,7 +374,7 @@ class EmbeddedPostgres:
                 stderr=log,
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is for us: the server must outlive the drain
+                start_new_session=True,  # Ctrl-C must not reach the server: it must outlive the drain
                 pass_fds=[int(keep.rpartition("/")[2])] if keep.startswith("/proc/self/fd/") else (),
             )
         finally:
@@ -380,7 +382,7 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _folder_argument(self) -> Iterator[str]:
-        """The data folder as the server can open it: root may hand one over that its user can't walk down to."""
+        """Yield a path of the data folder that the server can open: an open descriptor's, if its user can't reach the folder."""
         if self._reachable:
             yield str(self.data)
             return
@@ -395,7 +397,7 @@ class EmbeddedPostgres:
             os.close(folder)
 
     def _end(self) -> None:
-        # Reaped before anything else is started: a zombie keeps its pid alive, and with it the claim on the folder.
+        # Reap the process before a new one starts: a zombie still has its pid, so the data folder counts as in use.
         if (process := self._process) is None:
             return
         for number, patience in ((signal.SIGINT, self._patience), (signal.SIGQUIT, 10.0), (signal.SIGKILL, None)):
@@ -405,7 +407,7 @@ class EmbeddedPostgres:
                 break
         self._process = None
 
-    # Places and words
+    # Folders and the log
 
     @property
     def _reachable(self) -> bool:
@@ -414,7 +416,7 @@ class EmbeddedPostgres:
     def _socket_folder(self) -> Path:
         if self._sockets is None:
             too_long = len(os.fsencode(self.data / f".s.PGSQL.{self.port}")) > SOCKET_PATH_BYTES
-            splits = "," in str(self.data)  # a list of folders to the server, a list of hosts to clients
+            splits = "," in str(self.data)  # the server reads a list of folders, and clients a list of hosts
             unfit = too_long or splits or not self._reachable
             self._sockets = runtime_folder(self.data, self._user) if unfit else self.data
         return self._sockets
@@ -423,7 +425,7 @@ class EmbeddedPostgres:
         parent = self.data.parent if os.access(self.data.parent, os.W_OK) else runtime_folder(self.data, None)
         return parent / f"{self.data.name}.{ending}"
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         log = self._beside("log")
         with suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
@@ -441,5 +443,5 @@ def _within(seconds: float, true: Callable[[], bool]) -> bool:
     while not true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(POLL_SECONDS)
     return True
