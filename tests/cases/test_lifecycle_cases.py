@@ -134,7 +134,7 @@ async def test_b59_a_holder_that_was_cut_off_notices_and_counts_for_nothing(
 ) -> None:
     """The way to the database is blocked for two leases and restored: the handler was cut, another's success stands."""
     begun, cut = asyncio.Event(), list[str | None]()
-    isolated, other = rota.App("isolated"), rota.App("other")
+    isolated, other = rota.App("shared"), rota.App("shared")
 
     @isolated.handler("work")
     async def work(job: rota.Job[Any]) -> str:
