@@ -1,23 +1,26 @@
-"""The command line: which commands there are, and the exit code that each error ends one with.
+"""The command line: the commands in their help groups, and the exit code for each kind of error.
 
-0 done · 1 failed, or findings · 2 usage or configuration · 3 database or schema
+0 success · 1 failure, or findings · 2 usage or configuration · 3 database or schema
 """
 
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rota.commands import (
     call,
     check,
+    config,
     cron,
     dead,
     enqueue,
     handler,
     job,
+    migrate,
     node,
     queue,
     run,
@@ -25,63 +28,92 @@ from rota.commands import (
     status,
     why,
 )
-from rota.commands import (
-    config as settings,
-)
-from rota.commands import (
-    migrate as schema,
-)
 from rota.commands.options import AsJson
-from rota.commands.show import printable
+from rota.commands.printing import printable
 from rota.errors import RotaError, Stopped
+
+FIRST_STEPS, DEPLOY, LOOK, OPERATE = "First steps", "Run and deploy", "Look", "Operate"
+SCHEDULES, DEVELOP = "Schedules", "Develop"
+
+
+class GroupedCommands(TyperGroup):
+    """Lists the commands in the help under the name of their group, in the order of registration."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, sorted by group."""
+        groups = [FIRST_STEPS, DEPLOY, LOOK, OPERATE, SCHEDULES, DEVELOP]
+        return sorted(super().list_commands(ctx), key=lambda name: groups.index(self._group(name)))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section of the help for each group."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands))
+        for name in self.list_commands(ctx):
+            text = self.commands[name].get_short_help_str(formatter.width - width - 6)
+            rows.setdefault(self._group(name), []).append((name.ljust(width), text))
+        for group, commands in rows.items():
+            with formatter.section(group):
+                formatter.write_dl(commands)
+
+    def _group(self, name: str) -> str:
+        return str(getattr(self.commands[name], "rich_help_panel", None))
+
 
 app = typer.Typer(
     name="rota",
+    cls=GroupedCommands,
     help="Cron for a fleet, on the PostgreSQL that you already run.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
-app.command()(run.run)
-app.command()(run.dev)
 
 
-@app.command()
+@app.command(rich_help_panel=FIRST_STEPS)
 def demo(as_json: AsJson = False) -> None:
-    """See it work: a PostgreSQL of its own, three daemons, one of them killed; and what became of every job."""
+    """Watch three daemons survive a kill, on a temporary PostgreSQL.
+
+    The report at the end says what happened to every job.
+    """
     from rota.demo.main import main
 
     raise typer.Exit(main(json_output=as_json))
 
 
-app.command()(schema.migrate)
-app.command()(check.check)
-app.command()(settings.config)
-app.command()(status.status)
-app.command()(enqueue.enqueue)
-app.command()(call.call)
-app.add_typer(job.app)
-app.add_typer(queue.app)
-app.add_typer(handler.app)
-app.add_typer(node.app)
-app.add_typer(schedule.app)
-app.add_typer(cron.app)
-app.add_typer(dead.app)
-app.command()(why.why)
+app.command(rich_help_panel=FIRST_STEPS)(run.dev)
+app.command(rich_help_panel=DEPLOY)(run.run)
+app.command(rich_help_panel=DEPLOY)(migrate.migrate)
+app.command(rich_help_panel=DEPLOY)(config.config)
+app.command(rich_help_panel=DEPLOY)(check.check)
+app.command(rich_help_panel=LOOK)(status.status)
+app.command(rich_help_panel=LOOK)(why.why)
+app.command(rich_help_panel=OPERATE)(enqueue.enqueue)
+app.add_typer(job.app, rich_help_panel=OPERATE)
+app.add_typer(dead.app, rich_help_panel=OPERATE)
+app.add_typer(queue.app, rich_help_panel=OPERATE)
+app.add_typer(handler.app, rich_help_panel=OPERATE)
+app.add_typer(node.app, rich_help_panel=OPERATE)
+app.add_typer(schedule.app, rich_help_panel=SCHEDULES)
+app.add_typer(cron.app, rich_help_panel=SCHEDULES)
+app.command(rich_help_panel=DEVELOP)(call.call)
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    rich_help_panel=DEVELOP,
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def bench(context: typer.Context) -> None:
-    """Measure rota on this machine, in a database of its own."""
+    """Measure the speed of rota, in a database of its own."""
     from rota.bench import bench_app
 
     bench_app(context.args, prog_name="rota bench")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from rota import __version__
         from rota.cron import tzdata_version
 
@@ -90,32 +122,34 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _global_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which rota and which time zones.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions of rota and its time zones."
+        ),
     ] = False,
 ) -> None:
     del version
 
 
-def _open_what_is_closed() -> None:
-    """Have the three standard streams lead somewhere, or else the next sockets take their numbers, and what is printed."""
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that is closed. Otherwise the next socket would get its number, and our output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    _open_what_is_closed()
+    """Run the command in sys.argv, and exit with its code if it fails."""
+    _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # names may hold what the terminal's encoding has no letter for
+        # Names may contain characters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except RotaError as error:

@@ -74,10 +74,13 @@ async def test_f2_schedules_are_listed_by_name_and_owner(rota: Shell, conn: Conn
 async def test_f3_a_paused_queue_or_handler_says_that_schedules_go_on(rota: Shell) -> None:
     """F3: their jobs pile up, and all run when the queue is resumed."""
     everything = await rota("queue", "pause", "--all")
-    assert "schedules go on enqueueing jobs, which wait. To stop them, too: rota schedule pause --all" in everything.out
+    assert (
+        "schedules still enqueue jobs, which will wait. To stop schedules too: rota schedule pause --all"
+        in everything.out
+    )
     as_json = await rota("queue", "pause", "mail", "--json")
     assert as_json.json == {"paused": ["mail"], "changed": 1}
-    assert "schedules go on enqueueing" in as_json.err
+    assert "schedules still enqueue" in as_json.err
     assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).err
 
 
@@ -97,7 +100,7 @@ async def test_f3_all_schedules_are_paused_and_those_resumed_that_it_paused(
     assert await paused() == {"before"}
     said = await rota("schedule", "pause", "--all", "--note", "incident 7")
     assert said.code == 0, said.err
-    assert "3 schedules paused; 1 were paused before. Jobs that are enqueued will run" in said.out
+    assert "3 schedules paused; 1 were paused before. Jobs already enqueued will run" in said.out
     assert await paused() == {"a", "b", "c", "before"}
     why = await rota("why", "a")
     assert "incident 7" in why.out
@@ -143,7 +146,7 @@ async def test_f3_every_live_job_is_cancelled(rota: Shell, conn: Connection[Reco
     await make_jobs(conn, 2, handler="other", queue="q")
     await make_running_job(conn)
     dry = await rota("job", "cancel", "--all", "--dry-run")
-    assert "5 jobs would be cancelled, 1 that run asked to stop" in dry.out
+    assert "5 jobs would be cancelled, 1 running asked to stop" in dry.out
     due = await rota("job", "cancel", "--before", "2100-01-01T00:00:00Z", "--dry-run")
     assert "5 jobs would be cancelled" in due.out
     said = await rota("job", "cancel", "--all", "--note", "wrong import", "--json")

@@ -243,7 +243,7 @@ async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
         job_id,
     )
     shown = await ground.rota("job", "show", str(job_id))
-    assert "the database refuses the daemons' claim of it, for 2m (RaiseError on here:1)" in shown.out
+    assert "for 2m the database has refused the operation claim on this job (RaiseError on here:1)" in shown.out
     yield
 
 
@@ -404,7 +404,7 @@ WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
     # What is planted; the exit code; the check; what is found; what to do.
-    (a_client_for_a_daemon, 3, "", "_app.* permission denied", "for a daemon rota_daemon: grant the role"),
+    (a_client_for_a_daemon, 3, "", "_app.* permission denied", "rota_daemon may run a daemon"),
     (a_person_for_a_daemon, 1, "role", r"rt\w+_op may not run a daemon", r"grant rt\w+_check_daemon to rt\w+_check_op"),
     (an_old_schema, 3, "", f"version {VERSION - 1}, this rota needs {VERSION}", "run `rota migrate`"),
     (
@@ -460,7 +460,7 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_ledger_without_autovacuum, 1, "autovacuum", "off for rota.attempts", r"alter table rota.attempts reset"),
     (a_snapshot_of_forty_minutes, 1, "snapshot", r"for 40m.*\(pid \d+, postgres, report, idle", "pg_terminate_backend"),
     (a_lease_of_two_beats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),
-    (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* outlast ROTA_STOP_TIMEOUT", "to 65s or more"),
+    (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* exceed ROTA_STOP_TIMEOUT", "to 65s or more"),
     (a_slip_in_the_file, 2, "", "lease.durration .from rota.toml.: no such setting", "did you mean lease.duration"),
     (a_variable_of_nobody, 1, "configuration", "ROTA_NONSENSE is ignored", "unset it"),
     (everything_paused, 1, "paused", f"every queue is paused since {WHEN} by postgres: restored", "resume --all"),

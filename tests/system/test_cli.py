@@ -529,7 +529,7 @@ async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) 
         assert "the oldest of 4" in said.out
         said = await rota("dead", *command, mine, 4711, "--dry-run")
         assert f"job {mine} of b in queue default (exhausted: ValueError) would be" in said.out
-        assert "job 4711 is unknown, no dead letter" in said.out
+        assert "job 4711 is unknown, not a dead letter" in said.out
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 4
     assert await conn.fetchval("select count(*) from rota.audit") == 0
 
@@ -566,7 +566,7 @@ async def test_what_can_be_no_job_id_is_called_so(rota: Shell, command: str, num
     """A driver's complaint about an int8, or a traceback, says nothing to who mistyped a number."""
     said = await rota(*command.split(), number)
     assert said.code == 2
-    assert "is no job id" in said.err
+    assert "is not a job id" in said.err
 
 
 async def test_a_redrive_stops_at_its_limit(rota: Shell, conn: Connection[Record]) -> None:

@@ -107,7 +107,7 @@ def test_from_an_empty_folder_to_a_job_of_ones_own_in_two_minutes(folder: Shell)
     (folder.folder / name[1]).write_text(app.text)
     with terminal(folder, dev.text.strip()) as said:
         until(lambda: "node.started" in said(), within=60, what="the daemon")
-        psql = re.search(r"look inside +(.*)", said())
+        psql = re.search(r"open psql +(.*)", said())
         assert psql
         told = typed(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
         assert told.splitlines()[0] == "1"

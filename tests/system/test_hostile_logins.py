@@ -252,7 +252,7 @@ async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_lock
         rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
         async with made.connect("app") as client:
             await client.execute("begin; savepoint before; update rota.schedules set every = interval '2 seconds'")
-            who = f"pid {client.get_server_pid()} (user {made.prefix}_app) has its row locked"
+            who = f"pid {client.get_server_pid()} (user {made.prefix}_app) locks its row"
             for command in (("check",), ("why", "report"), ("schedule", "show", "report")):
                 assert who in (await rota(*command)).out, command
         await eventually(lambda: _named_nobody(rota), what="no session to be named")

@@ -67,13 +67,13 @@ async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Co
         "changed": 1,
     }
     again = await rota("queue", "pause", "mail")
-    assert (again.code, again.out) == (0, "queue mail is paused, as before: what runs, runs on\n")
+    assert (again.code, again.out) == (0, "queue mail was already paused; running jobs continue\n")
     shown = (await rota("queue", "list", "--json")).json
     text = (await rota("queue", "list")).out
     assert [line["due"] for line in shown["queues"] if line["queue"] == "mail"] == [3]
     assert [each["reason"] for each in shown["paused"]] == ["provider is down"]
     assert "provider is down" in text
-    assert "goes on" in (await rota("queue", "resume", "mail", "--note", "up again")).out
+    assert "is resumed" in (await rota("queue", "resume", "mail", "--note", "up again")).out
     assert "was not paused" in (await rota("queue", "resume", "mail")).out
     written = await conn.fetch("select action, target, reason, done_by from rota.audit order by audit_id")
     assert [tuple(row)[:3] for row in written] == [
@@ -93,7 +93,7 @@ async def test_everything_is_paused_at_once_and_what_was_paused_by_name_stays_so
     assert "every queue is paused" in (await rota("queue", "pause", "--all", "--note", "fire")).out
     assert "all queues are still paused" in (await rota("queue", "resume", "bulk")).err
     done = await rota("queue", "resume", "--all")
-    assert "every queue goes on" in done.out
+    assert "every queue is resumed" in done.out
     assert "still paused by name: mail" in done.err
     assert await conn.fetchval("select string_agg(queue, ',') from rota.queues where paused") == "mail"
 
@@ -184,7 +184,7 @@ async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: She
     assert all(g["oldest"] <= g["newest"] for g in groups)
     assert str(first[-1]) in (await rota("dead", "summary")).out
     dry = await rota("dead", "redrive", "--handler", "a", "--dry-run")
-    assert "dry run: 3 dead letters would be redriven; 1 that were to run once at most would stay" in dry.out
+    assert "dry run: 3 dead letters would be redriven; 1 at-most-once jobs would be skipped" in dry.out
 
 
 async def test_lists_of_handlers_and_dead_letters_end_after_a_hundred_lines(
@@ -220,7 +220,7 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
     }
     failed = await rota("call", "shop.fails", "--json")
     assert failed.code == 1
-    assert "a dead letter at once (KeyError)" in failed.json["outcome"]
+    assert "would become a dead letter (KeyError)" in failed.json["outcome"]
     assert "raise KeyError" in failed.json["error"]
     slip = await rota("call", "shop.duoble")
     assert slip.code == 2
@@ -265,7 +265,7 @@ async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) 
         printed = await rota("migrate", "--roles", "--role-prefix", prefix, "--sql", DATABASE_URL="")
         await conn.execute(printed.out)
         assert await conn.fetchval(may, f"{prefix}_client")
-        assert f"rights given to {prefix}_owner" in (await rota("migrate", "--roles", "--role-prefix", prefix)).out
+        assert f"rights granted to {prefix}_owner" in (await rota("migrate", "--roles", "--role-prefix", prefix)).out
     finally:
         names = await conn.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{prefix}_")
         await conn.execute(f"reassign owned by {prefix}_owner to current_user")

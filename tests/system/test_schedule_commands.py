@@ -352,7 +352,7 @@ async def test_f10_why_explains_the_second_pass_of_a_fold_and_what_lies_between_
 
     both = (await asked("2026-10-25T02:30"))["answers"]
     assert [each["verdict"] for each in both] == ["enqueued", "not_due"]
-    second = "the clock shows 02:30 twice, and dst_fold is first, so it fires the first time only"
+    second = "the clock shows 02:30 twice, and with dst_fold = first the schedule fires only the first time"
     assert (
         f"{second}, at 2026-10-25 00:30:00Z (enqueued, job 5). To fire both times: rota schedule set s --fold both"
         in (both[1]["answer"])
@@ -361,7 +361,7 @@ async def test_f10_why_explains_the_second_pass_of_a_fold_and_what_lies_between_
         assert each["verdict"] == "not_due"
         assert "left out" not in each["answer"]
     jumped = await asked("2026-03-29T02:15")
-    assert (jumped["verdict"], "jumps over 02:15" in jumped["answer"]) == ("not_due", True)
+    assert (jumped["verdict"], "skips 02:15" in jumped["answer"]) == ("not_due", True)
     assert (await asked("2026-03-29T02:30"))["verdict"] == "undecided"
 
     await conn.execute("delete from rota.fires")
@@ -369,7 +369,7 @@ async def test_f10_why_explains_the_second_pass_of_a_fold_and_what_lies_between_
     await conn.execute(insert + f"('2026-10-26 01:30Z', {made}, 's', {missed}")
     both = (await asked("2026-10-25T02:30"))["answers"]
     assert [each["verdict"] for each in both] == ["skipped_misfire", "not_due"]
-    assert "fires the first time only" in both[1]["answer"]
+    assert "fires only the first time" in both[1]["answer"]
     assert (await asked("2026-10-25T12:00:00Z"))["verdict"] == "not_due"
 
 

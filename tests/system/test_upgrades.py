@@ -65,7 +65,7 @@ async def test_an_older_daemon_works_beside_a_newer_schema_that_is_fit_for_it(
 
     assert (migrated.code, checked.code, ran.code) == (0, 0, 0), migrated.err + ran.err
     assert migrated.json == {"applied": [], "version": module.VERSION + 1}
-    assert "fit for it" in (await rota("migrate")).out
+    assert "but compatible" in (await rota("migrate")).out
     assert await conn.fetchval("select outcome from rota.job_runs where job_id = $1", job_id) == "succeeded"
     # But it must not set the rights of what it doesn't know.
     roles = await rota("migrate", "--roles")

@@ -15,15 +15,14 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.commands import show
+from rota.commands import printing
 from rota.commands.check import server_findings
 from rota.commands.cron import print_instants
+from rota.commands.database_errors import explain_error
 from rota.commands.options import duration, instant
-from rota.commands.reload import modified
-from rota.commands.session import explained
-from rota.commands.status import Status, by_queue, render
+from rota.commands.restart_on_change import modification_times
+from rota.commands.status import Status, render, sum_by_queue
 from rota.db.node_reports import LivingNode, why_unclaimed
-from rota.db.reports import LaneCounts
 from rota.db.server_reports import ServerFacts
 from rota.domain.backoff import backoff
 from rota.domain.forecast import given_up
@@ -85,21 +84,21 @@ def test_delays_of_the_default_policy_last_a_night() -> None:
 )
 def test_durations_are_written_in_two_units_at_most(value: float, text: str) -> None:
     """Nobody reads seconds beside days."""
-    assert show.age(seconds(value)) == text
+    assert printing.age(seconds(value)) == text
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
     """A note from somebody else must not move the cursor or set the title of an operator's window."""
-    assert show.printable("a\x1b]0;evil\x07\nb") == "a\\x1b]0;evil\\x07\nb"
-    assert show.printable(None) == ""
-    assert show.printable("Zürich …") == "Zürich …"
+    assert printing.printable("a\x1b]0;evil\x07\nb") == "a\\x1b]0;evil\\x07\nb"
+    assert printing.printable(None) == ""
+    assert printing.printable("Zürich …") == "Zürich …"
 
 
 def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
     """At 80 columns an operator copies a handler or a kind of error from it: half a name is none."""
     from rich.console import Console
 
-    laid = show.table(None, "error~", "died", rows=[("InsufficientPrivilegeError", "2026-03-01 12:00:00Z")])
+    laid = printing.table(None, "error~", "died", rows=[("InsufficientPrivilegeError", "2026-03-01 12:00:00Z")])
     screen = Console(width=35, record=True, file=io.StringIO())
     screen.print(laid)
     lines = screen.export_text().splitlines()[2:]
@@ -115,7 +114,7 @@ def test_f11_a_table_that_does_not_fit_becomes_one_block_for_each_row(width: int
     columns = ("job#", "state", "attempt#", "handler…", "queue…", "when", "last error…", "")
     rows = [(10_001, "succeeded", "20/20", "send_receipt", "default", "2026-03-01 12:00:00Z", "", "paused")]
     screen = Console(width=width, record=True, file=io.StringIO())
-    screen.print(show.table("jobs", *columns, rows=rows))
+    screen.print(printing.table("jobs", *columns, rows=rows))
     lines = [line.rstrip() for line in screen.export_text().splitlines()]
     assert max(map(len, lines)) <= width
     assert "2026-03-01 12:00:00Z" in "\n".join(lines).replace("\n            ", " ")
@@ -130,7 +129,7 @@ def test_f11_a_table_that_does_not_fit_becomes_one_block_for_each_row(width: int
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""
-    monkeypatch.setattr(show, "WIDE", 80)
+    monkeypatch.setattr(printing, "PIPE_WIDTH", 80)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -147,8 +146,8 @@ def test_what_daylight_saving_does_is_told_without_cutting_an_instant(capsys: py
 def test_status_cuts_no_slots(capsys: pytest.CaptureFixture[str]) -> None:
     """How many jobs a daemon takes is what one looks for where a queue grows."""
     one = node(handlers=["a"], queues=["default"], slots={"nightly_reports": 100, "default": 50, "mail": 1})
-    found = Status(queues=by_queue([], [], [one]), nodes=[one], paused=[], counted_all=True)
-    show.console().print(render(found))
+    found = Status(queues=sum_by_queue([], [], [one]), nodes=[one], paused=[], counted_all=True)
+    printing.console().print(render(found))
     assert {"nightly_reports:100", "default:50", "+1"} <= set(capsys.readouterr().out.split())
 
 
@@ -156,9 +155,9 @@ def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
     """A usage error names the option and how it is written."""
     assert instant("2026-03-01T13:00+01:00", "--at") == NOW
     assert duration("1h30m", "--in") == timedelta(minutes=90)
-    with pytest.raises(typer.BadParameter, match="names no zone"):
+    with pytest.raises(typer.BadParameter, match="has no time zone"):
         instant("2026-03-01T12:00", "--at")
-    with pytest.raises(typer.BadParameter, match="is no instant"):
+    with pytest.raises(typer.BadParameter, match="is not an instant"):
         instant("soon", "--at")
     with pytest.raises(typer.BadParameter, match="write a duration"):
         duration("soon", "--in")
@@ -259,7 +258,7 @@ def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
     lane = LaneCounts(
         queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3)
     )
-    lines = by_queue([lane], [], [node(handlers=["a"], queues=["default", "*"])])
+    lines = sum_by_queue([lane], [], [node(handlers=["a"], queues=["default", "*"])])
     assert [(line.queue, line.due, line.nodes) for line in lines] == [("default", 0, 1), ("mail", 2, 1)]
 
 
@@ -286,7 +285,7 @@ def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
     """The first failures of everybody, each told from the other; the server's detail, which may hold a row, is left out."""
     if isinstance(error, asyncpg.PostgresError):
         error.detail = "Failing row contains (S3CRET-canary)"
-    refusal = explained(error, DSN)
+    refusal = explain_error(error, DSN)
     assert isinstance(refusal, kind)
     assert refusal.exit_code == code
     assert "S3CRET-canary" not in str(refusal)
@@ -299,17 +298,17 @@ def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
         (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), "can't do that now: canceling"),
         (asyncpg.LockNotAvailableError("canceling statement due to lock timeout"), "can't do that now: canceling"),
         (asyncpg.CannotConnectNowError("the database system is starting up"), "no database answers"),
-        (TimeoutError(), "somebody holds a lock"),
+        (TimeoutError(), "another session holds a lock"),
     ],
 )
 def test_nobody_is_sent_to_look_for_a_server_that_has_answered(error: Exception, says: str) -> None:
     """A wrong option in the URL, a statement that took too long, a lock: each by its name."""
-    assert says in str(explained(error, DSN))
+    assert says in str(explain_error(error, DSN))
 
 
 def test_a_fault_of_ours_is_not_explained_away() -> None:
     """An error that the database has no part in must reach the person who can mend it."""
-    assert explained(ValueError("a bug"), DSN) is None
+    assert explain_error(ValueError("a bug"), DSN) is None
 
 
 def test_environments_and_hidden_folders_are_not_watched(tmp_path: Path) -> None:
@@ -318,4 +317,4 @@ def test_environments_and_hidden_folders_are_not_watched(tmp_path: Path) -> None
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "env" / "pyvenv.cfg").touch()
-    assert {str(path.relative_to(tmp_path)) for path in modified(tmp_path)} == {"app.py", "pkg/jobs.py"}
+    assert {str(path.relative_to(tmp_path)) for path in modification_times(tmp_path)} == {"app.py", "pkg/jobs.py"}

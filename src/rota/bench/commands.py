@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 bench_app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     help="Measure rota on a server, in a database of its own.",
 )

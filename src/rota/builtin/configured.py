@@ -12,7 +12,7 @@ from rota.builtin.sql import execute_statement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rota.config import Handlers, Work
+    from rota.config import Handlers, HandlerSettings
 
 
 def configured(handlers: Handlers) -> App:
@@ -30,5 +30,5 @@ def configured(handlers: Handlers) -> App:
     return app
 
 
-def _declare(app: App, name: str, work: Work, function: Callable[[Any], Any]) -> None:
-    app.handler(name, queue=work.queue, timeout=work.timeout, max_attempts=work.max_attempts)(function)
+def _declare(app: App, name: str, settings: HandlerSettings, function: Callable[[Any], Any]) -> None:
+    app.handler(name, queue=settings.queue, timeout=settings.timeout, max_attempts=settings.max_attempts)(function)

@@ -1,15 +1,20 @@
-"""`rota call`: one attempt of a handler here and now, of which nothing is stored."""
+"""`rota call`: run one attempt of a handler in this process, without storing a job."""
 
+import asyncio
+import json
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rota.commands.enqueue import given_json
-from rota.commands.options import App, AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import configure, explaining, find_named_app, using
-from rota.commands.show import print_json, printable
+from rota.commands.database import Database, import_app, takes_database
+from rota.commands.database_errors import explaining_errors
+from rota.commands.enqueue import HandlerName, JobPayload, read_json
+from rota.commands.options import (
+    App,
+    AsJson,
+)
+from rota.commands.printing import print_json, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,83 +23,70 @@ if TYPE_CHECKING:
     from rota.domain.outcome import Outcome
 
 
+@takes_database
 def call(
-    handler: Annotated[str, typer.Argument(metavar="HANDLER", show_default=False, help="The handler's name.")],
-    payload: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="Its payload; - reads it from the input.", show_default=False)
-    ] = None,
-    app: App = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
+    database: Database, handler: HandlerName, payload: JobPayload = None, app: App = None, as_json: AsJson = False
 ) -> None:
-    """Call a handler here and now: no job, no retry, nothing about it is stored. Exit code 1 if it fails.
+    """Run a handler in this process, without a job or a retry.
 
-    job.transaction() commits the handler's own effect where a database is named, and raises where none is.
+    Exit code 1 if the handler fails. With a database, job.transaction() commits the handler's own changes; without one it raises.
     """
-    import asyncio
-    import json
-
     from rota.builtin.configured import configured
+    from rota.errors import NoDatabase
     from rota.inline import call_inline
 
-    with _configuration(config_file, dsn, app, embedded=embedded) as config:
-        found = find_named_app(config).joined_by(configured(config.handlers))
-        text = given_json(payload) or "{}"
-        url = _database(config)
-        with explaining(url or ""):
-            outcome = asyncio.run(call_inline(found, handler, json.loads(text), dsn=url))
-    became, said, failed = _told(outcome)
+    with _configured(database, app) as config:
+        handlers = import_app(config).joined_by(configured(config.handlers))
+        value = json.loads(read_json(payload) or "{}")
+        try:
+            dsn = config.require_database()
+        except NoDatabase:
+            dsn = None
+        with explaining_errors(dsn or ""):
+            outcome = asyncio.run(call_inline(handlers, handler, value, dsn=dsn))
+    state, detail, failed = _describe(outcome)
     if as_json:
-        print_json({"outcome": became, **({"error": said} if failed else {"result": said})})
+        print_json({"outcome": state, **({"error": detail} if failed else {"result": detail})})
     elif failed:
-        typer.echo(f"{became}\n{printable(said)}", err=True)
-    elif said is None:
-        typer.echo(became)
+        typer.echo(f"{state}\n{printable(detail)}", err=True)
+    elif detail is None:
+        typer.echo(state)
     else:
-        print_json(said)
+        print_json(detail)
     raise typer.Exit(1 if failed else 0)
 
 
 @contextmanager
-def _configuration(config_file: Path | None, dsn: str | None, app: str | None, *, embedded: bool) -> "Iterator[Config]":
-    """Yield it, with a database or without."""
-    if embedded:
-        with using(config_file, dsn, embedded=True, overrides={"app": app}) as config:
+def _configured(database: Database, app: str | None) -> "Iterator[Config]":
+    """Yield the configuration. Only with --embedded must it name a database."""
+    if database.embedded:
+        with database.configured({"app": app}) as config:
             yield config
     else:
-        yield configure(config_file, dsn, {"app": app})
+        yield database.load_config({"app": app})
 
 
-def _database(config: "Config") -> str | None:
-    from rota.errors import NoDatabase
-
-    try:
-        return config.require_database()
-    except NoDatabase:
-        return None
-
-
-def _told(outcome: "Outcome") -> tuple[str, Any, bool]:
-    """Return what became of it, what there is to say, and whether that is a failure."""
-    from rota.domain import outcome as became
+def _describe(outcome: "Outcome") -> tuple[str, Any, bool]:
+    """Return the outcome in words, its result or error, and whether it is a failure."""
+    from rota.domain import outcome as outcomes
 
     match outcome:
-        case became.Succeeded():
+        case outcomes.Succeeded():
             return "succeeded", outcome.value, False
-        case became.Committed():
+        case outcomes.Committed():
             return "succeeded", None, False
-        case became.Cancelled():
+        case outcomes.Cancelled():
             return "cancelled", outcome.reason, False
-        case became.Snoozed():
+        case outcomes.Snoozed():
             return "snoozed", str(outcome.after or outcome.at), False
-        case became.Failed():
-            how = "failed for good: a dead letter at once" if outcome.permanent else "failed: it would be tried again"
-            return f"{how} ({outcome.kind})", outcome.text, True
-        case became.Undecodable():
-            return f"its payload doesn't decode: a dead letter at once ({outcome.kind})", outcome.text, True
-        case became.TimedOut():
-            return "timed out: it would be tried again", f"after {outcome.timeout}", True
+        case outcomes.Failed():
+            state = (
+                "failed: a job would become a dead letter" if outcome.permanent else "failed: a job would be retried"
+            )
+            return f"{state} ({outcome.kind})", outcome.text, True
+        case outcomes.Undecodable():
+            return f"payload is invalid: a job would become a dead letter ({outcome.kind})", outcome.text, True
+        case outcomes.TimedOut():
+            return "timed out: a job would be retried", f"after {outcome.timeout}", True
         case _:
             return "interrupted", type(outcome).__name__, True

@@ -1,65 +1,66 @@
-"""`rota dead`: what will not be tried again by itself, and waits for a person."""
+"""`rota dead`: list dead letters, redrive or discard them."""
 
-from datetime import datetime
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from rota.commands.enqueue import given_json
-from rota.commands.job_sheet import read_job, show_job
+from rota.commands.database import Database, takes_database
+from rota.commands.enqueue import read_json
+from rota.commands.job_details import print_job, read_job
 from rota.commands.options import (
     AsJson,
-    ConfigFile,
     DryRun,
-    Dsn,
-    Embedded,
     Handler,
     JobId,
     JobIds,
+    Note,
     Queue,
-    Reason,
+    ShowErrors,
+    ShowPayload,
+    Spread,
+    count_option,
     duration,
     instant,
+    option,
 )
-from rota.commands.session import ask, using
-from rota.commands.show import LISTED, age, console, distance, plural, print_json, printable, table
+from rota.commands.printing import MAX_LISTED, age, console, distance, plural, print_json, printable, table
 from rota.domain import settlement
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
     from rota.db.pool import Connection
     from rota.db.reports import DeadLetterFilter, DeadLetterGroup, ListedDeadLetter
 
-app = typer.Typer(name="dead", help="Look at dead letters, send them back, or end them.", no_args_is_help=True)
+app = typer.Typer(name="dead", help="List dead letters, redrive or discard them.", no_args_is_help=True)
 
 REASONS = get_args(settlement.Reason)
 
-DeathReason = Annotated[str | None, typer.Option("--reason", help=f"One of {', '.join(REASONS)}.", show_default=False)]
-ErrorKind = Annotated[str | None, typer.Option("--error-kind", help="Only after this error.", show_default=False)]
-Before = Annotated[
-    str | None, typer.Option("--before", metavar="INSTANT", help="Only what died before.", show_default=False)
-]
-Every = Annotated[bool, typer.Option("--all", help="Whatever there is.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="How many at most.", show_default=False)]
+DeathReason = Annotated[str | None, option("--reason", "REASON", f"One of {', '.join(REASONS)}.")]
+ErrorKind = Annotated[str | None, option("--error-kind", "NAME", "Select only this type of error.")]
+Before = Annotated[str | None, option("--before", "INSTANT", "Select only jobs that died before this.")]
+All = Annotated[bool, typer.Option("--all", help="Select all dead letters.")]
+Limit = Annotated[int | None, count_option("Change at most this many dead letters.")]
 
 
 @app.command()
+@takes_database
 def summary(
+    database: Database,
     handler: Handler = None,
     queue: Queue = None,
     reason: DeathReason = None,
     error_kind: ErrorKind = None,
     before: Before = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count dead letters by handler, reason and kind of error."""
-    which = letter_filter(handler, queue, reason, error_kind, before)
-    with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.reports import summarise_dead_letters
+    """Count dead letters by handler, reason and type of error."""
+    from rota.db.reports import summarise_dead_letters
 
-        groups = ask(config, lambda db: summarise_dead_letters(db, which=which, limit=LISTED), name="dead summary")
+    which = letter_filter(handler, queue, reason, error_kind, before)
+    groups = database.run(lambda db: summarise_dead_letters(db, which=which, limit=MAX_LISTED), name="dead summary")
     if as_json:
         print_json(groups)
         return
@@ -68,258 +69,273 @@ def summary(
         return
     _print_groups(groups)
     typer.echo(
-        "look at one: rota dead show SAMPLE --errors · send back: rota dead redrive --handler … · "
-        "end: rota dead discard … --note …",
+        "to see one: rota dead show SAMPLE --errors · to run them again: rota dead redrive --handler … · "
+        "to end them: rota dead discard … --note …",
         err=True,
     )
 
 
 @app.command("list")
+@takes_database
 def list_(
+    database: Database,
     handler: Handler = None,
     queue: Queue = None,
     reason: DeathReason = None,
     error_kind: ErrorKind = None,
     before: Before = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 20,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    limit: Annotated[int, count_option("Print at most this many dead letters.", most=10_000)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest job first."""
-    which = letter_filter(handler, queue, reason, error_kind, before)
-    with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.reports import list_dead_letters
+    from rota.db.reports import list_dead_letters
 
-        letters = ask(config, lambda db: list_dead_letters(db, which=which, limit=limit), name="dead list")
+    which = letter_filter(handler, queue, reason, error_kind, before)
+    letters = database.run(lambda db: list_dead_letters(db, which=which, limit=limit), name="dead list")
     if as_json:
         print_json(letters)
         return
     _print_letters(letters)
     if len(letters) == limit:
-        typer.echo(f"the oldest {limit}; there may be more: --limit, or rota dead summary", err=True)
+        typer.echo(f"these are the oldest {limit}. To see more: --limit, or rota dead summary", err=True)
 
 
 @app.command()
+@takes_database
 def show(
+    database: Database,
     job_id: JobId,
-    payload: Annotated[bool, typer.Option("--payload", help="Show what it carries, too.")] = False,
-    errors: Annotated[bool, typer.Option("--errors", help="Show the texts of its errors, too.")] = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    payload: ShowPayload = False,
+    errors: ShowErrors = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say of one dead letter what was tried, and why it was given up."""
+    """Show a dead letter, its attempts, and why it is dead."""
     from rota.errors import RotaError
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        seen = ask(config, lambda db: read_job(db, job_id, payload=payload, errors=errors), name="dead show")
-    if seen.job.state != "dead":
-        raise RotaError(f"job {job_id} is no dead letter: it is {seen.job.state} (rota job show {job_id})")
-    show_job(seen, errors=errors, as_json=as_json)
+    details = database.run(lambda db: read_job(db, job_id, payload=payload, errors=errors), name="dead show")
+    if details.job.state != "dead":
+        raise RotaError(
+            f"job {job_id} is not a dead letter, it is {details.job.state}. To see it: rota job show {job_id}"
+        )
+    print_job(details, errors=errors, as_json=as_json)
 
 
 @app.command()
+@takes_database
 def redrive(
+    database: Database,
     job_ids: JobIds = None,
     handler: Handler = None,
     queue: Queue = None,
     reason: DeathReason = None,
     error_kind: ErrorKind = None,
     before: Before = None,
-    every: Every = False,
+    every: All = False,
     limit: Limit = None,
-    payload: Annotated[
-        str | None,
-        typer.Option("--payload", metavar="JSON", help="Another payload, for the one job named.", show_default=False),
-    ] = None,
-    spread: Annotated[
-        str | None,
-        typer.Option("--spread", metavar="DURATION", help="Make them due evenly over this time.", show_default=False),
-    ] = None,
+    payload: Annotated[str | None, option("--payload", "JSON", "Replace the payload. Needs exactly one ID.")] = None,
+    spread: Spread = None,
     include_at_most_once: Annotated[
-        bool, typer.Option("--include-at-most-once", help="Those, too, that were to run once at most.")
+        bool, typer.Option("--include-at-most-once", help="Also run at-most-once jobs again.")
     ] = False,
-    note: Reason = None,
+    note: Note = None,
     dry_run: DryRun = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send dead letters back to run, attempts afresh: those named, or those that the filters let through.
+    """Run dead letters again, with all their attempts.
 
-    Ones that were to run once at most go only if named, or with --include-at-most-once.
+    Give job ids, or filters. Filters skip at-most-once jobs, unless --include-at-most-once is given.
     """
     which = letter_filter(handler, queue, reason, error_kind, before)
-    ids = _one_way_of_saying(job_ids, which, every)
-    over = duration(spread, "--spread")
+    ids = _selected_ids(job_ids, which, every)
+    spread_time = duration(spread, "--spread")
     if payload is not None and len(ids) != 1:
-        raise typer.BadParameter("goes with exactly one ID", param_hint="--payload")
-    if over is not None and ids:
-        raise typer.BadParameter("goes with filters, not with IDs", param_hint="--spread")
-    text = given_json(payload, "--payload")
+        raise typer.BadParameter("needs exactly one ID", param_hint="--payload")
+    if spread_time is not None and ids:
+        raise typer.BadParameter("works only with filters, not with IDs", param_hint="--spread")
+    text = read_json(payload, "--payload")
 
     async def work(db: "Connection") -> dict[str, Any]:
-        from rota.db import operations, queries
+        from rota.db import operations
 
         if ids:
-            async with db.transaction():  # all that were named, or none
+            async with db.transaction():  # all jobs or none
                 for job_id in ids:
                     await operations.redrive_dead_letter(db, job_id=job_id, payload=text, note=note)
             return {"redriven": len(ids), "left_out": 0}
-        # What dies again while we are at it is not taken a second time.
-        those = _dying_before(which, await queries.read_clock(db))
-        redriven = left_out = 0
-        while (batch := min(operations.BATCH, limit - redriven if limit else operations.BATCH)) > 0:
-            went, left_out = await operations.redrive_dead_letters(
-                db, which=those, limit=batch, spread=over, include_at_most_once=include_at_most_once, note=note
+        left_out = 0
+
+        async def redrive_batch(selected: "DeadLetterFilter", size: int) -> int:
+            nonlocal left_out
+            redriven, left_out = await operations.redrive_dead_letters(
+                db,
+                which=selected,
+                limit=size,
+                spread=spread_time,
+                include_at_most_once=include_at_most_once,
+                note=note,
             )
-            redriven += went
-            if went < batch:
-                break
-            typer.echo(f"{redriven:,} redriven …", err=True)
+            return redriven
+
+        redriven = await _change_in_batches(db, which, limit, redrive_batch, "redriven")
         return {"redriven": redriven, "left_out": left_out}
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        if dry_run:
-            spared = not include_at_most_once
-            ask(
-                config,
-                lambda db: _say_what_would_be("redriven", db, ids, which, limit, as_json=as_json, spared=spared),
-                name="dead redrive",
-            )
-            return
-        done = ask(config, work, name="dead redrive")
-    if as_json:
-        print_json(done)
+    if dry_run:
+        _print_dry_run(
+            database, "redrive", ids, which, limit, as_json=as_json, skip_at_most_once=not include_at_most_once
+        )
         return
-    typer.echo(f"{plural(done['redriven'], 'dead letter')} redriven")
-    if done["left_out"]:
-        typer.echo(f"{done['left_out']:,} left out: live jobs have their unique_key or schedule", err=True)
+    result = database.run(work, name="dead redrive")
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(f"{plural(result['redriven'], 'dead letter')} redriven")
+    if result["left_out"]:
+        typer.echo(f"{result['left_out']:,} left out: live jobs have their unique_key or schedule", err=True)
 
 
 @app.command()
+@takes_database
 def discard(
-    note: Annotated[str, typer.Option("--note", help="Why: it stands in the ledger.", show_default=False)],
+    database: Database,
+    note: Annotated[str, option("--note", "TEXT", "Store this reason in the ledger.")],
     job_ids: JobIds = None,
     handler: Handler = None,
     queue: Queue = None,
     reason: DeathReason = None,
     error_kind: ErrorKind = None,
     before: Before = None,
-    every: Every = False,
+    every: All = False,
     limit: Limit = None,
     dry_run: DryRun = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """End dead letters for good: into the ledger as discarded, with your note."""
+    """Give dead letters up for good.
+
+    They are recorded in the ledger as discarded, with your note.
+    """
     which = letter_filter(handler, queue, reason, error_kind, before)
-    ids = _one_way_of_saying(job_ids, which, every)
+    ids = _selected_ids(job_ids, which, every)
     if not note.strip():
-        raise typer.BadParameter("say why, in a few words", param_hint="--note")
+        raise typer.BadParameter("must not be empty. Give a short reason", param_hint="--note")
 
     async def work(db: "Connection") -> int:
-        from rota.db import operations, queries
+        from rota.db import operations
 
-        if ids:
-            async with db.transaction():  # all that were named, or none
-                for job_id in ids:
-                    await operations.discard_dead_letter(db, job_id=job_id, note=note)
-            return len(ids)
-        those = _dying_before(which, await queries.read_clock(db))
-        discarded = 0
-        while (batch := min(operations.BATCH, limit - discarded if limit else operations.BATCH)) > 0:
-            ended = await operations.discard_dead_letters(db, which=those, limit=batch, note=note)
-            discarded += ended
-            if ended < batch:
-                break
-            typer.echo(f"{discarded:,} discarded …", err=True)
-        return discarded
-
-    with using(config_file, dsn, embedded=embedded) as config:
-        if dry_run:
-            ask(
-                config,
-                lambda db: _say_what_would_be("discarded", db, ids, which, limit, as_json=as_json),
-                name="dead discard",
+        if not ids:
+            return await _change_in_batches(
+                db,
+                which,
+                limit,
+                lambda selected, size: operations.discard_dead_letters(db, which=selected, limit=size, note=note),
+                "discarded",
             )
-            return
-        discarded = ask(config, work, name="dead discard")
+        async with db.transaction():  # all jobs or none
+            for job_id in ids:
+                await operations.discard_dead_letter(db, job_id=job_id, note=note)
+        return len(ids)
+
+    if dry_run:
+        _print_dry_run(database, "discard", ids, which, limit, as_json=as_json)
+        return
+    discarded = database.run(work, name="dead discard")
     print_json({"discarded": discarded}) if as_json else typer.echo(f"{plural(discarded, 'dead letter')} discarded")
 
 
 def letter_filter(
     handler: str | None, queue: str | None, reason: str | None, error_kind: str | None, before: str | None
 ) -> "DeadLetterFilter":
-    """Read the one set of filters that all of these commands have."""
+    """Return the filter that the options describe. Raises BadParameter."""
     from rota.db.reports import DeadLetterFilter
 
     if reason is not None and reason not in REASONS:
-        raise typer.BadParameter(f"{reason!r} is none of {', '.join(REASONS)}", param_hint="--reason")
+        raise typer.BadParameter(f"{reason!r} is not one of {', '.join(REASONS)}", param_hint="--reason")
     return DeadLetterFilter(
         handler=handler, queue=queue, reason=reason, error_kind=error_kind, before=instant(before, "--before")
     )
 
 
-def _one_way_of_saying(job_ids: list[int] | None, which: "DeadLetterFilter", every: bool) -> list[int]:
-    filtered = any(value is not None for value in which.values) or every
-    if bool(job_ids) is filtered:
-        raise typer.BadParameter("name IDs, or else filters, or --all", param_hint="ID")
+def _selected_ids(job_ids: list[int] | None, which: "DeadLetterFilter", every: bool) -> list[int]:
+    has_filter = any(value is not None for value in which.values) or every
+    if bool(job_ids) is has_filter:
+        raise typer.BadParameter("give job ids, or filters, or --all", param_hint="ID")
     return list(dict.fromkeys(job_ids or []))
 
 
-def _dying_before(which: "DeadLetterFilter", now: datetime) -> "DeadLetterFilter":
-    import dataclasses
-
-    return dataclasses.replace(which, before=min(which.before or now, now))
-
-
-async def _say_what_would_be(
-    became: str,
+async def _change_in_batches(
     db: "Connection",
+    which: "DeadLetterFilter",
+    limit: int | None,
+    change: "Callable[[DeadLetterFilter, int], Awaitable[int]]",
+    verb: str,
+) -> int:
+    """Call `change` with a filter and a batch size until it has changed all dead letters, and return their number."""
+    from rota.db import operations, queries
+
+    # Exclude jobs that die during this command: a redriven job that fails at once must not be redriven again.
+    now: datetime = await queries.read_clock(db)
+    selected = dataclasses.replace(which, before=min(which.before or now, now))
+    total = 0
+    while (size := min(operations.BATCH, limit - total if limit else operations.BATCH)) > 0:
+        changed = await change(selected, size)
+        total += changed
+        if changed < size:
+            break
+        typer.echo(f"{total:,} {verb} …", err=True)
+    return total
+
+
+def _print_dry_run(
+    database: Database,
+    command: str,
     ids: list[int],
     which: "DeadLetterFilter",
     limit: int | None,
     *,
     as_json: bool,
-    spared: bool = False,
+    skip_at_most_once: bool = False,
 ) -> None:
-    from rota.db import reports
+    """Print which dead letters the command would change."""
+    from rota.db.reports import summarise_dead_letters
 
+    verb = {"redrive": "redriven", "discard": "discarded"}[command]
     if ids:
-        found = [await reports.describe_job(db, job_id=job_id) for job_id in ids]
-        if as_json:
-            states = {job_id: job.state if job else "unknown" for job_id, job in zip(ids, found, strict=True)}
-            print_json({"dry_run": True, "jobs": states})
-            return
-        for job_id, job in zip(ids, found, strict=True):
-            if job is None or job.state != "dead":
-                typer.echo(f"job {job_id} is {job.state if job else 'unknown'}, no dead letter: all would be refused")
-            else:
-                why = ": ".join(filter(None, (job.note, job.last_error_kind)))
-                typer.echo(
-                    f"job {job_id} of {printable(job.handler)} in queue {printable(job.queue)} ({printable(why)}) would be {became}"
-                )
-        typer.echo("dry run: nothing was changed")
+        _print_dry_run_of_ids(database, command, ids, verb, as_json=as_json)
         return
-    groups = await reports.summarise_dead_letters(db, which=which)
-    once = sum(group.at_most_once for group in groups) if spared else 0
-    count = sum(group.letters for group in groups) - once
-    chosen = min(count, limit or count)
+    groups = database.run(lambda db: summarise_dead_letters(db, which=which), name=f"dead {command}")
+    skipped = sum(group.at_most_once for group in groups) if skip_at_most_once else 0
+    count = sum(group.letters for group in groups) - skipped
+    selected = min(count, limit or count)
     if as_json:
-        print_json({"dry_run": True, "letters": chosen, "at_most_once_left": once, "groups": groups[:LISTED]})
+        print_json({"dry_run": True, "letters": selected, "at_most_once_left": skipped, "groups": groups[:MAX_LISTED]})
         return
     if groups:
         _print_groups(groups)
-    bounded = f", the oldest of {count:,}" if chosen < count else ""
-    left = f"; {once:,} that were to run once at most would stay" if once else ""
-    typer.echo(f"dry run: {plural(chosen, 'dead letter')} would be {became}{bounded}{left}; nothing was changed")
+    of_total = f", the oldest of {count:,}" if selected < count else ""
+    skips = f"; {skipped:,} at-most-once jobs would be skipped" if skipped else ""
+    typer.echo(f"dry run: {plural(selected, 'dead letter')} would be {verb}{of_total}{skips}; nothing was changed")
+
+
+def _print_dry_run_of_ids(database: Database, command: str, ids: list[int], verb: str, *, as_json: bool) -> None:
+    from rota.db.reports import JobDescription, describe_job
+
+    async def work(db: "Connection") -> list[JobDescription | None]:
+        return [await describe_job(db, job_id=job_id) for job_id in ids]
+
+    jobs = database.run(work, name=f"dead {command}")
+    if as_json:
+        states = {job_id: job.state if job else "unknown" for job_id, job in zip(ids, jobs, strict=True)}
+        print_json({"dry_run": True, "jobs": states})
+        return
+    for job_id, job in zip(ids, jobs, strict=True):
+        if job is None or job.state != "dead":
+            state = job.state if job else "unknown"
+            typer.echo(f"job {job_id} is {state}, not a dead letter: the command would change nothing")
+        else:
+            why = ": ".join(filter(None, (job.note, job.last_error_kind)))
+            typer.echo(
+                f"job {job_id} of {printable(job.handler)} in queue {printable(job.queue)} ({printable(why)}) would be {verb}"
+            )
+    typer.echo("dry run: nothing was changed")
 
 
 def _print_groups(groups: "list[DeadLetterGroup]") -> None:
@@ -334,14 +350,14 @@ def _print_groups(groups: "list[DeadLetterGroup]") -> None:
             age(group.now - group.newest),
             group.sample,
         )
-        for group in groups[:LISTED]
+        for group in groups[:MAX_LISTED]
     ]
     console().print(
         table(None, "dead#", "handler~", "queue~", "reason", "error~", "oldest#", "newest#", "sample#", rows=rows)
     )
-    if more := groups[0].total - len(rows):
+    if unlisted := groups[0].total - len(rows):
         console().print(
-            f"… and {plural(more, 'more group')} with fewer dead letters each: use --handler, --queue or --reason"
+            f"… and {plural(unlisted, 'more group')} with fewer dead letters each. To select: --handler, --queue or --reason"
         )
 
 

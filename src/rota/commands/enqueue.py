@@ -1,4 +1,4 @@
-"""`rota enqueue`: insert one job, and say so if nobody would run it."""
+"""`rota enqueue`: insert one job, and warn if no daemon would run it."""
 
 import json
 import sys
@@ -6,52 +6,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, duration, instant
-from rota.commands.session import ask, using
-from rota.commands.show import print_json, printable
+from rota.commands.database import Database, takes_database
+from rota.commands.options import (
+    AsJson,
+    At,
+    Delay,
+    argument,
+    duration,
+    instant,
+    option,
+)
+from rota.commands.printing import print_json, printable
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
 
+HandlerName = Annotated[str, argument("HANDLER", "Name of the handler to run.")]
+JobPayload = Annotated[str | None, argument("JSON", "Payload of the job. Use - to read it from standard input.")]
 
+
+@takes_database
 def enqueue(
-    handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What is to run.", show_default=False)],
-    payload: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="Its payload; - reads it from the input.", show_default=False)
-    ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Instead of the handler's.", show_default=False)] = None,
-    at: Annotated[
-        str | None,
-        typer.Option("--at", metavar="INSTANT", help="When, with its zone: 2026-03-01T09:00:00Z.", show_default=False),
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--in", metavar="DURATION", help="How long from now: 30s, 1h30m.", show_default=False)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="Unique among the handler's live jobs.", show_default=False)
-    ] = None,
+    database: Database,
+    handler: HandlerName,
+    payload: JobPayload = None,
+    queue: Annotated[str | None, option("--queue", "NAME", "Queue of the job. [default: the handler's]")] = None,
+    at: At = None,
+    delay: Delay = None,
+    key: Annotated[str | None, option("--key", "TEXT", "Unique key among the handler's live jobs.")] = None,
     on_conflict: Annotated[
         str | None,
-        typer.Option("--on-conflict", help="With --key: keep, replace or error.", show_default="keep"),
+        option("--on-conflict", "TEXT", "If a live job has the --key: keep, replace or error.", show_default="keep"),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", min=0, max=9, help="0 first, 9 last.", show_default="5")
+        int | None,
+        typer.Option(
+            "--priority", metavar="NUMBER", min=0, max=9, help="From 0 (first) to 9 (last).", show_default="5"
+        ),
     ] = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Insert one job and print its number."""
+    """Insert one job and print its id."""
     if at is not None and delay is not None:
-        raise typer.BadParameter("say either --at or --in", param_hint="--at")
-    run_at, later = instant(at, "--at"), duration(delay, "--in")
-    text = given_json(payload)
+        raise typer.BadParameter("give either --at or --in, not both of them", param_hint="--at")
+    run_at, delay_time = instant(at, "--at"), duration(delay, "--in")
+    text = read_json(payload)
 
     async def insert(db: "Connection") -> tuple[int, bool, str, str | None]:
         from rota.db import queries
 
-        due = await queries.read_clock(db) + later if later is not None else run_at
+        due = await queries.read_clock(db) + delay_time if delay_time is not None else run_at
         options = {
             "queue": queue,
             "run_at": due and due.isoformat(),
@@ -62,10 +66,9 @@ def enqueue(
         job_id, created, outcome = await queries.enqueue_job(
             db, handler=handler, payload=text, options=json.dumps(options)
         )
-        return job_id, created, outcome, await _warning(db, job_id)
+        return job_id, created, outcome, await _find_warning(db, job_id)
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        job_id, created, outcome, warning = ask(config, insert, name="enqueue")
+    job_id, created, outcome, warning = database.run(insert, name="enqueue")
     if as_json:
         print_json({"job_id": job_id, "created": created, "outcome": outcome, "warning": warning})
         return
@@ -73,21 +76,21 @@ def enqueue(
     if outcome == "replaced":
         typer.echo("replaced: this job now has the new payload", err=True)
     elif not created:
-        why = ", and is running: --on-conflict replace changes a job that waits" if on_conflict == "replace" else ""
+        why = " and is running. --on-conflict replace changes only waiting jobs" if on_conflict == "replace" else ""
         typer.echo(f"nothing was inserted: this live job has the key{why}", err=True)
     if warning:
         typer.echo(f"warning: {printable(warning)}", err=True)
 
 
-def given_json(text: str | None, option: str = "JSON") -> str | None:
-    """Return what an option was given, if it is JSON; - reads it from the input."""
+def read_json(text: str | None, option: str = "JSON") -> str | None:
+    """Return the JSON text of an option, read from standard input if it is `-`. Raises as checked_json() does."""
     return None if text is None else checked_json(sys.stdin.read() if text == "-" else text, option)
 
 
 def checked_json(text: str, option: str) -> str:
-    """Return the text if it is JSON that can be stored, else say where it isn't. The text itself is never shown.
+    """Return the text unchanged if it is JSON that can be stored. Raises BadParameter or InvalidPayload, without the text itself.
 
-    It goes to the server as it was written: JSON knows numbers that Python rounds.
+    The server gets the original text, because Python would round some numbers.
     """
     from rota.domain.payload import encode
     from rota.errors import InvalidPayload
@@ -96,8 +99,8 @@ def checked_json(text: str, option: str) -> str:
     try:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        fault = f"this is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise typer.BadParameter(f"{fault}. A text needs quotes of its own: '\"text\"'", param_hint=option) from None
+        fault = f"not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise typer.BadParameter(f"{fault}. A string needs its own quotes: '\"text\"'", param_hint=option) from None
     except ValueError:
         raise InvalidPayload(f"{what}: a number has more digits than a handler can read") from None
     except RecursionError:
@@ -106,7 +109,8 @@ def checked_json(text: str, option: str) -> str:
     return text
 
 
-async def _warning(db: "Connection", job_id: int) -> str | None:
+async def _find_warning(db: "Connection", job_id: int) -> str | None:
+    """Return why no daemon would claim the job, or None."""
     import asyncpg
 
     from rota.db import node_reports, reports
@@ -116,4 +120,4 @@ async def _warning(db: "Connection", job_id: int) -> str | None:
             return None
         return await node_reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
     except asyncpg.InsufficientPrivilegeError:
-        return None  # a client may insert, and see no daemons
+        return None  # a member of rota_client may insert jobs but not see daemons

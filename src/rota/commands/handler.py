@@ -1,31 +1,38 @@
-"""`rota handler`: what can be called, who can call it, and stopping it."""
+"""`rota handler`: list, pause and resume handlers."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rota.commands import pausing
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
-from rota.commands.session import ask, using
-from rota.commands.show import LISTED, age, console, distance, plural, print_json, table
+from rota.commands.database import Database, takes_database
+from rota.commands.options import (
+    AsJson,
+    Note,
+    argument,
+)
+from rota.commands.printing import MAX_LISTED, age, console, distance, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.node_reports import KnownHandler
 
-app = typer.Typer(name="handler", help="Look at handlers, pause them, let them go on.", no_args_is_help=True)
+app = typer.Typer(name="handler", help="List, pause and resume handlers.", no_args_is_help=True)
 
-Names = Annotated[list[str], typer.Argument(metavar="HANDLER", show_default=False, help="Which.")]
+Names = Annotated[list[str], argument("HANDLER", "Names of the handlers.")]
 
 
 @app.command("list")
-def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
-    """List the handlers that daemons have registered, how many living daemons have them, and which are paused and why."""
+@takes_database
+def list_(database: Database, as_json: AsJson = False) -> None:
+    """List the handlers that daemons have registered.
+
+    The table shows how many living daemons have each handler, and which handlers are paused and why.
+    """
     from rota.db.node_reports import list_handlers
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        found = ask(config, lambda db: list_handlers(db, limit=LISTED), name="handler list")
+    handlers = database.run(lambda db: list_handlers(db, limit=MAX_LISTED), name="handler list")
     if as_json:
-        print_json(found)
+        print_json(handlers)
         return
     rows = [
         (
@@ -36,13 +43,13 @@ def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = 
             each.nodes,
             _state(each),
         )
-        for each in found
+        for each in handlers
     ]
-    # What fits a terminal of 80 columns; app, release, delivery and the instants are in --json.
+    # Only the columns that fit 80 characters: app, release, delivery and the instants are in --json.
     console().print(table(None, "handler~", "queue~", "attempts#", "timeout#", "nodes#", "state~", rows=rows))
-    if found and (more := found[0].total - len(found)):
+    if handlers and (unlisted := handlers[0].total - len(handlers)):
         console().print(
-            f"… and {plural(more, 'more handler')}; paused ones and those of living daemons are listed first"
+            f"… and {plural(unlisted, 'more handler')}. Paused handlers and those of living daemons are listed first"
         )
 
 
@@ -57,28 +64,17 @@ def _state(handler: "KnownHandler") -> str:
 
 
 @app.command()
-def pause(
-    names: Names,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
-) -> None:
-    """Keep the jobs of handlers from being claimed, from the next poll on; their queues go on. What runs, runs on."""
-    with using(config_file, dsn, embedded=embedded) as config:
-        pausing.pause(config, "handler", list(dict.fromkeys(names)), reason, as_json=as_json)
+@takes_database
+def pause(database: Database, names: Names, note: Note = None, as_json: AsJson = False) -> None:
+    """Stop the jobs of handlers from being claimed.
+
+    It takes effect at the next poll. Running jobs continue, and so do other jobs in the same queues.
+    """
+    pausing.pause(database, "handler", list(dict.fromkeys(names)), note, as_json=as_json)
 
 
 @app.command()
-def resume(
-    names: Names,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
-) -> None:
+@takes_database
+def resume(database: Database, names: Names, note: Note = None, as_json: AsJson = False) -> None:
     """Let the jobs of paused handlers be claimed again."""
-    with using(config_file, dsn, embedded=embedded) as config:
-        pausing.resume(config, "handler", list(dict.fromkeys(names)), reason, as_json=as_json)
+    pausing.resume(database, "handler", list(dict.fromkeys(names)), note, as_json=as_json)

@@ -1,71 +1,63 @@
-"""`rota job`: look at single jobs, and act on them."""
+"""`rota job`: list, show, cancel and reschedule jobs."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rota.commands.job_sheet import read_job, show_job
+from rota.commands.database import Database, takes_database
+from rota.commands.job_details import print_job, read_job
 from rota.commands.options import (
     AsJson,
-    ConfigFile,
+    At,
+    Delay,
     DryRun,
-    Dsn,
-    Embedded,
     Handler,
     JobId,
+    Note,
     OneJobId,
     Queue,
-    Reason,
+    ShowErrors,
+    ShowPayload,
+    count_option,
     duration,
     instant,
+    option,
     time_or_age,
 )
-from rota.commands.schedule_sheet import find_schedule_id
-from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, plural, print_json, table
+from rota.commands.printing import age, console, moment, plural, print_json, table
+from rota.commands.schedule_details import find_schedule_id
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
     from rota.db.reports import ListedJob
 
-app = typer.Typer(name="job", help="Look at jobs and act on them.", no_args_is_help=True)
+app = typer.Typer(name="job", help="List, show, cancel and reschedule jobs.", no_args_is_help=True)
 
 STATES = ("future", "due", "retrying", "running", "succeeded", "dead", "discarded", "cancelled", "expired")
 
 
 @app.command("list")
+@takes_database
 def list_(
-    state: Annotated[
-        str | None, typer.Option("--state", help=f"One of {', '.join(STATES)}.", show_default=False)
-    ] = None,
+    database: Database,
+    state: Annotated[str | None, option("--state", "STATE", f"One of {', '.join(STATES)}.")] = None,
     handler: Handler = None,
     queue: Queue = None,
-    schedule: Annotated[
-        str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule's.", show_default=False)
-    ] = None,
+    schedule: Annotated[str | None, option("--schedule", "NAME", "Select only this schedule.")] = None,
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Ended or due from then on: an instant, or 2h for 2 hours ago.",
-            show_default=False,
-        ),
+        str | None, option("--since", "TIME", "Ended or due since an instant, or since 2h for 2 hours ago.")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Ended or due before that.", show_default=False)
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 20,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    until: Annotated[str | None, option("--until", "TIME", "Ended or due before this time.")] = None,
+    limit: Annotated[int, count_option("Print at most this many jobs.", most=10_000)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, live and ended, newest first. The time of a running job is when it began."""
-    if state is not None and state not in STATES:
-        raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--state")
+    """List live and finished jobs, newest first.
 
+    The time of a running job is the start of its attempt.
+    """
+    if state is not None and state not in STATES:
+        raise typer.BadParameter(f"{state!r} is not one of {', '.join(STATES)}", param_hint="--state")
     start, end = time_or_age(since, "--since"), time_or_age(until, "--until")
 
     async def read(db: "Connection") -> "list[ListedJob]":
@@ -83,10 +75,9 @@ def list_(
             limit=limit,
         )
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        found = ask(config, read, name="job list")
+    jobs = database.run(read, name="job list")
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
     rows = [
         (
@@ -95,198 +86,185 @@ def list_(
             f"{job.attempt}/{job.max_attempts}" if job.max_attempts else job.attempt,
             job.handler,
             job.queue,
-            _when(job.state, job.run_at, job.started_at, job.finished_at, job.now),
+            _when(job),
             job.schedule or (f"removed ({job.schedule_id})" if job.schedule_id else ""),
             job.last_error_kind,
         )
-        for job in found
+        for job in jobs
     ]
     columns = ("job#", "state", "attempt#", "handler…", "queue…", "when", "schedule…", "last error…")
     console().print(table(None, *columns, rows=rows))
-    if len(found) == limit:
-        typer.echo(f"the newest {limit}; there may be more: --limit", err=True)
+    if len(jobs) == limit:
+        typer.echo(f"these are the newest {limit}. To see more: --limit", err=True)
 
 
-def _when(
-    state: str, run_at: datetime | None, started_at: datetime | None, finished_at: datetime | None, now: datetime
-) -> str:
-    if finished_at is not None:
-        return f"{age(now - finished_at)} ago"
-    if state == "running" and started_at is not None:
-        return f"for {age(now - started_at)}"
-    if run_at is None:
+def _when(job: "ListedJob") -> str:
+    if job.finished_at is not None:
+        return f"{age(job.now - job.finished_at)} ago"
+    if job.state == "running" and job.started_at is not None:
+        return f"for {age(job.now - job.started_at)}"
+    if job.run_at is None:
         return ""
-    return f"in {age(run_at - now)}" if run_at > now else f"since {age(now - run_at)}"
+    return f"in {age(job.run_at - job.now)}" if job.run_at > job.now else f"since {age(job.now - job.run_at)}"
 
 
 @app.command()
+@takes_database
 def show(
+    database: Database,
     job_id: JobId,
-    payload: Annotated[bool, typer.Option("--payload", help="Show what it carries, too.")] = False,
-    errors: Annotated[bool, typer.Option("--errors", help="Show the texts of its errors, too.")] = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    payload: ShowPayload = False,
+    errors: ShowErrors = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where a job stands, what has been tried, and when it will be given up."""
-    with using(config_file, dsn, embedded=embedded) as config:
-        seen = ask(config, lambda db: read_job(db, job_id, payload=payload, errors=errors), name="job show")
-    show_job(seen, errors=errors, as_json=as_json)
+    """Show the state of a job, its failed attempts, and when it becomes a dead letter."""
+    details = database.run(lambda db: read_job(db, job_id, payload=payload, errors=errors), name="job show")
+    print_job(details, errors=errors, as_json=as_json)
 
 
 @app.command()
+@takes_database
 def cancel(
+    database: Database,
     job_id: OneJobId = None,
     handler: Handler = None,
     queue: Queue = None,
-    before: Annotated[
-        str | None, typer.Option("--before", metavar="INSTANT", help="Only what is due before.", show_default=False)
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every live job there is.")] = False,
+    before: Annotated[str | None, option("--before", "INSTANT", "Select only jobs that are due before this.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Select all live jobs.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="End it at once, running or not; its holder can settle nothing.")
+        bool, typer.Option("--force", help="End the job at once. If it runs, its daemon can't settle it.")
     ] = False,
-    reason: Reason = None,
+    note: Note = None,
     dry_run: DryRun = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel one job, or many by filter: at once if they wait; if they run, their handlers are asked to stop."""
+    """Cancel one job, or the jobs that the filters select.
+
+    Waiting jobs end at once. Handlers of running jobs are asked to stop.
+    """
     if every and (handler or queue or before):
-        raise typer.BadParameter("goes without --handler, --queue and --before", param_hint="--all")
+        raise typer.BadParameter("can't be combined with --handler, --queue or --before", param_hint="--all")
     filtered = bool(handler or queue or before or every)
     if (job_id is None) is not filtered:
-        raise typer.BadParameter("name one job, or else --handler, --queue, --before or --all", param_hint="ID")
+        raise typer.BadParameter("give one job id, or --handler, --queue, --before or --all", param_hint="ID")
     if job_id is None and force:
-        raise typer.BadParameter("goes with exactly one ID", param_hint="--force")
+        raise typer.BadParameter("needs exactly one ID", param_hint="--force")
     if job_id is not None and dry_run:
-        raise typer.BadParameter("goes with filters, not with an ID", param_hint="--dry-run")
-    due_before = _FOR_EVER if every else instant(before, "--before")
-    with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db import operations, reports
+        raise typer.BadParameter("works only with filters, not with an ID", param_hint="--dry-run")
+    due_before = _INFINITY if every else instant(before, "--before")
+    if job_id is None:
 
-        if job_id is None and dry_run:
-            waiting, running = ask(
-                config,
-                lambda db: reports.count_live_jobs(db, handler=handler, queue=queue, before=due_before),
-                name="job cancel",
-            )
-            _say_cancelled(waiting, running, as_json=as_json, dry_run=True)
-            return
-        if job_id is None:
-            ended, asked = ask(
-                config,
-                lambda db: _cancel_all(db, handler=handler, queue=queue, before=due_before, note=reason),
-                name="job cancel",
-            )
-            _say_cancelled(ended, asked, as_json=as_json, dry_run=False)
-            return
-        became = ask(
-            config, lambda db: operations.cancel_job(db, job_id=job_id, force=force, note=reason), name="job cancel"
-        )
-    said = {
+        async def work(db: "Connection") -> tuple[int, int]:
+            from rota.db import reports
+
+            if dry_run:
+                return await reports.count_live_jobs(db, handler=handler, queue=queue, before=due_before)
+            return await _cancel_in_batches(db, handler=handler, queue=queue, before=due_before, note=note)
+
+        cancelled, requested = database.run(work, name="job cancel")
+        _print_cancelled(cancelled, requested, as_json=as_json, dry_run=dry_run)
+    else:
+        _cancel_one(database, job_id, force=force, note=note, as_json=as_json)
+
+
+def _cancel_one(database: Database, job_id: int, *, force: bool, note: str | None, as_json: bool) -> None:
+    from rota.db.operations import cancel_job
+
+    result = database.run(lambda db: cancel_job(db, job_id=job_id, force=force, note=note), name="job cancel")
+    texts = {
         "cancelled": f"job {job_id} is cancelled",
-        "requested": f"job {job_id} runs: its holder is asked to stop (--force ends it at once)",
-        "finished": f"job {job_id} had ended before: nothing to cancel",
+        "requested": f"job {job_id} is running, and its handler is asked to stop. To end it at once: --force",
+        "finished": f"job {job_id} has already ended, so there is nothing to cancel",
     }
-    print_json({"job_id": job_id, "became": became}) if as_json else typer.echo(said[became])
-    if became == "finished":
+    print_json({"job_id": job_id, "became": result}) if as_json else typer.echo(texts[result])
+    if result == "finished":
         raise typer.Exit(1)
 
 
-_FOR_EVER = datetime.max.replace(tzinfo=UTC)
-"""The driver sends this as infinity."""
+_INFINITY = datetime.max.replace(tzinfo=UTC)
+"""The driver sends this as PostgreSQL's infinity."""
 
 
-async def _cancel_all(
+async def _cancel_in_batches(
     db: "Connection", *, handler: str | None, queue: str | None, before: datetime | None, note: str | None
 ) -> tuple[int, int]:
     from rota.db import operations
 
-    ended = asked = 0
+    total_cancelled = total_requested = 0
     while True:
         cancelled, requested = await operations.cancel_jobs(
             db, handler=handler, queue=queue, before=before, limit=operations.BATCH, note=note
         )
-        ended, asked = ended + cancelled, asked + requested
+        total_cancelled, total_requested = total_cancelled + cancelled, total_requested + requested
         if cancelled + requested < operations.BATCH:
-            return ended, asked
-        typer.echo(f"{ended:,} cancelled …", err=True)
+            return total_cancelled, total_requested
+        typer.echo(f"{total_cancelled:,} cancelled …", err=True)
 
 
-def _say_cancelled(ended: int, asked: int, *, as_json: bool, dry_run: bool) -> None:
+def _print_cancelled(cancelled: int, requested: int, *, as_json: bool, dry_run: bool) -> None:
     if as_json:
-        print_json({**({"dry_run": True} if dry_run else {}), "cancelled": ended, "requested": asked})
+        print_json({**({"dry_run": True} if dry_run else {}), "cancelled": cancelled, "requested": requested})
     elif dry_run:
         typer.echo(
-            f"dry run: {plural(ended, 'job')} would be cancelled, {asked:,} that run asked to stop; nothing was changed"
+            f"dry run: {plural(cancelled, 'job')} would be cancelled, {requested:,} running asked to stop; nothing was changed"
         )
     else:
-        typer.echo(f"{plural(ended, 'job')} cancelled, {asked:,} that run asked to stop")
+        typer.echo(f"{plural(cancelled, 'job')} cancelled, {requested:,} running asked to stop")
 
 
 @app.command("retry-now")
+@takes_database
 def retry_now(
+    database: Database,
     job_id: OneJobId = None,
     handler: Handler = None,
     queue: Queue = None,
-    every: Annotated[bool, typer.Option("--all", help="Whatever waits for its retry.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")] = 1000,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    every: Annotated[bool, typer.Option("--all", help="Select all jobs that wait for a retry.")] = False,
+    limit: Annotated[int, count_option("Change at most this many jobs.", most=10_000)] = 1000,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make jobs that wait for their retry due at once: one, or those of a handler or a queue."""
+    """Retry waiting jobs at once: one job, or the jobs of a handler or queue."""
     filtered = handler is not None or queue is not None or every
     if (job_id is None) is not filtered:
-        raise typer.BadParameter("name one job, or else --handler, --queue or --all", param_hint="ID")
+        raise typer.BadParameter("give one job id, or --handler, --queue or --all", param_hint="ID")
 
-    # One call: who fails again within milliseconds would be woken by every further one, until no attempt is left.
-    async def wake(db: "Connection") -> int:
+    # One call, no batches: a job that fails again at once would be retried by each batch until it has no attempt left.
+    async def work(db: "Connection") -> int:
         from rota.db import operations
 
         if job_id is None:
-            return await operations.retry_jobs_now(db, handler=handler, queue=queue, limit=limit, note=reason)
-        await operations.reschedule_job(db, job_id=job_id, run_at=None, delay=None, note=reason)
+            return await operations.retry_jobs_now(db, handler=handler, queue=queue, limit=limit, note=note)
+        await operations.reschedule_job(db, job_id=job_id, run_at=None, delay=None, note=note)
         return 1
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        woken = ask(config, wake, name="job retry-now")
-    print_json({"woken": woken}) if as_json else typer.echo(f"{plural(woken, 'job')} due now")
-    if woken == limit and job_id is None:
-        typer.echo("there may be more: run it again", err=True)
+    count = database.run(work, name="job retry-now")
+    print_json({"woken": count}) if as_json else typer.echo(f"{plural(count, 'job')} due now")
+    if count == limit and job_id is None:
+        typer.echo("the limit is reached. Run the command again for more jobs", err=True)
 
 
 @app.command()
+@takes_database
 def reschedule(
+    database: Database,
     job_id: JobId,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="INSTANT", help="When, with its zone.", show_default=False)
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--in", metavar="DURATION", help="How long from now.", show_default=False)
-    ] = None,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    at: At = None,
+    delay: Delay = None,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a waiting job due at another instant. Its idempotency key stays."""
-    if (at is None) is (delay is None):
-        raise typer.BadParameter("say either --at or --in", param_hint="--at")
-    run_at, later = instant(at, "--at"), duration(delay, "--in")
-    with using(config_file, dsn, embedded=embedded) as config:
-        from rota.db.operations import reschedule_job
+    """Run a waiting job at another time.
 
-        due = ask(
-            config,
-            lambda db: reschedule_job(db, job_id=job_id, run_at=run_at, delay=later, note=reason),
-            name="job reschedule",
-        )
+    The job keeps its unique key.
+    """
+    if (at is None) is (delay is None):
+        raise typer.BadParameter("give either --at or --in", param_hint="--at")
+    from rota.db.operations import reschedule_job
+
+    run_at, delay_time = instant(at, "--at"), duration(delay, "--in")
+    due = database.run(
+        lambda db: reschedule_job(db, job_id=job_id, run_at=run_at, delay=delay_time, note=note),
+        name="job reschedule",
+    )
     print_json({"job_id": job_id, "run_at": due}) if as_json else typer.echo(f"job {job_id} is due {moment(due)}")

@@ -1,116 +1,124 @@
-"""`rota migrate`: bring the schema to this version, say what is missing, or print it."""
+"""`rota migrate`: upgrade the schema, list missing migrations, or print them as SQL."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import finish, using
+from rota.commands.database import Database, run_explained, takes_database
+from rota.commands.options import AsJson, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from rota.config import Config
 
 
 def migrate_database(config: "Config") -> None:
-    """Bring the schema to this version, for commands that own their database: the embedded one."""
-    from rota.db.migrate import migrate as bring_up_to_date
+    """Upgrade the schema of the embedded database. Raises SchemaMismatch."""
+    from rota.db.migrate import migrate as apply_migrations
     from rota.embedded import default_data_dir
     from rota.errors import SchemaMismatch
 
     url = config.direct_database_url()
     try:
-        finish(url.dsn, bring_up_to_date(url))
+        run_explained(url.dsn, apply_migrations(url))
     except SchemaMismatch as error:
-        raise SchemaMismatch(f"{error}. Or, if nothing in it matters, remove {default_data_dir()}") from None
+        raise SchemaMismatch(
+            f"{error}. If you don't need its data, you can remove {default_data_dir()} instead"
+        ) from None
 
 
+@takes_database
 def migrate(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if something is missing.")] = False,
-    roles: Annotated[
-        bool, typer.Option("--roles", help="Make the four roles, too, and give them their rights.")
+    database: Database,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing. Exit code 1 if a migration is missing.")
     ] = False,
+    roles: Annotated[bool, typer.Option("--roles", help="Also create the four roles, and grant their rights.")] = False,
     role_prefix: Annotated[
-        str | None, typer.Option("--role-prefix", metavar="NAME", help="Of their names.", show_default="rota")
+        str | None, option("--role-prefix", "NAME", "Prefix of the roles' names.", show_default="rota")
     ] = None,
     sql: Annotated[
         bool,
-        typer.Option("--sql", help="Print all migrations (with --roles: the roles) as SQL, for a tool of your own."),
+        typer.Option("--sql", help="Print the migrations, or with --roles the roles, as SQL for your own tool."),
     ] = False,
     start: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--from",
-            metavar="N|database",
-            help="With --sql: only what a database at version N lacks, or the connected one.",
+            "VERSION",
+            "With --sql: print only later migrations. `database` means the version of the connected database.",
             show_default="0",
         ),
     ] = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make or upgrade the schema `rota` in the database. Safe to run again, and by several at once."""
+    """Create or upgrade the schema `rota` in the database.
+
+    It is safe to repeat the command, and to run it several times at once.
+    """
     import json
 
     from rota.db import migrate as schema
 
-    prefix = _checked_prefix(roles, role_prefix)
+    prefix = _parse_prefix(roles, role_prefix)
     if check and roles:
-        raise typer.BadParameter("looks at migrations alone; rights are set anew by each --roles", param_hint="--check")
-    version = _checked_version(start, schema.VERSION)
+        raise typer.BadParameter("checks only migrations and can't be combined with --roles", param_hint="--check")
+    version = _parse_version(start, schema.VERSION)
     if start is not None and (roles or not sql):
-        raise typer.BadParameter("goes with --sql, and without --roles", param_hint="--from")
+        raise typer.BadParameter("needs --sql, and can't be combined with --roles", param_hint="--from")
     if sql and prefix:
         typer.echo(schema.roles_script(prefix), nl=False)
         return
     if sql:
-        _print_sql(version, lambda: using(config_file, dsn, embedded=embedded))
+        _print_sql(version, database)
         return
-    with using(config_file, dsn, embedded=embedded) as config:
+    with database.configured() as config:
         url = config.direct_database_url()
         if check:
-            report = schema.Applied(applied=finish(url.dsn, schema.list_missing(url)), version=schema.VERSION)
+            report = schema.Applied(applied=run_explained(url.dsn, schema.list_missing(url)), version=schema.VERSION)
             word, exit_code = "missing", 1 if report.applied else 0
         else:
-            waiting = schema.migrate(url, role_prefix=prefix, say=lambda text: typer.echo(f"note: {text}", err=True))
-            report, exit_code = finish(url.dsn, waiting), 0
+            migration = schema.migrate(url, role_prefix=prefix, say=lambda text: typer.echo(f"note: {text}", err=True))
+            report, exit_code = run_explained(url.dsn, migration), 0
             word = "applied"
-    for said in report.notices:
-        typer.echo(f"note: {said}", err=True)
+    for notice in report.notices:
+        typer.echo(f"note: {notice}", err=True)
     if as_json:
-        made = {"roles": report.roles} if report.roles else {}
-        typer.echo(json.dumps({word: report.applied, "version": report.version, **made}))
+        roles_json = {"roles": report.roles} if report.roles else {}
+        typer.echo(json.dumps({word: report.applied, "version": report.version, **roles_json}))
         raise typer.Exit(exit_code)
     for name in report.applied:
         typer.echo(f"{word} {name}")
     if check and report.applied:
-        typer.echo("run `rota migrate`", err=True)
+        typer.echo("to apply them: rota migrate", err=True)
     else:
-        newer = f", newer than this rota's {schema.VERSION} and fit for it" if report.version > schema.VERSION else ""
+        newer = (
+            f", which is newer than this rota's {schema.VERSION} but compatible"
+            if report.version > schema.VERSION
+            else ""
+        )
         typer.echo(f"the schema is at version {report.version}{newer}")
     if report.roles:
-        typer.echo(f"rights given to {', '.join(report.roles)}")
+        typer.echo(f"rights granted to {', '.join(report.roles)}")
     raise typer.Exit(exit_code)
 
 
-def _print_sql(version: int | None, database: "Callable[[], AbstractContextManager[Config]]") -> None:
+def _print_sql(version: int | None, database: Database) -> None:
     from rota.db import migrate as schema
 
     if version is None:
-        with database() as config:
+        with database.configured() as config:
             url = config.require_direct_database()
-            version = finish(url, schema.schema_version(url))
+            version = run_explained(url, schema.schema_version(url))
     typer.echo(schema.script(version), nl=False)
     if version:
-        typer.echo("note: then apply `rota migrate --roles --sql`, for the roles' rights on what is new", err=True)
+        typer.echo(
+            "note: afterwards apply the output of `rota migrate --roles --sql`, which grants the rights",
+            err=True,
+        )
 
 
-def _checked_version(text: str | None, newest: int) -> int | None:
-    """Return the version to start from, None for the connected database's."""
+def _parse_version(text: str | None, newest: int) -> int | None:
+    """Return the version to start from, None for the version of the connected database."""
     if text == "database":
         return None
     if text is None:
@@ -120,16 +128,16 @@ def _checked_version(text: str | None, newest: int) -> int | None:
     return int(text)
 
 
-def _checked_prefix(roles: bool, role_prefix: str | None) -> str | None:
+def _parse_prefix(roles: bool, role_prefix: str | None) -> str | None:
     import re
 
     if role_prefix is not None and not roles:
-        raise typer.BadParameter("goes with --roles", param_hint="--role-prefix")
+        raise typer.BadParameter("needs --roles", param_hint="--role-prefix")
     if role_prefix is not None and (
         not re.fullmatch(r"[a-z_][a-z0-9_]{0,49}", role_prefix) or role_prefix.startswith("pg_")
     ):
         raise typer.BadParameter(
-            f"{role_prefix!r} must be up to 50 small letters, digits and underscores, and not begin with pg_",
+            f"{role_prefix!r} is not valid: use up to 50 lower-case letters, digits and underscores, and do not begin with pg_",
             param_hint="--role-prefix",
         )
     return (role_prefix or "rota") if roles else None

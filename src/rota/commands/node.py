@@ -1,12 +1,16 @@
-"""`rota node`: the living daemons, and those that vanished."""
+"""`rota node`: list living and lost daemons, and remove lost ones from the list."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
-from rota.commands.session import ask, using
-from rota.commands.show import age, console, plural, print_json, table
+from rota.commands.database import Database, takes_database
+from rota.commands.options import (
+    AsJson,
+    Note,
+    argument,
+)
+from rota.commands.printing import age, console, plural, print_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,29 +18,32 @@ if TYPE_CHECKING:
     from rota.db.node_reports import LivingNode, LostNode
     from rota.db.pool import Connection
 
-app = typer.Typer(name="node", help="Look at the daemons, forget lost ones.", no_args_is_help=True)
+app = typer.Typer(name="node", help="List daemons, and forget lost ones.", no_args_is_help=True)
 
-LISTED = 200
-"""Most daemons that are listed one by one."""
+MAX_LISTED = 200
+"""Maximum number of daemons in the table."""
 
 
 @app.command("list")
-def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
-    """List the daemons seen within the last 15 seconds, oldest first, then those that vanished within a day."""
-    with using(config_file, dsn, embedded=embedded) as config:
-        found, lost = ask(config, read_nodes, name="node list")
+@takes_database
+def list_(database: Database, as_json: AsJson = False) -> None:
+    """List living daemons, oldest first, then lost ones.
+
+    A daemon is alive if it was seen within the last 15 seconds. Lost ones are listed for a day.
+    """
+    living, lost = database.run(read_nodes, name="node list")
     if as_json:
-        print_json([*found, *({**lost_fields(each), "state": "lost"} for each in lost)])
+        print_json([*living, *({**lost_fields(each), "state": "lost"} for each in lost)])
         return
-    if not found:
-        typer.echo("no daemon is alive: start one with rota run --app module:app")
-    rows = node_rows(found, lost)
+    if not living:
+        typer.echo("no daemon is alive. Start one: rota run --app module:app")
+    rows = node_rows(living, lost)
     if rows:
-        # What fits a terminal of 80 columns; the whole id, the versions and the handlers are in --json.
+        # Only the columns that fit 80 characters: full ids, versions and handlers are in --json.
         columns = ("node", "host:pid", "app…", "release…", "state", "up#", "slots~")
-        console().print(table(None, *columns, rows=rows[:LISTED]))
-    if len(rows) > LISTED:
-        typer.echo(f"… and {plural(len(rows) - LISTED, 'more daemon')}: rota node list --json has them all")
+        console().print(table(None, *columns, rows=rows[:MAX_LISTED]))
+    if len(rows) > MAX_LISTED:
+        typer.echo(f"… and {plural(len(rows) - MAX_LISTED, 'more daemon')}. To list all of them: rota node list --json")
 
 
 async def read_nodes(db: "Connection") -> "tuple[list[LivingNode], list[LostNode]]":
@@ -47,15 +54,15 @@ async def read_nodes(db: "Connection") -> "tuple[list[LivingNode], list[LostNode
 
 
 def lost_fields(lost: "LostNode") -> "dict[str, object]":
-    """Return what JSON shows of a lost daemon."""
-    from rota.commands.show import fields_of
+    """Return the fields of a lost daemon for JSON."""
+    from rota.commands.printing import fields_of
 
     return {name: value for name, value in fields_of(lost).items() if name != "lost"}
 
 
 def node_rows(living: "Sequence[LivingNode]", lost: "Sequence[LostNode]") -> list[tuple[object, ...]]:
-    """Return a row for each daemon: node, host and pid, app, release, state, time up, slots by queue."""
-    from rota.commands.status import most_first
+    """Return a table row for each daemon: node, host and pid, app, release, state, uptime, slots by queue."""
+    from rota.commands.status import sorted_slots
 
     return [
         *(
@@ -66,7 +73,7 @@ def node_rows(living: "Sequence[LivingNode]", lost: "Sequence[LostNode]") -> lis
                 each.release or f"rota {each.rota_version}",
                 each.displayed_state,
                 age(each.up),
-                " ".join(f"{queue}:{slots}" for queue, slots in most_first(each.slots)),
+                " ".join(f"{queue}:{slots}" for queue, slots in sorted_slots(each.slots)),
             )
             for each in living
         ),
@@ -86,32 +93,33 @@ def node_rows(living: "Sequence[LivingNode]", lost: "Sequence[LostNode]") -> lis
 
 
 @app.command()
+@takes_database
 def forget(
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="Its id, or how that begins.")],
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    database: Database,
+    node: Annotated[str, argument("NODE", "Id of the daemon, or the beginning of it.")],
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a daemon that vanished for good from the list of the lost. One that returns is listed again."""
+    """Remove a lost daemon from the list.
+
+    If the daemon returns, it is listed again.
+    """
     from rota.errors import RotaError
 
-    async def forgotten(db: "Connection") -> "LivingNode | LostNode":
+    async def work(db: "Connection") -> "LivingNode | LostNode":
         from rota.db import operations
 
         living, lost = await read_nodes(db)
-        known: list[LivingNode | LostNode] = [*living, *lost]
-        matching = [each for each in known if str(each.node_id).startswith(node.lower())]
+        nodes: list[LivingNode | LostNode] = [*living, *lost]
+        matching = [each for each in nodes if str(each.node_id).startswith(node.lower())]
         if len(matching) != 1:
             count = "no daemon" if not matching else f"{len(matching)} daemons"
-            raise RotaError(f"{count} with an id that begins with {node}: rota node list --json has the whole ids")
-        await operations.forget_node(db, node_id=matching[0].node_id, reason=reason)
+            raise RotaError(f"{count} with an id that begins with {node}. To see full ids: rota node list --json")
+        await operations.forget_node(db, node_id=matching[0].node_id, reason=note)
         return matching[0]
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        gone = ask(config, forgotten, name="node forget")
+    forgotten = database.run(work, name="node forget")
     if as_json:
-        print_json({"forgotten": [gone.node_id]})
+        print_json({"forgotten": [forgotten.node_id]})
         return
-    typer.echo(f"node {str(gone.node_id)[:8]} on {gone.host}:{gone.pid} is forgotten")
+    typer.echo(f"node {str(forgotten.node_id)[:8]} on {forgotten.host}:{forgotten.pid} is no longer listed as lost")

@@ -1,113 +1,90 @@
-"""`rota queue`: what waits in which lane, and stopping lanes."""
+"""`rota queue`: list, pause and resume queues."""
 
 from typing import Annotated
 
 import typer
 
 from rota.commands import pausing
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded, Reason
-from rota.commands.session import ask, using
-from rota.commands.show import age, console, moment, print_json, table
+from rota.commands.database import Database, takes_database
+from rota.commands.options import (
+    AsJson,
+    Note,
+    argument,
+)
+from rota.commands.printing import console, moment, print_json, table
 
-app = typer.Typer(name="queue", help="Look at queues, pause them, let them go on.", no_args_is_help=True)
+app = typer.Typer(name="queue", help="List, pause and resume queues.", no_args_is_help=True)
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", show_default=False, help="Which; or else --all.")]
-Every = Annotated[bool, typer.Option("--all", help="Every queue there is or will be.")]
+Names = Annotated[list[str] | None, argument("QUEUE", "Names of the queues. Give these or --all.")]
+All = Annotated[bool, typer.Option("--all", help="Every queue, including future ones.")]
 
 
 @app.command("list")
-def list_(config_file: ConfigFile = None, dsn: Dsn = None, embedded: Embedded = False, as_json: AsJson = False) -> None:
-    """List queues with what waits and runs in them, who serves them, and which are paused and why."""
-    from rota.commands.status import LOWER_BOUNDS, QueueLine, count, more_queues_line, read_status
+@takes_database
+def list_(database: Database, as_json: AsJson = False) -> None:
+    """List queues with their waiting and running jobs.
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        found = ask(config, read_status, name="queue list")
-    paused = {each.name: each for each in found.paused if each.kind == "queue"}
-    lines = [*found.queues, *(QueueLine(queue=name) for name in paused if name not in {q.queue for q in found.queues})]
+    The table also shows how many daemons serve each queue, and which queues are paused and why.
+    """
+    from rota.commands.status import LOWER_BOUNDS, QueueLine, format_queue, more_queues_text, read_status
+
+    status = database.run(read_status, name="queue list")
+    paused = {each.name: each for each in status.paused if each.kind == "queue"}
+    listed = {line.queue for line in status.queues}
+    lines = [*status.queues, *(QueueLine(queue=name) for name in paused if name not in listed)]
     if as_json:
         print_json(
             {
                 "queues": lines,
                 "paused": list(paused.values()),
-                "counted_all": found.counted_all,
-                "more_queues": found.more_queues,
-                "more": found.more,
-                "more_lanes": found.more_lanes,
+                "counted_all": status.counted_all,
+                "more_queues": status.more_queues,
+                "more": status.more,
+                "more_lanes": status.more_lanes,
             }
         )
         return
-    rows = [
-        (
-            line.queue,
-            count(line.due, exact=found.counted_all),
-            age(line.oldest_due),
-            count(line.running),
-            count(line.retrying, exact=found.counted_all),
-            count(line.future, exact=found.counted_all),
-            count(line.dead),
-            line.nodes,
-            "paused" if {line.queue, "*"} & paused.keys() else "" if line.nodes else "nobody serves it",
-        )
-        for line in lines
-    ]
-    columns = (
-        "queue~",
-        "due#",
-        "oldest#",
-        "running#",
-        "retrying#",
-        "future#",
-        "dead#",
-        "nodes#",
-        "",
-    )
+    rows = [format_queue(line, paused.keys(), exact=status.counted_all) for line in lines]
+    columns = ("queue~", "due#", "oldest#", "running#", "retrying#", "future#", "dead#", "nodes#", "")
     out = console()
     out.print(table(None, *columns, rows=rows))
-    if found.more:
-        out.print(f"… and {more_queues_line(found)}")
-    if not found.counted_all:
+    if status.more:
+        out.print(f"… and {more_queues_text(status)}")
+    if not status.counted_all:
         out.print(LOWER_BOUNDS)
     if paused:
-        stops = [
+        pauses = [
             (each.name, each.paused_by, moment(each.paused_at), each.reason or "no reason given")
             for each in paused.values()
         ]
-        out.print("", table("paused", "queue~", "by~", "since", "why~", rows=stops))
+        out.print("", table("paused", "queue~", "by~", "since", "why~", rows=pauses))
 
 
 @app.command()
+@takes_database
 def pause(
-    names: Names = None,
-    every: Every = False,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
+    database: Database, names: Names = None, every: All = False, note: Note = None, as_json: AsJson = False
 ) -> None:
-    """Keep the jobs of queues from being claimed, from the next poll on. What runs, runs on."""
-    chosen = _chosen(names, every)
-    with using(config_file, dsn, embedded=embedded) as config:
-        pausing.pause(config, "queue", chosen, reason, as_json=as_json)
+    """Stop the jobs of queues from being claimed.
+
+    It takes effect at the next poll. Running jobs continue.
+    """
+    pausing.pause(database, "queue", _selected(names, every), note, as_json=as_json)
 
 
 @app.command()
+@takes_database
 def resume(
-    names: Names = None,
-    every: Every = False,
-    reason: Reason = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
+    database: Database, names: Names = None, every: All = False, note: Note = None, as_json: AsJson = False
 ) -> None:
-    """Let the jobs of paused queues be claimed again. --all undoes pause --all; queues paused by name stay so."""
-    chosen = _chosen(names, every)
-    with using(config_file, dsn, embedded=embedded) as config:
-        pausing.resume(config, "queue", chosen, reason, as_json=as_json)
+    """Let the jobs of paused queues be claimed again.
+
+    --all ends only a pause with --all: queues that were paused by name stay paused.
+    """
+    pausing.resume(database, "queue", _selected(names, every), note, as_json=as_json)
 
 
-def _chosen(names: list[str] | None, every: bool) -> list[str]:
+def _selected(names: list[str] | None, every: bool) -> list[str]:
     if bool(names) is every:
-        raise typer.BadParameter("name queues, or else --all", param_hint="QUEUE")
+        raise typer.BadParameter("give names of queues or --all", param_hint="QUEUE")
     return ["*"] if every else list(dict.fromkeys(names or []))

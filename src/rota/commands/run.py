@@ -1,4 +1,4 @@
-"""`rota run` and `rota dev`: a daemon, with a database that is there, or with one that is brought along."""
+"""`rota run` starts a daemon on a database. `rota dev` starts one with its own embedded PostgreSQL."""
 
 import faulthandler
 import os
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rota.commands.database import Database, import_app, load_config, takes_database
+from rota.commands.database_errors import explaining_errors
 from rota.commands.migrate import migrate_database
-from rota.commands.options import App, ConfigFile, Dsn, Embedded
-from rota.commands.reload import run_anew_at_changes
-from rota.commands.session import configure, explaining, find_named_app, using
-from rota.commands.show import printable
+from rota.commands.options import App, ConfigFile
+from rota.commands.printing import printable
+from rota.commands.restart_on_change import run_and_restart
 from rota.errors import Stopped
 
 if TYPE_CHECKING:
@@ -24,94 +25,94 @@ if TYPE_CHECKING:
     from rota.config import Config
 
 
+@takes_database
 def run(
+    database: Database,
     app: App = None,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Stop when nothing is due and nothing runs.")
-    ] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop as soon as no job is due or running.")] = False,
 ) -> None:
-    """Run jobs: one daemon, of which there may be any number.
+    """Run a daemon, which claims jobs and runs their handlers.
 
-    SIGTERM or SIGINT drains; once more interrupts what still runs. SIGQUIT interrupts at once, and leaves handlers half a second.
-    SIGHUP reads the log level and the database's URL again, where files hold them. SIGUSR1 logs where all threads and tasks
-    are. SIGUSR2 and SIGALRM are ignored.
+    Start as many daemons as you need, on any machine.
 
-    Exit codes: 0 stopped as told, 1 failed, 2 configuration, 3 database or schema, 4 the http port is in use, 5 a handler did
-    not stop and was left behind.
+    SIGTERM and SIGINT drain: running jobs may finish. A second one interrupts them. SIGQUIT interrupts at once and gives handlers
+    half a second. SIGHUP reloads the log level and the database URL from their files. SIGUSR1 logs the stack of every thread and
+    task. SIGUSR2 and SIGALRM are ignored.
+
+    Exit codes: 0 stopped on request, 1 failure, 2 configuration, 3 database or schema, 4 the HTTP port is in use, 5 a handler did
+    not stop and was abandoned.
     """
     _prepare_process()
-    with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
-        found = find_named_app(config)
-        if embedded:
+    with database.configured({"app": app}) as config:
+        imported_app = import_app(config)
+        if database.embedded:
             migrate_database(config)
-        _run_daemon(config, found, config_file, until_idle=until_idle)
+        _run_daemon(config, imported_app, database.config_file, until_idle=until_idle)
 
 
 def dev(
     app: App = None,
     config_file: ConfigFile = None,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start anew when a source file below this folder changes.")
+        bool, typer.Option("--reload", help="Restart when a source file in this folder changes.")
     ] = False,
 ) -> None:
-    """Try rota: a PostgreSQL of its own, the schema, and one daemon with your handlers and three to play with.
+    """Start PostgreSQL and a daemon on this machine, to try rota.
 
-    The traceback of each failed attempt is shown, with the payload's values masked. `rota run` logs only the error's kind.
+    The daemon has your handlers and three samples. It prints the traceback of each failed attempt, with the payload's values
+    masked. `rota run` logs only the type of the error.
     """
     _prepare_process()
-    configured = configure(config_file, overrides={"app": app})
-    overrides = {"app": app, "http.port": 0 if configured.source("http.port") == "default" else None}
-    with using(config_file, None, embedded=True, overrides=overrides) as config:
+    has_default_port = load_config(config_file, {"app": app}).source("http.port") == "default"
+    overrides = {"app": app, "http.port": 0 if has_default_port else None}
+    with Database(config_file, None, embedded=True).configured(overrides) as config:
         if reload:
-            again = ("--config", str(config_file)) if config_file else ()
-            run_anew_at_changes([sys.executable, "-m", "rota", "dev", *(("--app", app) if app else ()), *again])
+            options = [*(("--app", app) if app else ()), *(("--config", str(config_file)) if config_file else ())]
+            run_and_restart([sys.executable, "-m", "rota", "dev", *options])
             return
-        found = _with_builtins(config.app)
+        imported_app = _import_with_samples(config.app)
         migrate_database(config)
-        typer.echo(_welcome(config, found.name), err=True)
-        _run_daemon(config, found, config_file, show_errors=True)
+        typer.echo(_welcome(config, imported_app.name), err=True)
+        _run_daemon(config, imported_app, config_file, show_errors=True)
 
 
 def _prepare_process() -> None:
-    """Leave at an order to stop that comes before there is anything to drain; show what handlers print when they print it."""
+    """Handle signals until the daemon takes them over, and let the output of handlers appear at once."""
     from rota.observability import log_writer
     from rota.observability.logs import flush_prints_by_line
     from rota.runtime.init_process import fork_if_init
 
     fork_if_init()
 
-    def leave(*_: object) -> None:
+    def stop(*_: object) -> None:
         raise Stopped
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, stop)
     if sys.platform != "win32":
-        signal.signal(signal.SIGQUIT, leave)
-        # Until the daemon takes them. Not SIG_IGN, which processes that handlers start would inherit.
+        signal.signal(signal.SIGQUIT, stop)
+        # Not SIG_IGN, which processes that handlers start would inherit.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda *_: None)
     flush_prints_by_line()
     log_writer.install()
-    with suppress(OSError, ValueError, AttributeError):  # no descriptor beneath standard error
-        faulthandler.enable()  # the stacks of all threads, without values, if an extension of a handler crashes the process
+    with suppress(OSError, ValueError, AttributeError):  # standard error has no file descriptor
+        faulthandler.enable()  # print the stacks of all threads if a C extension crashes the process
 
 
-def _with_builtins(reference: str | None) -> "RotaApp":
+def _import_with_samples(reference: str | None) -> "RotaApp":
     from rota.app import find_app
-    from rota.builtin import samples as first_look
+    from rota.builtin import samples
 
     if reference is None:
-        return first_look.app
+        return samples.app
     app = find_app(reference)
-    app.include(first_look.app)
+    app.include(samples.app)
     return app
 
 
-def _spare_the_collector() -> None:
-    """Keep what was imported out of garbage collections: going through it again and again costs a fifth of a small job."""
+def _tune_garbage_collector() -> None:
+    """Exclude imported modules from garbage collection, which would otherwise cost a fifth of the time of a small job."""
     import gc
 
     gc.collect()
@@ -128,47 +129,47 @@ def _run_daemon(
     from rota.observability import log_writer
     from rota.observability.logs import redirect_uncaught_errors
 
-    _spare_the_collector()
+    _tune_garbage_collector()
     daemon = Daemon(
         config,
         app,
         app_reference=config.app,
         until_idle=until_idle,
-        read_log_level=lambda: configure(config_file).log.level,
+        read_log_level=lambda: load_config(config_file).log.level,
         show_errors=show_errors,
     )
     redirect_uncaught_errors(lambda error: daemon.telemetry.stray_error({"exception": error}))
-    with explaining(config.require_database()):
+    with explaining_errors(config.require_database()):
         try:
             run_until_drained(daemon)
         except (ExceptionGroup, SystemExit) as error:
-            # A bug of ours, what a person has to see to, or sys.exit() in a task that a handler has started, which must not pass
-            # for a stop. Handlers in threads would keep the process alive, with leases that nobody extends any more.
-            told: BaseException | None = error.subgroup(RotaError) if isinstance(error, ExceptionGroup) else None
-            while isinstance(told, BaseExceptionGroup):
-                told = told.exceptions[0]
+            # SystemExit comes from a handler's task that called sys.exit(), which is a failure.
+            # os._exit: otherwise handlers in threads would keep the process alive although their leases are no longer extended.
+            cause: BaseException | None = error.subgroup(RotaError) if isinstance(error, ExceptionGroup) else None
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
             try:
-                if isinstance(told, RotaError):
-                    typer.echo(f"rota: {printable(told)}", err=True)
+                if isinstance(cause, RotaError):
+                    typer.echo(f"rota: {printable(cause)}", err=True)
                 else:
                     traceback.print_exc()
             finally:
                 log_writer.finish()
-                os._exit(told.exit_code if isinstance(told, RotaError) else 1)
+                os._exit(cause.exit_code if isinstance(cause, RotaError) else 1)
 
 
 def _welcome(config: "Config", name: str) -> str:
     from rota.embedded import default_data_dir, find_bindir
 
     psql = "psql" if shutil.which("psql") else str(find_bindir() / "psql")
-    whose = f"the app {name} ({config.app}) and the built-ins" if config.app else "the built-ins"
+    handlers = f"the app {name} ({config.app}) and the samples" if config.app else "the samples"
     return f"""
-rota dev runs {whose} rota.echo, rota.sleep and rota.fail.
-Ctrl-C ends it; what is stored stays in {default_data_dir()}
-The server ends with the last `rota dev` on that folder.
+rota dev runs {handlers} rota.echo, rota.sleep and rota.fail.
+Press Ctrl-C to stop it. The data stays in {default_data_dir()}
+The server stops with the last `rota dev` on that folder.
 
-  look inside    {psql} '{config.require_database()}'
+  open psql      {psql} '{config.require_database()}'
   a first job    insert into rota.jobs (handler, payload) values ('rota.echo', '{{"hello": "world"}}');
-  or from here   rota enqueue rota.sleep '{{"seconds": 5}}' --embedded
-  and then       rota status --embedded
-"""  # noqa: S608  to be typed by a person
+  one by command rota enqueue rota.sleep '{{"seconds": 5}}' --embedded
+  see both       rota status --embedded
+"""  # noqa: S608  printed, not executed

@@ -1,4 +1,4 @@
-"""`rota schedule backfill`: run past instants that did not run."""
+"""`rota schedule backfill`: enqueue jobs for past instants that did not run."""
 
 from datetime import timedelta
 from itertools import islice
@@ -6,89 +6,102 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.commands.options import AsJson, ConfigFile, DryRun, Dsn, Embedded, Reason, duration, instant
-from rota.commands.schedule_columns import Name, text_option, time_option
-from rota.commands.schedule_sheet import the_schedule
-from rota.commands.session import ask, using
-from rota.commands.show import moment, plural, print_json
+from rota.commands.database import Database, takes_database
+from rota.commands.options import (
+    AsJson,
+    DryRun,
+    Note,
+    ScheduleName,
+    Spread,
+    duration,
+    instant,
+    option,
+)
+from rota.commands.printing import moment, plural, print_json
+from rota.commands.schedule_details import read_schedule
 
 if TYPE_CHECKING:
     from rota.db.pool import Connection
 
-MOST = 100_000
-"""Most instants of one backfill."""
+MAX_INSTANTS = 100_000
+"""Maximum number of instants in one backfill."""
 
 
+@takes_database
 def backfill(
-    name: Name,
-    start: Annotated[str, text_option("--from", "The first instant, with its zone.", "INSTANT")],
-    end: Annotated[str, text_option("--to", "Before this instant, with its zone.", "INSTANT")],
-    spread: Annotated[str | None, time_option("--spread", "Make the jobs due evenly over this time.")] = None,
-    reason: Reason = None,
+    database: Database,
+    name: ScheduleName,
+    start: Annotated[str, option("--from", "INSTANT", "Start of the period, included.")],
+    end: Annotated[str, option("--to", "INSTANT", "End of the period, not included.")],
+    spread: Spread = None,
+    note: Note = None,
     dry_run: DryRun = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Enqueue jobs for past instants that did not run, each under its own scheduled_for, and each only once.
+    """Enqueue jobs for past instants that did not run.
 
-    Instants that have a fires row are left out; those skipped together, as a stretch, have none. The jobs run beside each
-    other, whatever the schedule's overlap says: --spread thins them out.
+    Each job has its own scheduled_for. Instants with a row in rota.fires are left out, so a second backfill adds nothing. The
+    overlap setting doesn't apply: use --spread to limit how many jobs run at the same time.
     """
     first, before = instant(start, "--from"), instant(end, "--to")
-    over = duration(spread, "--spread")
-    assert first is not None  # noqa: S101  both are given
+    spread_time = duration(spread, "--spread")
+    assert first is not None  # noqa: S101  both options are required
     assert before is not None  # noqa: S101
     if first >= before:
-        raise typer.BadParameter("must lie before --to", param_hint="--from")
+        raise typer.BadParameter("must be before --to", param_hint="--from")
 
-    async def fill(db: "Connection") -> dict[str, Any]:
+    async def work(db: "Connection") -> dict[str, Any]:
         from rota.db import operations, queries
         from rota.domain.preview import between
         from rota.errors import RotaError
 
-        seen = await the_schedule(db, name)
+        schedule = await read_schedule(db, name)
         now = await queries.read_clock(db)
-        instants = list(islice(between(seen.rule, first, min(before, now)), MOST + 1))
-        more = len(instants) > MOST
-        del instants[MOST:]
+        instants = list(islice(between(schedule.rule, first, min(before, now)), MAX_INSTANTS + 1))
+        has_more = len(instants) > MAX_INSTANTS
+        del instants[MAX_INSTANTS:]
         if dry_run:
             return {
-                "dry_run": True, "instants": len(instants), "more": more, "enqueued": 0, "left_out": 0, "undecided": 0,
+                "dry_run": True, "instants": len(instants), "more": has_more, "enqueued": 0, "left_out": 0, "undecided": 0,
                 "first": instants[:1], "last": instants[-1:],
             }  # fmt: skip
-        if more:
+        if has_more:
             raise RotaError(
-                f"{name!r} has more than {MOST:,} instants between these: take a shorter time, several times. The first "
-                f"{MOST:,} end at {instants[-1].isoformat()}"
+                f"{name!r} has more than {MAX_INSTANTS:,} instants in this period. Backfill shorter periods; the first one could "
+                f"end at {instants[-1].isoformat()}"
             )
-        done = {"instants": len(instants), "enqueued": 0, "left_out": 0, "undecided": 0}
-        step = over / len(instants) if over and instants else timedelta(0)
+        result = {"instants": len(instants), "enqueued": 0, "left_out": 0, "undecided": 0}
+        step = spread_time / len(instants) if spread_time and instants else timedelta(0)
         for begin in range(0, len(instants), operations.BATCH):
             batch = instants[begin : begin + operations.BATCH]
             due = [now + (begin + number) * step for number in range(len(batch))]
-            counts = await operations.backfill_schedule(db, name=name, instants=batch, run_at=due, reason=reason)
+            counts = await operations.backfill_schedule(db, name=name, instants=batch, run_at=due, reason=note)
             for key, count in zip(("enqueued", "left_out", "undecided"), counts, strict=True):
-                done[key] += count
-        return {**done, "overlap": seen.overlap}
+                result[key] += count
+        return {**result, "overlap": schedule.overlap}
 
-    with using(config_file, dsn, embedded=embedded) as config:
-        done = ask(config, fill, name="schedule backfill")
+    result = database.run(work, name="schedule backfill")
     if as_json:
-        print_json(done)
-        return
-    if dry_run:
-        span = f", {moment(done['first'][0])} to {moment(done['last'][0])}" if done["instants"] else ""
-        number = plural(done["instants"], "instant")
-        if done["more"]:
-            typer.echo(f"dry run: more than {number}; the first {done['instants']:,}{span}")
-            typer.echo("no more than that at once: take a shorter time, several times", err=True)
-        else:
-            typer.echo(f"dry run: {number}{span}, those that have a fires row included")
-        return
-    typer.echo(f"{plural(done['enqueued'], 'job')} enqueued, {done['left_out']:,} left out: they have a fires row")
-    if done["undecided"]:
-        typer.echo(f"{done['undecided']:,} not decided yet: the daemons' (misfire)", err=True)
-    if done["enqueued"] > 1 and done["overlap"] != "allow" and not over:
-        typer.echo("note: they run beside each other, as far as there are slots: --spread thins them out", err=True)
+        print_json(result)
+    elif dry_run:
+        _print_dry_run(result)
+    else:
+        typer.echo(
+            f"{plural(result['enqueued'], 'job')} enqueued, {result['left_out']:,} left out: they have a fires row"
+        )
+        if result["undecided"]:
+            typer.echo(f"{result['undecided']:,} left to the daemons, which have not decided about them yet", err=True)
+        if result["enqueued"] > 1 and result["overlap"] != "allow" and not spread_time:
+            typer.echo(
+                "note: these jobs run at the same time, as far as slots are free. To avoid it: --spread", err=True
+            )
+
+
+def _print_dry_run(result: dict[str, Any]) -> None:
+    period = f", {moment(result['first'][0])} to {moment(result['last'][0])}" if result["instants"] else ""
+    number = plural(result["instants"], "instant")
+    if result["more"]:
+        typer.echo(f"dry run: more than {number}; the first {result['instants']:,}{period}")
+        typer.echo("one backfill can't take more: backfill shorter periods", err=True)
+    else:
+        typer.echo(f"dry run: {number}{period}, including those that have a fires row")

@@ -1,58 +1,55 @@
-"""`rota schedule sync`: bring what code declares into the database."""
+"""`rota schedule sync`: write the schedules that an app declares in code to the database."""
 
 from typing import Annotated
 
 import typer
 
-from rota.commands.options import App, AsJson, ConfigFile, DryRun, Dsn, Embedded
-from rota.commands.session import ask, configure, find_named_app, using
-from rota.commands.show import console, plural, print_json, table
+from rota.commands.database import Database, import_app, takes_database
+from rota.commands.options import (
+    App,
+    AsJson,
+    DryRun,
+)
+from rota.commands.printing import console, plural, print_json, table
 
 
+@takes_database
 def sync(
+    database: Database,
     app: App = None,
     dry_run: DryRun = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Remove what this app declared once and no longer does.")
-    ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove schedules that the app no longer declares.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also over a newer release's declaration, or somebody else's schedule.")
+        bool, typer.Option("--force", help="Overwrite schedules of a newer release, another app or a person.")
     ] = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the schedules that an app's code declares into the database, as its daemons do at their start."""
-    found = find_named_app(configure(config_file, dsn, {"app": app}))
-    declared = found.schedules
-    with using(config_file, dsn, embedded=embedded, overrides={"app": app}) as config:
-        from rota.services import declarations
+    """Write the schedules that an app declares in code to the database.
 
-        steps = ask(
-            config,
-            lambda db: declarations.apply(
-                db,
-                app=found.name,
-                release=found.release,
-                declarations=declared,
-                force=force,
-                prune=prune,
-                dry_run=dry_run,
-            ),
-            name="schedule sync",
-        )
-    said = [(step.name, "removed" if prune and step.what == "undeclared" else step.what, step.why) for step in steps]
+    Daemons do the same when they start.
+    """
+    from rota.services import declarations
+
+    declaring_app = import_app(database.load_config({"app": app}))
+    steps = database.run(
+        lambda db: declarations.apply(
+            db,
+            app=declaring_app.name,
+            release=declaring_app.release,
+            declarations=declaring_app.schedules,
+            force=force,
+            prune=prune,
+            dry_run=dry_run,
+        ),
+        name="schedule sync",
+        overrides={"app": app},
+    )
+    results = [(step.name, "removed" if prune and step.what == "undeclared" else step.what, step.why) for step in steps]
     if as_json:
-        print_json(
-            {
-                "app": found.name,
-                "dry_run": dry_run,
-                "schedules": [{"name": n, "became": w, "why": y} for n, w, y in said],
-            }
-        )
+        schedules = [{"name": name, "became": what, "why": why} for name, what, why in results]
+        print_json({"app": declaring_app.name, "dry_run": dry_run, "schedules": schedules})
     else:
-        rows = [(name, what.replace("_", " "), "" if what == "removed" else why) for name, what, why in said]
+        rows = [(name, what.replace("_", " "), "" if what == "removed" else why) for name, what, why in results]
         console().print(table(None, "schedule…", "became", "", rows=rows))
         count = plural(sum(step.writes for step in steps), "schedule")
         typer.echo(f"{'dry run, nothing was changed: ' if dry_run else ''}{count} written, of {len(steps):,}", err=True)

@@ -1,19 +1,21 @@
-"""`rota status`: the whole installation on one screen."""
+"""`rota status`: queues, daemons and schedules on one screen."""
 
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rota.commands.database import Database, run_on_connection, takes_database
 from rota.commands.node import node_rows
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import ask, asked, using
-from rota.commands.show import LISTED, age, console, moment, plural, print_json, printable, table
+from rota.commands.options import (
+    AsJson,
+)
+from rota.commands.printing import MAX_LISTED, age, console, moment, plural, print_json, printable, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,22 +26,19 @@ if TYPE_CHECKING:
     from rota.db.reports import DeadLetterGroup, LaneCounts
     from rota.db.schedule_reports import NextFire
 
-EVERY_S = 2.0
+REFRESH_SECONDS = 2.0
 
-LOWER_BOUNDS = (
-    "there are too many jobs to count: due, retrying and future are lower bounds (≥); ages and running are exact"
-)
+LOWER_BOUNDS = "too many jobs to count: due, retrying and future are lower bounds (≥), ages and running are exact"
 
-NEXT = 5
-"""How many of the next fires are shown."""
+MAX_NEXT_FIRES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLine:
-    """One queue."""
+    """The number of jobs in a queue, by state."""
 
     queue: str
-    """Empty in the line that adds up the queues which are not listed."""
+    """Empty in the line that sums up the unlisted queues."""
     due: int = 0
     running: int = 0
     retrying: int = 0
@@ -52,52 +51,50 @@ class QueueLine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What `rota status` shows."""
+    """The data of `rota status`."""
 
     queues: Sequence[QueueLine]
     nodes: "Sequence[LivingNode]"
     paused: "Sequence[Paused]"
     counted_all: bool
-    """Whether due, retrying and future are exact; else they are lower bounds."""
+    """Whether due, retrying and future are exact, not lower bounds."""
     more_queues: int = 0
-    """How many queues are not listed."""
+    """Number of unlisted queues."""
     more: QueueLine | None = None
-    """The jobs of the queues that are not listed, added up."""
+    """Sum of the unlisted queues."""
     more_lanes: bool = False
-    """Whether there are queues and handlers that were not even looked for."""
+    """Whether the query stopped before it had found every queue and handler."""
     lost: "Sequence[LostNode]" = ()
-    """Daemons that vanished within a day, and have not been replaced or forgotten."""
+    """Daemons lost within a day that were not replaced or forgotten."""
     schedules: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """state -> how many"""
+    """state -> number of schedules"""
     next_fires: "Sequence[NextFire]" = ()
 
 
+@takes_database
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
+    database: Database,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show queues, daemons, and what is paused."""
+    """Show queues, daemons, schedules and pauses."""
     if watch and as_json:
-        raise typer.BadParameter("--watch is for people: leave one of the two out", param_hint="--json")
+        raise typer.BadParameter("can't be combined with --watch", param_hint="--json")
     if watch and not sys.stdout.isatty():
-        raise typer.BadParameter("needs a terminal to draw on: leave it out, or use --json", param_hint="--watch")
-    with using(config_file, dsn, embedded=embedded) as config:
-        if watch:
-            with suppress(KeyboardInterrupt):
-                asyncio.run(_watch(config))
-            return
-        found = ask(config, read_status, name="status")
-    if as_json:
-        print_json(found)
+        raise typer.BadParameter("needs a terminal. Leave it out, or use --json", param_hint="--watch")
+    if watch:
+        with database.configured() as config, suppress(KeyboardInterrupt):
+            asyncio.run(_watch(config))
         return
-    console().print(render(found))
+    current = database.run(read_status, name="status")
+    if as_json:
+        print_json(current)
+        return
+    console().print(render(current))
 
 
 async def read_status(db: "Connection") -> Status:
-    """Read everything once."""
+    """Query everything that `rota status` shows."""
     from rota.db import node_reports, reports, schedule_reports
 
     backlog = await reports.summarise_live_jobs(db)
@@ -106,25 +103,25 @@ async def read_status(db: "Connection") -> Status:
     paused = await node_reports.list_paused(db)
     unnamed = [lane for lane in backlog.unnamed if not lane.queue]
     named = [*backlog.lanes, *(lane for lane in backlog.unnamed if lane.queue)]
-    listed, more = cap_queues(by_queue(named, letters, nodes), nodes)
+    listed, unlisted = split_listed(sum_by_queue(named, letters, nodes), nodes)
     return Status(
         queues=listed,
         nodes=nodes,
         lost=await node_reports.list_lost_nodes(db),
         paused=paused,
         counted_all=not backlog.at_least,
-        more_queues=len(more) + backlog.more_queues,
-        more=_added_up(more, unnamed),
+        more_queues=len(unlisted) + backlog.more_queues,
+        more=_sum_unlisted(unlisted, unnamed),
         more_lanes=backlog.unexplored,
         schedules=await schedule_reports.summarise_schedules(db),
-        next_fires=await schedule_reports.list_next_fires(db, limit=NEXT),
+        next_fires=await schedule_reports.list_next_fires(db, limit=MAX_NEXT_FIRES),
     )
 
 
-def by_queue(
+def sum_by_queue(
     lanes: "Sequence[LaneCounts]", letters: "Sequence[DeadLetterGroup]", nodes: "Sequence[LivingNode]"
 ) -> list[QueueLine]:
-    """Sum up per queue; a queue that daemons serve is shown even if it is empty."""
+    """Return one line for each queue that has jobs or dead letters, or is served by a daemon."""
     jobs: dict[str, LaneCounts] = {}
     for lane in lanes:
         jobs[lane.queue] = jobs[lane.queue] + lane if lane.queue in jobs else lane
@@ -151,19 +148,19 @@ def by_queue(
     return lines
 
 
-def cap_queues(lines: Sequence[QueueLine], nodes: "Sequence[LivingNode]") -> tuple[list[QueueLine], list[QueueLine]]:
-    """Return the lines to list and the others. Queues that daemons name come first, then those that have waited longest."""
+def split_listed(lines: Sequence[QueueLine], nodes: "Sequence[LivingNode]") -> tuple[list[QueueLine], list[QueueLine]]:
+    """Return the lines to list and the others. Queues named by daemons have priority, then those with the oldest due job."""
     named = {queue for node in nodes for queue in node.queues}
-    first = sorted(
+    by_priority = sorted(
         lines,
         key=lambda line: (line.queue not in named, -(line.oldest_due or timedelta(0)).total_seconds(), line.queue),
     )
-    listed = {line.queue for line in first[:LISTED]}
-    return [line for line in lines if line.queue in listed], first[LISTED:]
+    listed = {line.queue for line in by_priority[:MAX_LISTED]}
+    return [line for line in lines if line.queue in listed], by_priority[MAX_LISTED:]
 
 
-def _added_up(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") -> QueueLine | None:
-    """Return one line for the queues that are not listed; None where all are."""
+def _sum_unlisted(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") -> QueueLine | None:
+    """Return one line for the unlisted queues, None if all are listed."""
     if not lines and not unnamed:
         return None
     parts: list[QueueLine | LaneCounts] = [*lines, *unnamed]
@@ -177,13 +174,15 @@ def _added_up(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") -> Qu
     )
 
 
-def more_queues_line(found: Status) -> str:
-    """Say how many queues are not listed and what is in them; empty where all are listed."""
-    if found.more is None:
+def more_queues_text(status: Status) -> str:
+    """Describe the unlisted queues and their jobs. Empty if all are listed."""
+    if status.more is None:
         return ""
-    more, bound = found.more, "" if found.counted_all else "at least "
+    more, bound = status.more, "" if status.counted_all else "at least "
     count = (
-        f"more than {found.more_queues:,} more queues" if found.more_lanes else plural(found.more_queues, "more queue")
+        f"more than {status.more_queues:,} more queues"
+        if status.more_lanes
+        else plural(status.more_queues, "more queue")
     )
     return (
         f"{count}: {bound}{more.due:,} due, {more.running:,} running, {more.retrying:,} retrying, {more.future:,} future, "
@@ -191,88 +190,88 @@ def more_queues_line(found: Status) -> str:
     )
 
 
-def render(found: Status) -> "RenderableType":
-    """Lay it out for a screen."""
+QUEUE_COLUMNS = ("queue…", "due#", "oldest#", "running#", "retrying#", "future#", "dead#", "nodes#", "")
+
+
+def format_queue(line: QueueLine, paused: Collection[str], *, exact: bool) -> tuple[object, ...]:
+    """Return the table row of a queue."""
+    state = "paused" if {line.queue, "*"} & set(paused) else "" if line.nodes else "no daemon serves it"
+    return (
+        line.queue,
+        _format_count(line.due, exact=exact),
+        age(line.oldest_due),
+        _format_count(line.running),
+        _format_count(line.retrying, exact=exact),
+        _format_count(line.future, exact=exact),
+        _format_count(line.dead),
+        line.nodes,
+        state,
+    )
+
+
+def render(status: Status) -> "RenderableType":
+    """Return the screen for rich."""
     from rich.console import Group
     from rich.text import Text
 
-    paused_queues = {each.name for each in found.paused if each.kind == "queue"}
-    queues = [
-        (
-            line.queue,
-            count(line.due, exact=found.counted_all),
-            age(line.oldest_due),
-            count(line.running),
-            count(line.retrying, exact=found.counted_all),
-            count(line.future, exact=found.counted_all),
-            count(line.dead),
-            line.nodes,
-            "paused" if {line.queue, "*"} & paused_queues else "nobody serves it" if not line.nodes else "",
-        )
-        for line in found.queues
+    paused_queues = {each.name for each in status.paused if each.kind == "queue"}
+    queues = [format_queue(line, paused_queues, exact=status.counted_all) for line in status.queues]
+    nodes = [
+        (*row[:-1], _format_slots(node.slots))
+        for row, node in zip(node_rows(status.nodes, ()), status.nodes, strict=True)
     ]
-    nodes = [(*row[:-1], _slots(node.slots)) for row, node in zip(node_rows(found.nodes, ()), found.nodes, strict=True)]
-    nodes += node_rows((), found.lost)
+    nodes += node_rows((), status.lost)
     parts: list[Any] = [
-        *_to_look_at(found),
-        table(
-            "queues",
-            "queue…",
-            "due#",
-            "oldest#",
-            "running#",
-            "retrying#",
-            "future#",
-            "dead#",
-            "nodes#",
-            "",
-            rows=queues,
-        )
-        if queues
-        else Text("no jobs, and no queue that anybody serves"),
-        *([Text(f"… and {printable(more_queues_line(found))}")] if found.more else []),
+        *_render_warnings(status),
+        table("queues", *QUEUE_COLUMNS, rows=queues) if queues else Text("no jobs, and no daemon serves a queue"),
+        *([Text(f"… and {printable(more_queues_text(status))}")] if status.more else []),
         "",
-        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes[:LISTED])
+        table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes[:MAX_LISTED])
         if nodes
-        else Text("no daemon is alive: start one with rota run --app module:app", style="yellow"),
+        else Text("no daemon is alive. Start one: rota run --app module:app", style="yellow"),
     ]
-    if found.schedules:
-        parts += ["", *_schedules(found)]
+    if status.schedules:
+        parts += ["", *_render_schedules(status)]
     return Group(*parts)
 
 
-def _to_look_at(found: Status) -> "list[RenderableType]":
-    """What stands at the top, for a screen may be short: warnings, and what is paused."""
+def _render_warnings(status: Status) -> "list[RenderableType]":
+    """Return warnings and pauses, for the top of the screen."""
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    expired = sum(line.expired_leases for line in (*found.queues, *([found.more] if found.more else [])))
-    if found.lost:
-        lost = plural(found.lost[0].lost, "daemon")
-        parts.append(Text(f"{lost} vanished within a day: rota node list, rota check", style="yellow"))
+    expired = sum(line.expired_leases for line in (*status.queues, *([status.more] if status.more else [])))
+    if status.lost:
+        lost = plural(status.lost[0].lost, "daemon")
+        parts.append(Text(f"{lost} lost within a day. See rota node list and rota check", style="yellow"))
     if expired:
         parts.append(
-            Text(f"{plural(expired, 'expired lease')}: reaped within seconds where a daemon is alive", style="yellow")
+            Text(f"{plural(expired, 'expired lease')}; a living daemon reaps them within seconds", style="yellow")
         )
-    bad = [state for state in ("invalid", "overdue") if found.schedules.get(state)]
-    if found.schedules.get("silent"):
-        bad.append("silent (no success in time)")
-    if bad:
-        parts.append(Text(f"schedules {', '.join(bad)}: rota schedule list --state …, or rota check", style="yellow"))
-    if not found.counted_all:
+    bad_states = [state for state in ("invalid", "overdue") if status.schedules.get(state)]
+    if status.schedules.get("silent"):
+        bad_states.append("silent (no success in time)")
+    if bad_states:
+        parts.append(
+            Text(
+                f"some schedules are {', '.join(bad_states)}: rota schedule list --state …, rota check",
+                style="yellow",
+            )
+        )
+    if not status.counted_all:
         parts.append(Text(LOWER_BOUNDS, style="yellow"))
-    if found.paused:
-        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in found.paused]
+    if status.paused:
+        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in status.paused]
         parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
     return [*parts, ""] if parts else []
 
 
-def _schedules(found: Status) -> "list[RenderableType]":
+def _render_schedules(status: Status) -> "list[RenderableType]":
     from rich.text import Text
 
-    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(found.schedules.items()) if state != "silent")
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(status.schedules.items()) if state != "silent")
     parts: list[RenderableType] = []
-    if found.next_fires:
+    if status.next_fires:
         rows = [
             (
                 each.name,
@@ -281,33 +280,36 @@ def _schedules(found: Status) -> "list[RenderableType]":
                 "due now" if each.next_fire_at <= each.now else f"in {age(each.next_fire_at - each.now)}",
                 f"+ up to {age(each.jitter)}" if each.jitter else "",
             )
-            for each in found.next_fires
+            for each in status.next_fires
         ]
         parts.append(table(f"schedules ({counts}), next", "schedule…", "handler…", "fires", "#", "jitter", rows=rows))
     else:
-        parts.append(Text(f"schedules: {counts}; none of them has a next instant by now"))
+        parts.append(Text(f"schedules: {counts}; none of them has a next instant"))
     return parts
 
 
-def count(number: int, *, exact: bool = True) -> str:
-    """Write a number of jobs; a lower bound gets a `≥`."""
+def _format_count(number: int, *, exact: bool = True) -> str:
+    """Format a number of jobs. A lower bound gets a `≥`."""
     return f"{'' if exact else '≥'}{number:,}" if number else "·"
 
 
-def most_first(slots: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return a daemon's slots by queue, the most first."""
+def sorted_slots(slots: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return a daemon's slots by queue, largest number first."""
     return sorted(slots.items(), key=lambda each: (-each[1], each[0]))
 
 
-def _slots(given: Mapping[str, int]) -> str:
-    """Write the largest two: `rota node list` has them all."""
-    slots = most_first(given)
+def _format_slots(slots_by_queue: Mapping[str, int]) -> str:
+    """Format the two largest entries. `rota node list` prints all of them."""
+    slots = sorted_slots(slots_by_queue)
     more = [f"+{len(slots) - 2}"] if len(slots) > 2 else []
     return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 
 
 async def _watch(config: "Config") -> None:
-    """Look until Ctrl-C, which cancels us. A cancellation may be lost in the driver, or come back as a lost connection."""
+    """Refresh the screen until Ctrl-C cancels this task.
+
+    The loop checks is_cancel_pending() because the driver may swallow a cancellation or raise it as a lost connection.
+    """
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -315,13 +317,13 @@ async def _watch(config: "Config") -> None:
     from rota.errors import DatabaseUnusable
     from rota.supervision.loop import is_cancel_pending
 
-    found = await asked(config, read_status, name="status")
-    with Live(render(found), console=console(), screen=True) as live:
+    current = await run_on_connection(config, read_status, name="status")
+    with Live(render(current), console=console(), screen=True) as live:
         while not is_cancel_pending():
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(REFRESH_SECONDS)
             try:
-                found = await asked(config, read_status, name="status")
-                shown = render(found)
-            except DatabaseUnusable as error:  # it is in an outage that one watches
-                shown = Group(Text(printable(error), style="red"), "", "before that:", "", render(found))
-            live.update(shown, refresh=True)
+                current = await run_on_connection(config, read_status, name="status")
+                screen = render(current)
+            except DatabaseUnusable as error:  # keep watching during an outage
+                screen = Group(Text(printable(error), style="red"), "", "last known state:", "", render(current))
+            live.update(screen, refresh=True)

@@ -1,17 +1,16 @@
-"""What rota is told to do: one frozen tree from the command line, the environment and `rota.toml`, checked whole.
+"""The configuration: a validated, frozen tree of settings from the command line, the environment and `rota.toml`.
 
-Precedence is command line, then environment, then file, then default. A setting's variable is its path in capitals
-(`lease.reap_interval` is `ROTA_LEASE_REAP_INTERVAL`); `ROTA_LEASE`, `ROTA_DIRECT_URL` and `DATABASE_URL` are further
-names. An empty variable counts as unset. `ROTA_DATABASE_URL_FILE` and its like name a file that holds the URL, as systemd and
-containers hand over secrets. A list of queues is taken whole: what it doesn't name, this daemon doesn't
-serve, unless it names `*`, which is every other queue. Durations are `500ms`, `30s`, `5m`, `1h`, `7d`, `1h30m`, or a
-number of seconds.
+The command line wins over the environment, the environment over the file, the file over the default. The variable of a setting is
+its path in capitals: `lease.reap_interval` is `ROTA_LEASE_REAP_INTERVAL`. `ROTA_LEASE`, `ROTA_DIRECT_URL` and `DATABASE_URL` are
+additional names. An empty variable counts as unset. `ROTA_DATABASE_URL_FILE` names a file with the URL, for secrets of systemd and
+containers. `queues` is replaced as a whole: a daemon serves only the queues in it, and `*` stands for every other queue.
+Durations are `500ms`, `30s`, `5m`, `1h`, `7d`, `1h30m`, or a number of seconds.
 
-An unknown key in the file is an error. An unknown `ROTA_*` variable is one only when it is all but a setting's name,
-hence a slip; any other belongs to another program and is a warning. The variables that Kubernetes sets for a Service named
-`rota` or `rota-http` (`ROTA_HTTP_PORT=tcp://…`, `ROTA_SERVICE_HOST`) are ignored.
+An unknown key in the file is an error. An unknown `ROTA_*` variable is an error if it resembles a setting, which suggests a typo;
+otherwise it is a warning. The variables that Kubernetes sets for a Service named `rota` or `rota-http` (`ROTA_HTTP_PORT=tcp://…`,
+`ROTA_SERVICE_HOST`) are ignored.
 
-Three floors: `values` (how one is written), `sections` (which there are), `reading` (where they come from).
+`values` parses single values, `sections` defines the settings, `reading` collects them from their sources.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from rota.config.sections import (
     Config,
     Endpoint,
     Handlers,
+    HandlerSettings,
     HttpJobs,
     Retention,
     Statement,
-    Work,
 )
 from rota.config.values import format_duration, mask_dsn, parse_duration
 
@@ -35,11 +34,11 @@ __all__ = [
     "Command",
     "Config",
     "Endpoint",
+    "HandlerSettings",
     "Handlers",
     "HttpJobs",
     "Retention",
     "Statement",
-    "Work",
     "format_duration",
     "load",
     "mask_dsn",

@@ -1,4 +1,4 @@
-"""A database URL that may change while the daemon runs: it is read again from its file when a connection fails."""
+"""A database URL that is read again from its file when a connection fails, so that passwords can change at run time."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT = re.compile(r"(?<=[?&])connect_timeout=(\d+)(?:&|$)")
 
 _MIN_CONNECT_TIMEOUT_SECONDS = 2.0
-"""As in libpq: a shorter one would fail on an ordinary network."""
+"""The minimum of libpq."""
 
 
 class DatabaseUrl:
-    """Where a database is, and how to log in there. Shared by all connections of the process, from any thread."""
+    """The URL of a database. All connections of the process share it, on any thread."""
 
     def __init__(self, url: str, read: Callable[[], str] | None = None) -> None:
-        """`read` returns the URL as its file holds it now. It may raise OSError, ValueError or LookupError."""
+        """`read` returns the current URL from its file. It may raise OSError, ValueError or LookupError."""
         self._read = read
         self._url = url
 
     @property
     def url(self) -> str:
-        """The URL as it was written, password included."""
+        """The configured URL, with the password."""
         return self._url
 
     @property
     def dsn(self) -> str:
-        """The URL for the driver, password included, without `connect_timeout`, which the driver would send to the server."""
+        """The URL for the driver, with the password. Without `connect_timeout`, which the driver would send to the server."""
         return _CONNECT_TIMEOUT.sub("", self._url).rstrip("?&")
 
     @property
     def connect_timeout(self) -> float | None:
-        """Seconds that one host may take to accept a connection, if the URL says so. libpq's 0, no limit, counts as unset."""
+        """Seconds for connecting to one host, None if the URL doesn't set it. 0 (no limit in libpq) counts as unset."""
         found = _CONNECT_TIMEOUT.search(self._url)
         if found is None or not int(found[1]):
             return None
         return max(_MIN_CONNECT_TIMEOUT_SECONDS, float(found[1]))
 
     def reload(self) -> bool:
-        """Read the file again, if there is one; return whether the URL changed. Keeps the old one while the file is unusable."""
+        """Read the file again, and return whether the URL changed. Keeps the old URL if the file can't be read."""
         if self._read is None:
             return False
         try:
             url = self._read()
         except (OSError, ValueError, LookupError):
             return False
-        self._url, before = url, self._url
-        return url != before
+        self._url, old_url = url, self._url
+        return url != old_url

@@ -1,4 +1,4 @@
-"""The settings: one frozen tree of sections, with their bounds and defaults."""
+"""The settings in their sections, with bounds and defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rota.errors import NoDatabase
 
 
 class Advice(NamedTuple):
-    """Something in the configuration that is no error and yet nobody's intention."""
+    """A warning: the configuration is valid, but probably a mistake."""
 
     finding: str
     do: str
@@ -38,7 +38,7 @@ class Advice(NamedTuple):
 
 
 class Section(BaseModel):
-    """A frozen table of settings that refuses what it doesn't know."""
+    """A frozen table of settings that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -47,7 +47,7 @@ _LOWERED = BeforeValidator(lambda value: str(value).strip().lower())
 
 
 class Database(Section):
-    """`url` may lead through PgBouncer; `direct_url`, for LISTEN and migrations, may not."""
+    """`url` may connect through PgBouncer. `direct_url`, for LISTEN and migrations, must not."""
 
     url: Dsn | None = None
     direct_url: Dsn | None = None
@@ -56,10 +56,10 @@ class Database(Section):
 
 
 class Lease(Section):
-    """How long a claim holds unextended, and who looks for those that ran out.
+    """How long a claim is valid without a heartbeat, and how often expired leases are reaped.
 
-    No `heartbeat` means a third of the shortest lease held. When the main loop hasn't turned for `wedged_after`, this
-    node stops extending.
+    Without `heartbeat`, leases are extended after a third of the shortest one. If the main loop is blocked for `wedged_after`, the
+    node stops extending its leases.
     """
 
     duration: Annotated[timedelta, between("3s", "1d")] = timedelta(seconds=30)
@@ -69,7 +69,7 @@ class Lease(Section):
 
     @field_validator("heartbeat")
     @classmethod
-    def _beats_thrice_a_lease(cls, heartbeat: timedelta | None, info: ValidationInfo) -> timedelta | None:
+    def _fits_in_lease(cls, heartbeat: timedelta | None, info: ValidationInfo) -> timedelta | None:
         lease = info.data.get("duration")
         if lease and heartbeat and heartbeat > lease / 3:
             raise ValueError(f"choose at most a third of lease.duration, which is {format_duration(lease)}")
@@ -77,14 +77,14 @@ class Lease(Section):
 
 
 class Drain(Section):
-    """How long jobs may finish after SIGTERM, and how long those interrupted then get to settle."""
+    """`timeout`: how long jobs may finish after SIGTERM. `grace`: how long interrupted jobs then have to settle."""
 
     timeout: Annotated[timedelta, between("0s", "1d")] = timedelta(seconds=30)
     grace: Annotated[timedelta, between("0s", "10m")] = timedelta(seconds=5)
 
 
 class Retention(Section):
-    """How long history is kept. Written as 0, read as None: for ever."""
+    """How long history is kept. 0 in the file, None here, means forever."""
 
     job_runs: Keep = timedelta(days=7)
     attempts: Keep = timedelta(days=30)
@@ -95,51 +95,54 @@ class Retention(Section):
 
 
 class Payload(Section):
-    """How many bytes of payloads above 32 KiB are held at a time; as Python objects they take some ten times as much memory."""
+    """Limit on the bytes of running jobs' payloads above 32 KiB each. As Python objects they need about ten times the memory."""
 
     max_bytes_in_flight: Annotated[int, whole(1 << 20, 1 << 34)] = 1 << 24
 
 
 class Http(Section):
-    """Where /metrics, /healthz and /readyz are served. Port 0 is any free one."""
+    """The address of /metrics, /healthz and /readyz. Port 0 means any free port."""
 
     host: Name = "127.0.0.1"
     port: Annotated[int, whole(0, 65535)] = 9843
 
 
 class Log(Section):
-    """Format `auto` is console on a terminal and JSON elsewhere."""
+    """Format `auto` means console on a terminal and JSON elsewhere."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], _LOWERED] = "info"
     format: Annotated[Literal["auto", "json", "console"], _LOWERED] = "auto"
 
 
 class DeadLetters(Section):
-    """The handler that gets a job for every dead letter, if any."""
+    """An optional handler that gets a job for every dead letter."""
 
     handler: Name | None = None
 
 
-class Work(Section):
-    """What every configured handler may be given: its queue, its jobs' timeout and attempts."""
+class HandlerSettings(Section):
+    """The settings that all configured handlers have."""
 
     queue: Name | None = None
     timeout: Annotated[timedelta, between("100ms", "30d")] | None = timedelta(minutes=1)
     max_attempts: Annotated[int, whole(1, 1000)] | None = None
 
 
-_STATUSES = (400, 405, 410, 413, 415, 422)
+_PERMANENT_STATUSES = (400, 405, 410, 413, 415, 422)
 
 
-class Endpoint(Work):
-    """Where the handler `http.<name>` sends its jobs. `private`: addresses of private networks are meant."""
+class Endpoint(HandlerSettings):
+    """The URL to which the handler `http.<name>` sends its jobs.
+
+    `private`: allow addresses in private networks. `permanent`: statuses that make a dead letter at once.
+    """
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/|\?|$)")]
     method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = "POST"
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
     secret: SecretStr | None = None
     private: bool = False
-    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_STATUSES)
+    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_PERMANENT_STATUSES)
 
     @field_validator("secret")
     @classmethod
@@ -150,15 +153,15 @@ class Endpoint(Work):
                     return secret
             except ValueError:
                 pass
-            raise ValueError("write whsec_ and at least 16 random bytes in base64, as Standard Webhooks has it")
+            raise ValueError("write whsec_ and at least 16 random bytes in base64, as in Standard Webhooks")
         return None
 
 
-class HttpJobs(Work):
-    """`endpoints` are handlers of their own. `any_url` adds the handler `http`, whose payload names the URL."""
+class HttpJobs(HandlerSettings):
+    """Each of the `endpoints` is a handler. `any_url` adds the handler `http`, whose payload contains the URL."""
 
     any_url: bool = False
-    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_STATUSES)
+    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_PERMANENT_STATUSES)
     endpoints: dict[Name, Endpoint] = Field(default_factory=dict)
 
 
@@ -168,9 +171,11 @@ def _has_program(argv: list[str]) -> list[str]:
     return argv
 
 
-class Command(Work):
-    """What the handler `command.<name>` runs, with the payload on its standard input. Its environment is empty but for `env`,
-    `pass_env`, PATH, HOME, LANG and TZ. `permanent`: exit codes that make a dead letter at once.
+class Command(HandlerSettings):
+    """The command of the handler `command.<name>`. It gets the payload on standard input.
+
+    Its environment contains only `env`, `pass_env`, PATH, HOME, LANG and TZ. `permanent`: exit codes that make a dead letter at
+    once.
     """
 
     argv: Annotated[list[str], Field(min_length=1), AfterValidator(_has_program)]
@@ -181,10 +186,10 @@ class Command(Work):
     grace: Annotated[timedelta, between("0s", "10m")] = timedelta(seconds=3)
 
 
-class Statement(Work):
-    """What the handler `sql.<name>` executes as the login of `url`, with the payload as $1, if it has a parameter.
+class Statement(HandlerSettings):
+    """The statement of the handler `sql.<name>`, executed as the user of `url`. The payload is $1, if the statement uses it.
 
-    `transaction`: in one transaction with the job's completion; false for VACUUM and its like.
+    `transaction`: run it in one transaction with the job's completion. Must be false for VACUUM and similar statements.
     """
 
     statement: Name
@@ -193,9 +198,9 @@ class Statement(Work):
 
 
 class Handlers(Section):
-    """The handlers that need no code. Each is off until it is written here: whoever may insert a job can have it run.
+    """Handlers without code. Each must be configured, because every user who may insert jobs can run it.
 
-    `shared`: handlers that apps of different names may have, and so take each other's jobs of.
+    `shared`: handlers that several apps have in common. Their daemons claim each other's jobs.
     """
 
     shared: Names = frozenset()
@@ -205,7 +210,7 @@ class Handlers(Section):
 
 
 class Config(Section):
-    """Everything rota is told, read once at start."""
+    """All settings. They are read once, at start."""
 
     app: Name | None = None
     poll_interval: Annotated[timedelta, between("50ms", "1m")] = timedelta(seconds=1)
@@ -224,46 +229,45 @@ class Config(Section):
     _warnings: tuple[Advice, ...] = PrivateAttr(default=())
     _libpq: str | None = PrivateAttr(default=None)
     _readers: Mapping[str, Callable[[], str]] = PrivateAttr(default_factory=dict)
-    """How to read database.url and database.direct_url again, where they came from a file."""
+    """Functions that read database.url and database.direct_url again, if they came from a file."""
     _urls: dict[str, DatabaseUrl] = PrivateAttr(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[Advice, ...]:
-        """What start-up should say aloud, though it is no error."""
+        """Warnings to print at start."""
         return self._warnings
 
     def source(self, path: str) -> str:
-        """Where the value of `lease.duration` and its like came from: a variable, a file, the command line, default."""
+        """Return the source of a setting such as `lease.duration`: a variable, a file, the command line or default."""
         return self._sources.get(path, "default")
 
     def require_database(self) -> str:
-        """Return the URL for the driver, password included. Raises NoDatabase if none is configured."""
+        """Return the URL for the driver, with the password. Raises NoDatabase if none is configured."""
         return self.database_url().dsn
 
     def require_direct_database(self) -> str:
-        """Return the URL for LISTEN and migrations, password included. Raises NoDatabase if none is configured."""
+        """Return the URL for LISTEN and migrations, with the password. Raises NoDatabase if none is configured."""
         return self.direct_database_url().dsn
 
     def direct_database_url(self) -> DatabaseUrl:
-        """Return the URL for LISTEN and migrations: database.direct_url, else database.url. Raises NoDatabase if none is set."""
+        """Return database.direct_url, for LISTEN and migrations, or else database.url. Raises NoDatabase if neither is set."""
         if self.database.direct_url:
             return self._url("database.direct_url", self.database.direct_url.get_secret_value())
         return self.database_url()
 
     def database_url(self) -> DatabaseUrl:
-        """Return the URL to connect with, the same object each time. Raises NoDatabase if none is configured."""
+        """Return database.url, the same object on each call. Raises NoDatabase if none is configured."""
         if self.database.url:
             return self._url("database.url", self.database.url.get_secret_value())
         if self._libpq:
             return self._url("database.url", self._libpq)
         raise NoDatabase(
-            "no database: set DATABASE_URL or ROTA_DATABASE_URL (postgresql://user:password@host:5432/database), "
-            "pass --dsn, or set database.url in rota.toml; PGHOST and its like do too. "
-            "To try rota without a server of your own: rota dev, and --embedded with the other commands"
+            "no database is configured: set DATABASE_URL or ROTA_DATABASE_URL (postgresql://user:password@host:5432/database), or "
+            "PGHOST, pass --dsn, or set database.url in rota.toml. To try rota without a server: rota dev, or --embedded"
         )
 
     def reload_database_urls(self) -> bool:
-        """Read the URLs again that came from a file; return whether one has changed. New connections use it."""
+        """Read URLs that came from a file again, and return whether one changed. New connections use the new URL."""
         changed = [url.reload() for url in self._urls.values()]
         return any(changed)
 
@@ -271,33 +275,33 @@ class Config(Section):
         return self._urls.setdefault(path, DatabaseUrl(url, self._readers.get(path)))
 
     def masked(self) -> dict[str, Any]:
-        """Every value as it would be written in `rota.toml`, as a nested dict fit for JSON, without passwords."""
+        """Return every setting as in `rota.toml`, in a nested dict that fits JSON. Passwords are masked."""
         tree: dict[str, Any] = {}
         for path, value in leaves(self):
             section, _, name = path.rpartition(".")
-            (tree.setdefault(section, {}) if section else tree)[name] = _written(path, value)
+            (tree.setdefault(section, {}) if section else tree)[name] = _to_plain(path, value)
         return tree
 
     def rendered(self) -> str:
-        """Every value as a line of TOML with its source, without passwords; what has no value is commented out."""
+        """Return every setting as a line of TOML with its source. Passwords are masked, unset settings commented out."""
         lines: list[str] = []
         for path, value in leaves(self):
             section, _, name = path.rpartition(".")
             header = f"[{section}]"
             if section and header not in lines:
                 lines += ["", header]
-            shown = _written(path, value)
-            if isinstance(shown, dict):
-                shown = f"{{ {', '.join(f'{_quoted(key)} = {json.dumps(each)}' for key, each in shown.items())} }}"
-            elif isinstance(shown, str | bool | list):
-                shown = json.dumps(shown, ensure_ascii=False)  # JSON's text, truth and lists are TOML's
-            setting = f"# {name} =" if shown is None else f"{name} = {shown}"
+            text = _to_plain(path, value)
+            if isinstance(text, dict):
+                text = f"{{ {', '.join(f'{_quoted(key)} = {json.dumps(each)}' for key, each in text.items())} }}"
+            elif isinstance(text, str | bool | list):
+                text = json.dumps(text, ensure_ascii=False)  # TOML writes texts, booleans and lists as JSON does
+            setting = f"# {name} =" if text is None else f"{name} = {text}"
             lines.append(f"{setting:<40}  # {self.source(path)}")
         return "\n".join(lines) + "\n"
 
 
 def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting's path and value, those of a section's sections too."""
+    """Yield the path and value of each setting, including nested sections."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
@@ -309,7 +313,7 @@ def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _written(path: str, value: object) -> Any:
+def _to_plain(path: str, value: object) -> Any:
     match value:
         case SecretStr():
             return mask_dsn(value.get_secret_value())
@@ -320,11 +324,11 @@ def _written(path: str, value: object) -> Any:
         case frozenset():
             return sorted(value)
         case Mapping():
-            return {key: _written("", each) for key, each in value.items()}
+            return {key: _to_plain("", each) for key, each in value.items()}
         case None if path.startswith("retention."):
             return 0
     return value
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # A JSON string is a TOML string.
+    return json.dumps(text, ensure_ascii=False)  # TOML writes strings as JSON does

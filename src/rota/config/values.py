@@ -1,4 +1,4 @@
-"""How a single setting is written: durations, whole numbers, URLs, queues; each refusal says what to write instead."""
+"""Parse and format single values: durations, whole numbers, URLs, queues. Every error says what to write instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DSN = re.compile(
     r"(?P<start>postgres(?:ql)?://)(?:(?P<user>[^:@/?#]*)(?P<password>:[^@/?#]*)?@)?"
     rf"(?P<rest>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*)?)?"
 )
-_LIBPQS_OWN = {
+_LIBPQ_ONLY = {
     "fallback_application_name",
     "keepalives",
     "keepalives_idle",
@@ -32,24 +32,24 @@ _LIBPQS_OWN = {
     "sslcompression",
     "sslsni",
 }
-"""Parameters of a URL for libpq itself. asyncpg would send them to the server, which refuses them. See also DatabaseUrl."""
+"""URL parameters that only libpq knows. asyncpg would send them to the server, which rejects them."""
 
-_DEMANDS = {
+_UNSUPPORTED_SECURITY = {
     "channel_binding": "require",
     "gssencmode": "require",
     "sslcertmode": "require",
     "require_auth": "",
     "requirepeer": "",
 }
-"""Those with which a URL asks for a safety that the driver can't give: with this value, or ('') with any."""
+"""Parameters that require a protection which the driver lacks: with this value, or with any value if empty."""
 
 _SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 
-_QUERY_SECRET = re.compile(r"(?i)((?:^|&)[^=&]*password[^=&]*=)[^&]*")
+_PASSWORD_PARAMETER = re.compile(r"(?i)((?:^|&)[^=&]*password[^=&]*=)[^&]*")
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read `30s`, `1h30m`, or a bare number of seconds; ValueError, saying how it is written, for anything else."""
+    """Parse `30s`, `1h30m`, or a number of seconds. Raises ValueError with an example of the format."""
     if isinstance(value, timedelta):
         return value
     text = str(value).strip()
@@ -64,7 +64,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def format_duration(value: timedelta) -> str:
-    """Write a duration as `parse_duration` reads it, in the largest unit that divides it."""
+    """Format a duration for `parse_duration`, in the largest unit that divides it."""
     milliseconds, remainder = divmod(value, timedelta(milliseconds=1))
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if not remainder and milliseconds and milliseconds % size == 0:
@@ -73,16 +73,16 @@ def format_duration(value: timedelta) -> str:
 
 
 def mask_dsn(dsn: str) -> str:
-    """Show where a URL leads, never its passwords; of what isn't a PostgreSQL URL, nothing."""
+    """Replace the passwords in a PostgreSQL URL by ***. Any other text becomes ***."""
     if not (parts := _DSN.fullmatch(dsn)):
         return "***"
     start, user, password, rest, query = parts.group("start", "user", "password", "rest", "query")
     login = "" if user is None else f"{user}{':***' if password else ''}@"
-    return f"{start}{login}{rest}" + ("?" + _QUERY_SECRET.sub(r"\1***", query) if query else "")
+    return f"{start}{login}{rest}" + ("?" + _PASSWORD_PARAMETER.sub(r"\1***", query) if query else "")
 
 
 def between(low: str, high: str, *, or_for_ever: bool = False) -> BeforeValidator:
-    """Take a duration within these bounds; with `or_for_ever`, 0 becomes None."""
+    """Return a validator for durations within these bounds. With `or_for_ever`, 0 becomes None."""
 
     def check(value: object) -> timedelta | None:
         duration = parse_duration(value)
@@ -96,7 +96,7 @@ def between(low: str, high: str, *, or_for_ever: bool = False) -> BeforeValidato
 
 
 def whole(low: int, high: int) -> BeforeValidator:
-    """Take a whole number within these bounds."""
+    """Return a validator for whole numbers within these bounds."""
 
     def check(value: object) -> int:
         if isinstance(value, int | str) and not isinstance(value, bool):
@@ -109,18 +109,18 @@ def whole(low: int, high: int) -> BeforeValidator:
 
 
 def parse_dsn(value: object) -> SecretStr:
-    """Check a PostgreSQL URL, and remove parameters that the driver does not know; ValueError, saying what to write."""
+    """Validate a PostgreSQL URL, and remove parameters that only libpq knows. Raises ValueError with the format."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else str(value).strip()
     if not (parts := _DSN.fullmatch(text)):
         raise ValueError(
             "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
         )
     _check_hosts(parts["rest"].partition("/")[0].split(","))
-    return SecretStr(_for_the_driver(text, parts["query"]) if parts["query"] else text)
+    return SecretStr(_without_libpq_parameters(text, parts["query"]) if parts["query"] else text)
 
 
 def _check_hosts(hosts: list[str]) -> None:
-    """Raise ValueError for what the driver would refuse, or take for localhost, at each connection."""
+    """Raise ValueError for hosts that the driver would reject, or would take for localhost."""
     if len(hosts) > 1 and not all(re.sub(r":\d*$", "", host) for host in hosts):
         raise ValueError("name a host before and after each comma")
     for host in hosts:
@@ -129,25 +129,25 @@ def _check_hosts(hosts: list[str]) -> None:
             raise ValueError("choose a port from 1 to 65535")
 
 
-def _for_the_driver(dsn: str, query: str) -> str:
-    """Leave out what is libpq's own; ValueError where that would make the connection less safe than was asked for."""
+def _without_libpq_parameters(dsn: str, query: str) -> str:
+    """Remove parameters that only libpq knows. Raises ValueError if the connection would lose a protection that they require."""
     pairs = [(pair, *pair.split("=", 1)) for pair in query.split("&")]
     for _, name, value in pairs:
-        if name in _DEMANDS and _DEMANDS[name] in {"", value}:
-            demand = f"{name}={_DEMANDS[name]}" if _DEMANDS[name] else name
-            raise ValueError(f"the driver knows no {demand}: leave it out, and say sslmode=verify-full")
+        if name in _UNSUPPORTED_SECURITY and _UNSUPPORTED_SECURITY[name] in {"", value}:
+            parameter = f"{name}={_UNSUPPORTED_SECURITY[name]}" if _UNSUPPORTED_SECURITY[name] else name
+            raise ValueError(f"the driver does not support {parameter}: remove it, and use sslmode=verify-full")
         if name == "target_session_attrs" and value not in _SESSION_ATTRIBUTES:
             raise ValueError(f"choose {', '.join(_SESSION_ATTRIBUTES)} for target_session_attrs")
         if name == "connect_timeout" and not re.fullmatch(r"[0-9]{1,6}", value):
             raise ValueError("write connect_timeout as a whole number of seconds")
-    kept = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQS_OWN)
-    return dsn[: -len(query)].removesuffix("?") + (f"?{kept}" if kept else "")
+    query_left = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQ_ONLY)
+    return dsn[: -len(query)].removesuffix("?") + (f"?{query_left}" if query_left else "")
 
 
 def slots_by_queue(value: object) -> Mapping[str, int]:
-    """Read `name:slots,name:slots`, or a table of them; ValueError, saying how to write it, for anything else.
+    """Parse `name:slots,name:slots`, or a table. Raises ValueError with the format.
 
-    At least one queue must have a slot: a daemon without any would run and never take a job.
+    At least one queue must have a slot, because a daemon without slots would never claim a job.
     """
     if isinstance(value, str):
         pairs = [entry.strip().rpartition(":")[::2] for entry in value.split(",") if entry.strip()]
@@ -175,7 +175,7 @@ def _names(value: object) -> object:
 
 
 Names = Annotated[frozenset[Name], BeforeValidator(_names)]
-"""Names; as text, with commas between them."""
+"""A list of names, or a text with commas between them."""
 Dsn = Annotated[SecretStr, BeforeValidator(parse_dsn)]
 Queues = Annotated[Mapping[str, int], PlainValidator(slots_by_queue), PlainSerializer(dict)]
 Keep = Annotated[timedelta | None, between("1h", "36500d", or_for_ever=True)]

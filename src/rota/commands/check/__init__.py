@@ -3,6 +3,7 @@
 To add a check, write a function of the type `Check` beside its relatives and enter it in CHECKS.
 """
 
+import asyncio
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ import typer
 from rota.commands.check import connections, housekeeping, jobs, nodes, rights, schedules, settings
 from rota.commands.check.finding import Check, Facts, Finding
 from rota.commands.check.server import check_server, server_findings
-from rota.commands.options import AsJson, ConfigFile, Dsn, Embedded
-from rota.commands.session import ask, explained, using
-from rota.commands.show import plural, print_json, printable
+from rota.commands.database import Database, run_on_connection, takes_database
+from rota.commands.database_errors import explain_error
+from rota.commands.options import AsJson
+from rota.commands.printing import plural, print_json, printable
 
 if TYPE_CHECKING:
     from rota.config import Config
@@ -52,15 +54,14 @@ CHECKS: tuple[Check, ...] = (
 """Every check, in the order in which findings are printed."""
 
 
-def check(
-    config_file: ConfigFile = None,
-    dsn: Dsn = None,
-    embedded: Embedded = False,
-    as_json: AsJson = False,
-) -> None:
-    """Look for what is wrong, or about to be. Exit code 1 if there is something, 3 if the database can't be used."""
-    with using(config_file, dsn, embedded=embedded) as config:
-        server, found = ask(config, partial(examine, config), name="check")
+@takes_database
+def check(database: Database, as_json: AsJson = False) -> None:
+    """Find problems, and print how to fix them.
+
+    Exit codes: 0 no finding, 1 findings, 3 the database can't be used.
+    """
+    with database.configured() as config:
+        server, found = asyncio.run(run_on_connection(config, partial(examine, config), name="check"))
     advice = [
         Finding(check="configuration", object="configuration", finding=each.finding, do=each.do)
         for each in config.warnings
@@ -118,6 +119,6 @@ def _incomplete(failed: Check, error: Exception, config: "Config") -> Finding:
     return Finding(
         check="incomplete",
         object=name,
-        finding=f"the check of {name} failed: {explained(error, config.require_database())}",
+        finding=f"the check of {name} failed: {explain_error(error, config.require_database())}",
         do="mend what the message names, then run rota check again: until then this part is unknown, not in order",
     )

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import Finding
-from rota.commands.session import explaining
+from rota.commands.database_errors import explaining_errors
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,7 +51,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
         ]
     url = config.direct_database_url()
     try:
-        with explaining(url.dsn):
+        with explaining_errors(url.dsn):
             if (await probe(url)).pooled:
                 return [
                     _pooler(

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import Finding
-from rota.commands.show import age
+from rota.commands.printing import age
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import NAMED, Finding, capped
-from rota.commands.show import age, moment, plural
+from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import NAMED, Finding, capped
-from rota.commands.show import age, plural
+from rota.commands.printing import age, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts

@@ -4,7 +4,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import NAMED, Finding, capped
-from rota.commands.show import age, moment, plural
+from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -43,7 +43,7 @@ async def check_ahead(facts: "Facts") -> list[Finding]:
 
 async def check_crowds(facts: "Facts") -> list[Finding]:
     """Report instants that too many schedules without jitter share."""
-    from rota.commands.schedule_sheet import SPREAD
+    from rota.commands.schedule_details import JITTER_ADVICE
     from rota.db import schedule_reports
 
     return [
@@ -52,7 +52,7 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
             object=crowd.sample,
             finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
             + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
-            do=SPREAD,
+            do=JITTER_ADVICE,
         )
         for crowd in await schedule_reports.find_crowds(facts.db)
     ]

@@ -1,4 +1,4 @@
-"""What is shown of one job: where it stands, what has been tried, and when it will be given up."""
+"""Read and print the details of one job: its state, its failed attempts, and when it becomes a dead letter."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rota.commands.show import age, console, fields_of, moment, plural, print_json, printable, relative, table
+from rota.commands.printing import age, console, fields_of, moment, plural, print_json, printable, relative, table
 
 if TYPE_CHECKING:
     from rota.db.node_reports import QueuePosition
@@ -17,29 +17,31 @@ if TYPE_CHECKING:
     from rota.db.reports import JobDescription, JobValues, UnsuccessfulAttempt
     from rota.db.server_reports import RefusedRow
 
-Span = tuple[datetime, datetime]
+TimeRange = tuple[datetime, datetime]
 
-WAITING = {"future", "due", "retrying"}
+WAITING_STATES = {"future", "due", "retrying"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """A job, its attempts that did not succeed, what it carries if that was asked for, and why nobody claims it."""
+class JobDetails:
+    """A job with everything that the commands print about it."""
 
     job: "JobDescription"
-    tried: Sequence["UnsuccessfulAttempt"]
+    failed_attempts: Sequence["UnsuccessfulAttempt"]
     values: "JobValues | None"
+    """Payload, result and the like, if requested."""
     unclaimed: str | None
+    """Why no daemon claims the job."""
     place: "QueuePosition | None" = None
-    """What a due job waits for."""
+    """The slots and the jobs ahead that a due job waits for."""
     refused: "Sequence[RefusedRow]" = ()
-    """The daemons' operations on the job that the database refuses."""
+    """Operations of daemons on the job that the database refuses."""
     locked_by: str | None = None
-    """The session whose open transaction has the job's row locked."""
+    """The session whose open transaction locks the job's row."""
 
 
-async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> Sheet:
-    """Read what there is to show of a job. Raises RotaError for one that nobody knows."""
+async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> JobDetails:
+    """Read the details of a job. Raises RotaError if the id is unknown."""
     from rota.db import node_reports, reports, server_reports
     from rota.db.blockers import find_row_locker
     from rota.errors import RotaError
@@ -47,98 +49,98 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
     job = await reports.describe_job(db, job_id=job_id)
     if job is None:
         raise RotaError(
-            f"there is no job {job_id}: the number is wrong, or it ended longer ago than the ledger is kept"
+            f"there is no job {job_id}: the id is wrong, or the job is so old that it was deleted from the ledger"
         )
     unclaimed = place = None
     if job.state == "due" and not job.paused:
         place = await node_reports.find_queue_position(db, job=job)
-    if job.state in WAITING and place is None:
+    if job.state in WAITING_STATES and place is None:
         unclaimed = await node_reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
-    return Sheet(
+    return JobDetails(
         job=job,
-        tried=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
+        failed_attempts=await reports.list_attempts(db, job_id=job_id, with_errors=errors),
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
         place=place,
         refused=await server_reports.list_refused_rows(db, job_id=job_id) if job.finished_at is None else (),
-        locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING, "running"} else None,
+        locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING_STATES, "running"} else None,
     )
 
 
-def show_job(seen: Sheet, *, errors: bool, as_json: bool) -> None:
-    """Print it, for people or as JSON."""
-    gives_up = give_up(seen.job)
+def print_job(details: JobDetails, *, errors: bool, as_json: bool) -> None:
+    """Print the details as text or JSON."""
+    gives_up = give_up_times(details.job)
     if as_json:
-        print_json(_as_json(seen, gives_up, errors=errors))
+        print_json(_as_json(details, gives_up, errors=errors))
         return
     out = console()
-    values = {} if seen.values is None else dataclasses.asdict(seen.values)
-    for name, text in [*facts(seen, gives_up), *redrives(seen.tried), *values.items()]:
+    values = {} if details.values is None else dataclasses.asdict(details.values)
+    for name, text in [*describe(details, gives_up), *describe_redrives(details.failed_attempts), *values.items()]:
         if text:
             out.print(f"{name:<13}{printable(text)}", soft_wrap=True)
-    if seen.tried:
+    if details.failed_attempts:
         rows = [
             (
                 each.attempt,
                 each.outcome,
                 each.error_kind,
                 moment(each.started_at),
-                _took(each),
+                _attempt_time(each),
                 str(each.node or "")[:8],
             )
-            for each in seen.tried
+            for each in details.failed_attempts
         ]
         columns = ("attempt#", "outcome", "error…", "started", "took#", "node")
-        out.print("\nattempts that did not succeed\n", table(None, *columns, rows=rows))
+        out.print("\nfailed attempts\n", table(None, *columns, rows=rows))
         if not errors:
-            typer.echo("what the errors said: the same command with --errors", err=True)
-    for each in seen.tried if errors else ():
+            typer.echo("to see the error texts, add --errors", err=True)
+    for each in details.failed_attempts if errors else ():
         out.print(f"\nattempt {each.attempt}:\n{printable(each.error) or '(no text)'}", soft_wrap=True)
 
 
-def _as_json(seen: Sheet, gives_up: Span | None, *, errors: bool) -> dict[str, Any]:
-    shown = fields_of(seen.job)
-    shown["unclaimed"] = seen.unclaimed
-    shown["locked_by"] = seen.locked_by
-    shown["place"] = seen.place
-    shown["refused"] = seen.refused
+def _as_json(details: JobDetails, gives_up: TimeRange | None, *, errors: bool) -> dict[str, Any]:
+    shown = fields_of(details.job)
+    shown["unclaimed"] = details.unclaimed
+    shown["locked_by"] = details.locked_by
+    shown["place"] = details.place
+    shown["refused"] = details.refused
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [
         {name: value for name, value in dataclasses.asdict(each).items() if errors or name != "error"}
-        for each in seen.tried
+        for each in details.failed_attempts
     ]
-    if seen.values is not None:
-        shown |= {name: text and _value(text) for name, text in dataclasses.asdict(seen.values).items()}
+    if details.values is not None:
+        shown |= {name: text and _parse_json(text) for name, text in dataclasses.asdict(details.values).items()}
     return shown
 
 
-def _value(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     def number(digits: str) -> float | str:
         return value if math.isfinite(value := float(digits)) else digits
 
     try:
         return json.loads(text, parse_float=number)
-    except (ValueError, RecursionError):  # a number of 5,000 digits is JSON, too
+    except (ValueError, RecursionError):  # for example a number with 5,000 digits
         return text
 
 
-def facts(seen: Sheet, gives_up: Span | None) -> list[tuple[str, str]]:
-    """Describe the job in lines: a name and a text each, empty where there is nothing to say."""
-    job = seen.job
+def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str, str]]:
+    """Return labels and texts. A text is empty if it doesn't apply to the job."""
+    job = details.job
     now = job.now
     priority = "" if job.priority is None else f", priority {job.priority}"
     return [
         ("job", f"{job.job_id}  {job.handler}  (queue {job.queue}{priority})"),
         ("state", _state(job)),
         ("attempt", _attempt(job)),
-        ("losses", f"its worker was lost {plural(job.losses, 'time')}" if job.losses else ""),
+        ("losses", f"its daemon was lost {plural(job.losses, 'time')}" if job.losses else ""),
         ("last error", job.last_error_kind or ""),
-        *(_waiting(job, seen.unclaimed) if job.state in WAITING else []),
-        *(_in_line(seen.place) if seen.place else []),
-        ("locked", f"{seen.locked_by} has its row locked in an open transaction" if seen.locked_by else ""),
-        *(("refused", _refused(each)) for each in seen.refused),
-        *(_running(job) if job.state == "running" else []),
-        ("gives up", _span(gives_up, now) if gives_up else ""),
+        *(_describe_waiting(job, details.unclaimed) if job.state in WAITING_STATES else []),
+        *(_describe_place(details.place) if details.place else []),
+        ("locked", f"{details.locked_by} locks its row in an open transaction" if details.locked_by else ""),
+        *(("refused", _describe_refused(each)) for each in details.refused),
+        *(_describe_running(job) if job.state == "running" else []),
+        ("gives up", _format_give_up(gives_up, now) if gives_up else ""),
         ("ended", relative(job.finished_at, now)),
         ("why", job.note or ""),
         ("first due", moment(job.scheduled_for)),
@@ -150,69 +152,69 @@ def facts(seen: Sheet, gives_up: Span | None) -> list[tuple[str, str]]:
     ]
 
 
-def redrives(tried: "Sequence[UnsuccessfulAttempt]") -> list[tuple[str, str]]:
-    """Return a line for each time that the job was redriven: when, by whom, and from what."""
+def describe_redrives(attempts: "Sequence[UnsuccessfulAttempt]") -> list[tuple[str, str]]:
+    """Return a label and a text for each redrive of the job: when, by whom, and why it was dead."""
     return [
         (
             "redriven",
             f"{moment(each.redriven_at)} by {each.redriven_by}, dead since {moment(each.finished_at)}: "
             + ", ".join(filter(None, (each.dead_reason, each.error_kind))),
         )
-        for each in tried
+        for each in attempts
         if each.redriven_at is not None
     ]
 
 
 def _state(job: "JobDescription") -> str:
-    paused = job.paused and job.state in WAITING
+    paused = job.paused and job.state in WAITING_STATES
     return ", ".join(
         [job.state, *(["cancel requested"] if job.cancel_requested else []), *(["paused"] if paused else [])]
     )
 
 
 def _attempt(job: "JobDescription") -> str:
-    if job.state in WAITING and not job.attempt:
+    if job.state in WAITING_STATES and not job.attempt:
         return f"none yet, {job.max_attempts} at most"
     of = f" of {job.max_attempts}" if job.finished_at is None or job.state == "dead" else ""
     return f"{job.attempt}{of}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
 
 
-def _in_line(place: "QueuePosition") -> list[tuple[str, str]]:
-    """Say what a due job waits for, and which daemons serve it."""
+def _describe_place(place: "QueuePosition") -> list[tuple[str, str]]:
+    """Describe the slots and the jobs ahead, and the daemons that serve the job."""
     slots, taken = sum(node.slots for node in place.nodes), sum(node.taken for node in place.nodes)
-    count = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
+    ahead = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
     full = taken >= slots
     free = f"all {plural(slots, 'slot')} are taken" if full else f"{slots - taken} of {plural(slots, 'slot')} are free"
-    waits = f"{free}; {count} {'is' if place.ahead == 1 else 'are'} ahead"
+    text = f"{free}; {ahead} {'is' if place.ahead == 1 else 'are'} ahead"
     if not full and not place.ahead:
-        waits += ": it starts at the next poll, unless another session has its row locked"
+        text += ": it starts at the next poll, unless another session locks its row"
     shown = ", ".join(
         f"{str(node.node_id)[:8]} on {node.host}:{node.pid} ({node.taken} of {node.slots} taken)"
         for node in place.nodes[:5]
     )
     more = f", and {len(place.nodes) - 5} more" if len(place.nodes) > 5 else ""
-    return [("waits", waits), ("served by", shown + more)]
+    return [("waits", text), ("served by", shown + more)]
 
 
-def _refused(row: "RefusedRow") -> str:
+def _describe_refused(row: "RefusedRow") -> str:
     return (
-        f"the database refuses the daemons' {row.doing} of it, for {age(row.age)} ({row.kind} on {row.node}): correct its "
-        "values, or the trigger, foreign key or constraint that refuses it"
+        f"for {age(row.age)} the database has refused the operation {row.doing} on this job ({row.kind} on {row.node}). "
+        "Correct its values, or the trigger, foreign key or constraint that refuses it"
     )
 
 
-def _waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
+def _describe_waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
     return [
         ("due" if job.state == "due" else "next try", relative(job.run_at, job.now)),
         ("but", unclaimed or ""),
         (
             "expires",
-            f"unless begun by {relative(job.start_by, job.now)}" if job.start_by and not job.fence_token else "",
+            f"unless started by {relative(job.start_by, job.now)}" if job.start_by and not job.fence_token else "",
         ),
     ]
 
 
-def _running(job: "JobDescription") -> list[tuple[str, str]]:
+def _describe_running(job: "JobDescription") -> list[tuple[str, str]]:
     note = f" {job.progress_note}" if job.progress_note else ""
     return [
         ("started", relative(job.started_at, job.now)),
@@ -225,8 +227,8 @@ def _remedy(job_id: int) -> str:
     return f"rota dead redrive {job_id}, or rota dead discard {job_id} --note …"
 
 
-def give_up(job: "JobDescription") -> Span | None:
-    """Return when at the earliest and the latest a job that goes on failing becomes a dead letter; None for one that has ended."""
+def give_up_times(job: "JobDescription") -> TimeRange | None:
+    """Return the earliest and latest time at which a job becomes a dead letter if every attempt fails. None if it has ended."""
     from rota.domain.forecast import given_up
 
     if job.finished_at is not None or job.run_at is None:
@@ -242,16 +244,16 @@ def give_up(job: "JobDescription") -> Span | None:
             cap=job.backoff_cap,
             deadline=job.scheduled_for + job.retry_for if job.retry_for else None,
         )
-    except OverflowError:  # an owner's row, past the constraints
+    except OverflowError:  # the table's owner can store values that the constraints would reject
         return None
 
 
-def _span(span: Span, now: datetime) -> str:
-    earliest, latest = span
+def _format_give_up(times: TimeRange, now: datetime) -> str:
+    earliest, latest = times
     if latest - earliest < timedelta(seconds=2):
-        return f"at the next failure, {relative(latest, now)} or when it comes"
+        return f"at the next failure, expected {relative(latest, now)}"
     return f"if all attempts fail: in {age(earliest - now)} to {age(latest - now)}, by {moment(latest)}"
 
 
-def _took(each: "UnsuccessfulAttempt") -> str:
+def _attempt_time(each: "UnsuccessfulAttempt") -> str:
     return age(each.finished_at - each.started_at) if each.started_at else ""
