@@ -137,7 +137,7 @@ async def test_f3_a_locked_schedule_does_not_hold_up_the_others(
         await other.execute("update rota.schedules set description = 'x' where name = 'locked'")
         said = await rota("schedule", "pause", "--all")
         assert "1 schedule paused" in said.out
-        assert "1 are locked by other transactions" in said.err
+        assert "1 schedules are new or locked by other transactions" in said.err
 
 
 async def test_f3_every_live_job_is_cancelled(rota: Shell, conn: Connection[Record]) -> None:
@@ -237,5 +237,5 @@ async def test_f16_a_replacement_says_whether_it_took_place(rota: Shell, conn: C
     assert await put("--on-conflict", "replace") == (True, "replaced")
     await make_running_job(conn, handler="r", unique_key="k")
     said = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
-    assert "this live job has the key, and is running" in said.err
+    assert "this live job has the key and is running" in said.err
     assert (await rota("enqueue", "h", "--key", "k", "--on-conflict", "error")).code == 1

@@ -23,6 +23,7 @@ from rota.commands.options import duration, instant
 from rota.commands.restart_on_change import modification_times
 from rota.commands.status import Status, render, sum_by_queue
 from rota.db.node_reports import LivingNode, why_unclaimed
+from rota.db.reports import LaneCounts
 from rota.db.server_reports import ServerFacts
 from rota.domain.backoff import backoff
 from rota.domain.forecast import given_up
