@@ -252,7 +252,7 @@ def run_now(
 @takes_database
 def remove(
     database: Database,
-    names: Annotated[list[str], argument("NAME…", "Names of the schedules.")],
+    names: Annotated[list[str], argument("NAME", "Names of the schedules.")],
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:

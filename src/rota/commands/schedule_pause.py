@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 10_000
 """Schedules in one transaction. Each batch scans the schedules that earlier batches have changed."""
 
-Names = Annotated[list[str] | None, argument("NAME…", "Names of the schedules. Give these, filters or --all.")]
+Names = Annotated[list[str] | None, argument("NAME", "Names of the schedules. Give these, filters or --all.")]
 All = Annotated[bool, typer.Option("--all", help="Select all schedules.")]
 
 
