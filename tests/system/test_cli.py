@@ -722,7 +722,7 @@ async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(p
         assert process.wait(30) == 0
     again = await play("dev")
     assert again.code == 3
-    assert "another content" in again.err
+    assert "whose content differs" in again.err
     assert f"remove {folder}" in again.err
 
 
