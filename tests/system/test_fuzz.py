@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FUZZ = Path(__file__).parents[1] / "fuzz.py"
+FUZZ = Path(__file__).parents[1] / "support" / "fuzz.py"
 
 
 @pytest.mark.timeout(180)

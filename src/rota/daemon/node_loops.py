@@ -259,6 +259,13 @@ class Loops:
             self._schedule_stats.add(schedule_id, succeeded=succeeded)
         self._scheduler.job_ended()
 
+    # Not the scheduler's own methods: a restart of its loop replaces the scheduler, and the listener stays.
+    def _schedules_changed(self) -> None:
+        self._scheduler.wake()
+
+    def _nodes_changed(self) -> None:
+        self._scheduler.nodes_changed()
+
     def _make_scheduler(self) -> Scheduler:
         return Scheduler(
             self._pool,
@@ -319,6 +326,6 @@ class Loops:
             self._telemetry,
             on_wake=on_wake,
             on_cancel=self._heartbeat.check_cancel_requests,
-            on_schedules=self._scheduler.wake,
-            on_nodes=self._scheduler.nodes_changed,
+            on_schedules=self._schedules_changed,
+            on_nodes=self._nodes_changed,
         )
