@@ -15,54 +15,71 @@ import queue
 import signal
 import sys
 import threading
-from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime
-from types import SimpleNamespace
+from contextlib import asynccontextmanager, closing
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from rota.app import find_app
-from rota.db import blocking, drivers, server
+from rota.db import blocking, server
 from rota.db.connecting import close_connection, open_connection
-from rota.domain.payload import encode, encode_result
-from rota.domain.validation import check_progress, check_types
-from rota.errors import Refused, StaleToken
+from rota.domain.job import Claim, NodeId, Suspects
+from rota.domain.payload import encode_result
+from rota.errors import StaleToken
 from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handlers.attempt import STOP_OUTCOMES, Attempt
+from rota.handlers.database_port import NO_DATABASE, AsyncpgSession, DatabasePort, PsycopgSession, fetch_blocking
 from rota.handlers.failure import describe, why_again
-from rota.handlers.job import KEEP, NO_DATABASE, completes_with, refuse_after_the_last, stale_token
+from rota.handlers.job import Job, Mark, SyncJob
 from rota.handlers.python import is_async
 from rota.observability import logs
+from rota.runtime.clock import boottime
 from rota.runtime.shutdown import reset_signals_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from datetime import timedelta
+    from collections.abc import AsyncIterator
+
+    from rota.domain.outcome import Outcome, StopReason
 
 
 class Line:
-    """The line to the daemon: one question at a time, and the order to stop in between."""
+    """The connection to the daemon. The process asks one question at a time; the order to stop may come at any time."""
 
     def __init__(self, orders: int, answers: Any) -> None:
         self._orders = orders
         self._unread = b""
         self._answers = answers
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.stop = threading.Event()
-        self.stop_reason: str | None = None
+        self._attempt: Attempt | None = None
+        self._interruption: Outcome | None = None
+        self._stop_flag = threading.Event()
 
-    def listen(self) -> None:
-        """Read what the daemon says, for as long as it lives."""
+    def attach(self, attempt: Attempt) -> None:
+        """Let orders to stop, also an earlier one, interrupt this attempt; read orders from now on."""
+        self._attempt = attempt
+        attempt.stop_flag = self._stop_flag
+        attempt.interruption = self._interruption
+        threading.Thread(target=self._listen, daemon=True, name="rota orders").start()
+
+    def interrupt(self, reason: StopReason | None) -> None:
+        """Order the handler to stop. SIGTERM carries no reason: it counts as a drain unless the daemon gives a reason."""
+        if reason is not None or self._interruption is None:
+            self._interruption = STOP_OUTCOMES[reason or "drain"]
+            if self._attempt is not None:
+                self._attempt.interruption = self._interruption
+        self._stop_flag.set()
+
+    def _listen(self) -> None:
         while line := self.read():
-            said = json.loads(line)
-            if "stop" in said:
-                self.stop_reason = said["stop"]
-                self.stop.set()
+            message = json.loads(line)
+            if "stop" in message:
+                self.interrupt(message["stop"])
             else:
-                self._replies.put(said)
+                self._replies.put(message)
 
     def read(self) -> bytes:
         """Read the next line; empty at the end."""
-        # Not by a file object: a thread that waits in one holds its lock, which whoever forks inherits and never gets.
+        # os.read, not a file object: a thread that waits in a file object holds its lock, and a forked process inherits it locked.
         pieces = [self._unread]
         while b"\n" not in pieces[-1]:
             if not (piece := os.read(self._orders, 1 << 16)):
@@ -86,150 +103,26 @@ class Line:
         raise StaleToken(text) if kind == "StaleToken" else RuntimeError(fault)
 
 
-class ChildFacts:
-    """The facts of the attempt, with the names of `Job` and `SyncJob`."""
+class PipePort(DatabasePort):
+    """The port of an `async def` handler in this process. Its questions to the daemon block the loop for a moment."""
 
-    job_id: int
-    fence_token: int
-    _node: str
-    _idling: str | None
-    checkpoint: Any
+    installation_id = ""  # the claim carries its idempotency key
+    state = None
 
-    def __init__(self, facts: dict[str, Any], payload: Any, line: Line, login: blocking.Login | None) -> None:
-        self.__dict__.update(facts)
-        self.scheduled_for = datetime.fromisoformat(facts["scheduled_for"])
-        self.payload = payload
-        self.state = None
+    def __init__(self, line: Line, login: blocking.Login | None, node: NodeId) -> None:
         self._line = line
         self._login = login
-        self._transaction_used = self._committed = False
+        self.node = node
 
-    @property
-    def stop_requested(self) -> bool:
-        """True once this process was told to stop."""
-        return self._line.stop.is_set()
-
-    @property
-    def stop_reason(self) -> str | None:
-        """'cancel', 'drain', 'timeout', 'lease_lost', or None while nobody wants it to stop."""
-        return self._line.stop_reason or ("drain" if self._line.stop.is_set() else None)
-
-    def _begin(self, *, completes: bool) -> blocking.Login:
+    def _require_login(self) -> blocking.Login:
         if self._login is None:
             raise RuntimeError(NO_DATABASE)
-        refuse_after_the_last(completes=completes, used=self._transaction_used, committed=self._committed)
-        self._transaction_used = self._transaction_used or completes
         return self._login
 
-    def _committing(self, *, committing: bool) -> None:
-        self._line.ask({"is": "committing", "committing": committing})
-
-    def _has_committed(self) -> None:
-        self._committed = True
-        self._line.ask({"is": "committed"})
-
-    @property
-    def _claim(self) -> tuple[UUID, int, int]:
-        return UUID(self._node), self.job_id, self.fence_token
-
-    def _translated(self, error: Refused, what: str) -> Exception:
-        return self._stale(what) if error.sqlstate == drivers.STALE else error
-
-    def _stale(self, what: str) -> StaleToken:
-        self._line.say({"is": "stale", "what": what})
-        return stale_token(self.job_id, self.fence_token, what)
-
-
-class ChildSyncJob(ChildFacts):
-    """The attempt, as a plain `def` sees it."""
-
-    def save_checkpoint(self, value: Any, conn: Any = None) -> None:
-        """Keep a JSON value for the next attempt; on `conn`, together with your own transaction."""
-        text = encode(value, what="checkpoint")
-        if conn is None:
-            self._line.ask({"is": "checkpoint", "value": value})
-        elif drivers.fetch_sync(conn, "save_checkpoint", *self._claim, text, caller="job.save_checkpoint") is None:
-            raise self._stale("checkpoint")
-        self.checkpoint = value
-
-    def report_progress(self, done: float, note: str | None = None) -> None:
-        """Show how far it has come."""
-        check_progress(done, note)
-        self._line.ask({"is": "progress", "done": done, "note": note})
-
-    def wait_for_stop(self, timeout: timedelta) -> bool:
-        """Sleep for `timeout`, or less when this attempt should end; return whether it should."""
-        check_types(timeout=timeout)
-        return self._line.stop.wait(timeout.total_seconds())
-
-    @contextmanager
-    def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[Any]:
-        """Run a transaction on a psycopg connection, in which the effect commits together with this job's completion, or with
-        the checkpoint that is given.
-        """
-        completes = completes_with(checkpoint)
-        conn = blocking.connect(self._begin(completes=completes))
-        try:
-            with conn.transaction():
-                if self._idling is not None:
-                    drivers.fetch_sync(conn, "limit_idling", self._idling, caller="job.transaction")
-                yield conn
-                if completes:
-                    self._complete(conn, None)
-                    self._committing(committing=True)
-                else:
-                    self.save_checkpoint(checkpoint, conn)
-        except BaseException:
-            self._committing(committing=False)
-            raise
-        finally:
-            conn.close()
-        if completes:
-            self._has_committed()
-
-    def complete(self, conn: Any, result: Any = None) -> None:
-        """Settle this job as succeeded inside your open transaction."""
-        self._complete(conn, None if result is None else encode(result, what="result"))
-        self._line.say({"is": "completing"})
-
-    def guard(self, conn: Any, resource: str) -> None:
-        """Order effects on `resource` by fence token, in your open transaction."""
-        try:
-            drivers.fetch_sync(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
-        except Refused as error:
-            raise self._translated(error, "guard") from None
-
-    def _complete(self, conn: Any, result: str | None) -> None:
-        try:
-            drivers.fetch_sync(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
-        except Refused as error:
-            raise self._translated(error, "complete") from None
-
-
-class ChildJob(ChildFacts):
-    """The attempt, as an `async def` sees it. What it asks of the daemon blocks this process's loop for a moment."""
-
-    async def save_checkpoint(self, value: Any, conn: Any = None) -> None:
-        """Keep a JSON value for the next attempt; on `conn`, together with your own transaction."""
-        text = encode(value, what="checkpoint")
-        if conn is None:
-            self._line.ask({"is": "checkpoint", "value": value})
-        elif await drivers.fetch(conn, "save_checkpoint", *self._claim, text, caller="job.save_checkpoint") is None:
-            raise self._stale("checkpoint")
-        self.checkpoint = value
-
-    async def report_progress(self, done: float, note: str | None = None) -> None:
-        """Show how far it has come."""
-        check_progress(done, note)
-        self._line.ask({"is": "progress", "done": done, "note": note})
-
     @asynccontextmanager
-    async def transaction(self, *, checkpoint: Any = KEEP) -> AsyncIterator[Any]:
-        """Run a transaction on an asyncpg connection, in which the effect commits together with this job's completion, or with
-        the checkpoint that is given.
-        """
-        completes = completes_with(checkpoint)
-        login = self._begin(completes=completes)
+    async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
+        """Run a transaction on an asyncpg connection of its own."""
+        login = self._require_login()
         conn = await open_connection(
             login.url,
             accept=lambda conn: server.check_server(conn, login.history),
@@ -237,40 +130,61 @@ class ChildJob(ChildFacts):
             statement_cache_size=0 if login.pooled else 100,
         )
         try:
-            async with conn.transaction(isolation="read_committed"):
-                if self._idling is not None:
-                    await drivers.fetch(conn, "limit_idling", self._idling, caller="job.transaction")
+            async with self.run_transaction(AsyncpgSession(conn), attempt, completes=completes):
                 yield conn
-                if completes:
-                    await self._complete(conn, None)
-                    self._committing(committing=True)
-                else:
-                    await self.save_checkpoint(checkpoint, conn)
-        except BaseException:
-            self._committing(committing=False)
-            raise
         finally:
             await close_connection(conn)
-        if completes:
-            self._has_committed()
 
-    async def complete(self, conn: Any, result: Any = None) -> None:
-        """Settle this job as succeeded inside your open transaction."""
-        await self._complete(conn, None if result is None else encode(result, what="result"))
-        self._line.say({"is": "completing"})
+    async def save_checkpoint(self, attempt: Attempt, text: str, conn: Any) -> None:
+        """Write the checkpoint on `conn`, or have the daemon write it. Raises StaleToken if the lease was lost."""
+        if conn is None:
+            self._line.ask({"is": "checkpoint", "value": json.loads(text)})
+        else:
+            await super().save_checkpoint(attempt, text, conn)
 
-    async def guard(self, conn: Any, resource: str) -> None:
-        """Order effects on `resource` by fence token, in your open transaction."""
-        try:
-            await drivers.fetch(conn, "guard_resource", resource, self.fence_token, caller="job.guard")
-        except Refused as error:
-            raise self._translated(error, "guard") from None
+    async def report_progress(self, attempt: Attempt, done: float, note: str | None) -> None:
+        """Have the daemon write the progress. Raises StaleToken if the lease was lost."""
+        del attempt
+        self._line.ask({"is": "progress", "done": done, "note": note})
 
-    async def _complete(self, conn: Any, result: str | None) -> None:
-        try:
-            await drivers.fetch(conn, "complete_job", self.job_id, self.fence_token, result, caller="job.complete")
-        except Refused as error:
-            raise self._translated(error, "complete") from None
+    def stale_token(self, attempt: Attempt, what: str) -> StaleToken:
+        """Have the daemon count the refused write, and return its error."""
+        self._line.say({"is": "stale", "what": what})
+        return super().stale_token(attempt, what)
+
+    async def mark(self, attempt: Attempt, mark: Mark, *, value: bool = True) -> None:
+        """Set or remove a mark of the attempt, first of the daemon's: its heartbeat reads the marks."""
+        self._line.ask({"is": "mark", "mark": mark, "value": value})
+        await super().mark(attempt, mark, value=value)
+
+    async def was_committed(self, attempt: Attempt) -> bool:
+        """Return False: the daemon's settlement is fenced, and asks the ledger."""
+        del attempt
+        return False
+
+
+class BlockingPipePort(PipePort):
+    """The port of a plain `def` handler in this process."""
+
+    fetch = staticmethod(fetch_blocking)
+
+    @asynccontextmanager
+    async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
+        """Run a transaction on a psycopg connection of its own."""
+        with closing(blocking.connect(self._require_login())) as conn:
+            async with self.run_transaction(PsycopgSession(conn), attempt, completes=completes):
+                yield conn
+
+
+def _attempt(order: dict[str, Any]) -> Attempt:
+    """Return the attempt that the daemon's order describes."""
+    facts = dict(order["facts"])
+    for name in ("run_at", "started_at"):
+        facts[name] = datetime.fromisoformat(facts[name])
+    if facts["lease"] is not None:
+        facts["lease"] = timedelta(seconds=facts["lease"])
+    claim = Claim(**facts, payload=order["payload"], timeout=None)
+    return Attempt(claim, lease=order["lease"], asked=boottime(), suspect=Suspects.NONE)
 
 
 def main() -> None:
@@ -285,39 +199,40 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  a descriptor is what is wanted
         os.dup2(nothing.fileno(), 0)  # what the handler reads, or forks and closes, are not our orders
     line = Line(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
-    signal.signal(signal.SIGTERM, lambda *_: line.stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: line.interrupt(None))
     reset_signals_in_forks()
     order = json.loads(line.read())
-    threading.Thread(target=line.listen, daemon=True, name="rota orders").start()
-    handler = find_app(order["app"]).handlers[order["handler"]]
-    facts = order["facts"]
+    attempt = _attempt(order)
+    line.attach(attempt)
+    claim = attempt.claim
+    handler = find_app(order["app"]).handlers[claim.handler]
     logs.install(**order["log"])
-    logs.redirect_uncaught_errors(_tell_stray)
+    logs.redirect_uncaught_errors(_log_stray_error)
     logs.flush_prints_by_line()
-    logs.set_shared_context(facts["handler"], facts["queue"], facts["attempt"])
-    logs.set_job_context(facts["job_id"], facts["schedule"])
+    logs.set_shared_context(claim.handler, claim.queue, claim.attempt)
+    logs.set_job_context(claim.job_id, claim.schedule)
     login = None if order["database"] is None else blocking.Login.from_json(order["database"])
-    function, payload = handler.function, handler.codec.decode(order["payload"])
-    claim = SimpleNamespace(payload=order["payload"])
+    node = NodeId(UUID(order["node"]))
+    function, payload = handler.function, handler.codec.decode(attempt.payload)
     try:
         if is_async(function):
-            result = asyncio.run(function(ChildJob(facts, payload, line, login)))
+            result = asyncio.run(function(Job(attempt, PipePort(line, login, node), payload)))
         else:
-            result = function(ChildSyncJob(facts, payload, line, login))
+            result = function(SyncJob(attempt, BlockingPipePort(line, login, node), payload))
         text = encode_result(result)
         line.say({"is": "returned", "result": None if text is None else json.loads(text)})
     except Snooze as wish:
         line.say({"is": "snooze", **wish.as_answer()})
     except Retry as wish:
-        line.say({"is": "retry", "text": why_again(wish, claim), **wish.as_answer()})
+        line.say({"is": "retry", "text": why_again(wish, attempt), **wish.as_answer()})
     except Cancel as cancel:
         line.say({"is": "cancel", "text": cancel.reason})
     except BaseException as error:  # noqa: BLE001  also CancelledError and GeneratorExit: the handler raised it
-        failed = describe(error, claim, handler.permanent)
+        failed = describe(error, attempt, handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 
-def _tell_stray(error: BaseException | None) -> None:
+def _log_stray_error(error: BaseException | None) -> None:
     logging.getLogger("rota").error("an error in something that the handler has left alone: %s", type(error).__name__)
 
 

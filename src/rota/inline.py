@@ -6,6 +6,7 @@ asks of its job is answered here, and noted.
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -20,23 +21,22 @@ import asyncpg
 from rota.client import encode_payload
 from rota.db.connecting import close_connection, open_connection
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
-from rota.domain.outcome import Cancelled, Interrupted, LeaseLost, Outcome, StopReason, TimedOut
 from rota.domain.payload import encode
-from rota.domain.validation import check_handler_name, check_progress, check_types
+from rota.domain.validation import check_handler_name, check_types
 from rota.errors import ConfigError, InvalidPayload
-from rota.handlers.attempt import Attempt
+from rota.handlers.attempt import STOP_OUTCOMES, Attempt
 from rota.handlers.handler_function import HANDLER_CODE
-from rota.handlers.job import KEEP, Environment, Job, SyncJob, completes_with
+from rota.handlers.job import Job, Mark, SyncJob
+from rota.handlers.local_port import Environment, NodePort
 from rota.handlers.python import in_thread, is_async, on_loop
 from rota.lifecycle.executor import Executor
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Iterator, Mapping
 
     from rota.app import App
-    from rota.db.drivers import AsyncConn, SyncConn
     from rota.db.pool import Pool
+    from rota.domain.outcome import Outcome, StopReason
     from rota.handlers import Handler
 
 P = TypeVar("P")
@@ -46,23 +46,37 @@ GRACE = 5.0
 _NODE = NodeId(UUID(int=0))
 _NO_POOL = cast("Pool", None)
 
-_STOPS: Mapping[StopReason, Outcome] = {
-    "cancel": Cancelled("the test asked for it"),
-    "drain": Interrupted(began=True),
-    "timeout": TimedOut(timedelta(0)),
-    "lease_lost": LeaseLost(),
-}
 
+class _Inline:
+    """Base of the jobs without a database: notes the calls that a handler makes on its job.
 
-class _MadeFor:
-    """Base of the made-up jobs. Raises TypeError where a handler of the other kind uses one.
-
-    Without this, `job.report_progress()` in a plain def would only make a coroutine that nothing awaits.
+    Raises TypeError where a handler of the other kind uses the job. Otherwise, `job.report_progress()` in a plain def would only
+    create a coroutine that nothing awaits.
     """
 
     made_for_async: ClassVar[bool]
+    _attempt: Attempt
 
-    if not TYPE_CHECKING:  # a type checker would take it that any attribute exists
+    def __init__(self) -> None:
+        self.progress: float | None = None
+        """The last progress reported."""
+        self.progress_note: str | None = None
+        self.guarded: list[str] = []
+        """The resources guarded."""
+        self.completed = False
+        """Whether the handler settled the job itself, by `transaction()` or `complete()`."""
+        self.result: Any = None
+        """The result given to `complete()`."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the handler to stop, as a daemon would."""
+        if reason not in STOP_OUTCOMES:
+            raise ValueError(f"reason = {reason!r:.80}: choose one of {', '.join(map(repr, STOP_OUTCOMES))}")
+        self._attempt.interruption = STOP_OUTCOMES[reason]
+        if self._attempt.stop_flag is not None:
+            self._attempt.stop_flag.set()
+
+    if not TYPE_CHECKING:  # with __getattribute__, a type checker would accept any attribute
 
         def __getattribute__(self, name: str) -> Any:
             handler, is_coroutine = HANDLER_CODE.get(sys._getframe(1).f_code, (None, None))  # noqa: SLF001
@@ -72,134 +86,86 @@ class _MadeFor:
             return super().__getattribute__(name)
 
 
-def _check_stop(reason: str) -> None:
-    if reason not in _STOPS:
-        raise ValueError(f"reason = {reason!r:.80}: choose one of {', '.join(map(repr, _STOPS))}")
+class MemoryPort(NodePort):
+    """Notes what a handler asks of its job. `transaction` needs a connection that was lent."""
+
+    def __init__(self, environment: Environment, noted: _Inline) -> None:
+        super().__init__(environment)
+        self._noted = noted
+
+    @asynccontextmanager
+    async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
+        """Run a transaction (a savepoint, if one is open) on the asyncpg connection that was lent."""
+        if self.environment.handler_pool is None:
+            raise _no_connection("asyncpg")
+        async with self.environment.handler_pool.acquire() as conn, conn.transaction():
+            yield conn
+        if completes:
+            await self.mark(attempt, "committed")
+
+    async def complete(self, attempt: Attempt, conn: Any, result: str | None) -> None:
+        """Note the result."""
+        del attempt, conn
+        self._noted.result = None if result is None else json.loads(result)
+
+    async def mark(self, attempt: Attempt, mark: Mark) -> None:
+        """Count the job as committed, also after job.complete(): no database could tell otherwise."""
+        del mark
+        self._noted.completed = attempt.committed = True
+
+    async def guard(self, attempt: Attempt, conn: Any, resource: str) -> None:
+        """Note the resource."""
+        del attempt, conn
+        self._noted.guarded.append(resource)
+
+    async def save_checkpoint(self, attempt: Attempt, text: str, conn: Any) -> None:
+        """Write nothing: the attempt keeps the checkpoint."""
+
+    async def report_progress(self, attempt: Attempt, done: float, note: str | None) -> None:
+        """Note the progress."""
+        del attempt
+        self._noted.progress, self._noted.progress_note = done, note
 
 
-class Noted:
-    """What a handler asked of its job."""
+class BlockingMemoryPort(MemoryPort):
+    """The same for plain `def` handlers."""
 
-    def __init__(self) -> None:
-        self.progress: float | None = None
-        """What it last reported."""
-        self.progress_note: str | None = None
-        self.guarded: list[str] = []
-        """The resources it guarded."""
-        self.completed = False
-        """Whether it settled the job itself, by `transaction()` or `complete()`, …"""
-        self.result: Any = None
-        """… and the result it gave then."""
+    @asynccontextmanager
+    async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
+        """Run a transaction (a savepoint, if one is open) on the psycopg connection that was lent."""
+        if self.environment.blocking is None:
+            raise _no_connection("psycopg")
+        with self.environment.blocking.connection() as conn, conn.transaction():
+            yield conn
+        if completes:
+            await self.mark(attempt, "committed")
 
 
-class InlineJob(_MadeFor, Job[P], Noted):
+def _no_connection(driver: str) -> RuntimeError:
+    article = "an" if driver == "asyncpg" else "a"
+    return RuntimeError(
+        f"this job has no database behind it: lend it {article} {driver} connection, conn=…; rota call takes --dsn"
+    )
+
+
+class InlineJob(_Inline, Job[P]):
     """A job without a database: `complete` and `guard` touch nothing, `transaction` needs a connection that was lent."""
 
     made_for_async = True
 
     def __init__(self, attempt: Attempt, environment: Environment, payload: P) -> None:
-        Job.__init__(self, attempt, environment, payload)
-        Noted.__init__(self)
-
-    def stop(self, reason: StopReason) -> None:
-        """Make the handler see that it should end."""
-        _check_stop(reason)
-        self._attempt.interruption = _STOPS[reason]
-
-    @asynccontextmanager
-    async def transaction(self, *, checkpoint: Any = KEEP) -> AsyncIterator[Any]:
-        """Run a transaction (a savepoint, if one is open) on the connection that was lent."""
-        completes = completes_with(checkpoint)
-        self._first_transaction(completes=completes)
-        if self._environment.handler_pool is None:
-            raise RuntimeError(
-                "this job has no database behind it: lend it an asyncpg connection, conn=…; rota call takes --dsn"
-            )
-        async with self._environment.handler_pool.acquire() as conn, conn.transaction():
-            yield conn
-        if completes:
-            self.completed = self._attempt.committed = True
-        else:
-            await self.save_checkpoint(checkpoint)
-
-    async def complete(self, conn: AsyncConn, result: Any = None) -> None:
-        """Note that the handler settled the job itself."""
-        del conn
-        encode(result, what="result")
-        self.completed, self.result, self._attempt.committed = True, result, True
-
-    async def guard(self, conn: AsyncConn, resource: str) -> None:
-        """Note the resource."""
-        del conn
-        check_types(resource=resource)
-        self.guarded.append(resource)
-
-    async def save_checkpoint(self, value: Any, conn: AsyncConn | None = None) -> None:
-        """Keep it in this job."""
-        del conn
-        self._attempt.checkpoint = encode(value, what="checkpoint")
-
-    async def report_progress(self, done: float, note: str | None = None) -> None:
-        """Note it."""
-        check_progress(done, note)
-        self.progress, self.progress_note = done, note
+        _Inline.__init__(self)
+        Job.__init__(self, attempt, MemoryPort(environment, self), payload)
 
 
-class InlineSyncJob(_MadeFor, SyncJob[P], Noted):
+class InlineSyncJob(_Inline, SyncJob[P]):
     """The same for plain `def` handlers."""
 
     made_for_async = False
 
-    def __init__(
-        self, attempt: Attempt, environment: Environment, payload: P, loop: asyncio.AbstractEventLoop | None = None
-    ) -> None:
-        SyncJob.__init__(self, attempt, environment, payload, cast("asyncio.AbstractEventLoop", loop))
-        Noted.__init__(self)
-
-    def stop(self, reason: StopReason) -> None:
-        """Make the handler see that it should end."""
-        _check_stop(reason)
-        self._attempt.interruption = _STOPS[reason]
-        if self._attempt.stop_flag is not None:
-            self._attempt.stop_flag.set()
-
-    @contextmanager
-    def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[Any]:
-        """Run a transaction (a savepoint, if one is open) on the psycopg connection that was lent."""
-        completes = completes_with(checkpoint)
-        self._first_transaction(completes=completes)
-        if self._environment.blocking is None:
-            raise RuntimeError(
-                "this job has no database behind it: lend it a psycopg connection, conn=…; rota call takes --dsn"
-            )
-        with self._environment.blocking.connection() as conn, conn.transaction():
-            yield conn
-        if completes:
-            self.completed = self._attempt.committed = True
-        else:
-            self.save_checkpoint(checkpoint)
-
-    def complete(self, conn: SyncConn, result: Any = None) -> None:
-        """Note that the handler settled the job itself."""
-        del conn
-        encode(result, what="result")
-        self.completed, self.result, self._attempt.committed = True, result, True
-
-    def guard(self, conn: SyncConn, resource: str) -> None:
-        """Note the resource."""
-        del conn
-        check_types(resource=resource)
-        self.guarded.append(resource)
-
-    def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
-        """Keep it in this job."""
-        del conn
-        self._attempt.checkpoint = encode(value, what="checkpoint")
-
-    def report_progress(self, done: float, note: str | None = None) -> None:
-        """Note it."""
-        check_progress(done, note)
-        self.progress, self.progress_note = done, note
+    def __init__(self, attempt: Attempt, environment: Environment, payload: P, _loop: object = None) -> None:
+        _Inline.__init__(self)
+        SyncJob.__init__(self, attempt, BlockingMemoryPort(environment, self), payload)
 
 
 class Lent:

@@ -68,7 +68,7 @@ from rota.domain.outcome import (
 )
 from rota.domain.validation import check_handler_name, check_types
 from rota.handlers.attempt import Attempt
-from rota.handlers.job import Environment
+from rota.handlers.local_port import Environment
 from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
 from rota.lifecycle.executor import Executor
 from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES

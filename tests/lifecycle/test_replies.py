@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-import rota.handlers.job as job_module
 from in_process_daemons import failed_attempts, final_outcome, insert_job, ledger_rows, live_row, run_node
 from network_faults import FaultyProxy
 from reply_loss import lossy_proxy
+from rota.handlers import database_port
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -252,7 +252,7 @@ async def test_a_rollback_that_nobody_answers_keeps_no_slot(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a cut link the driver would wait for a quarter of an hour, with a handler that was told to stop long ago."""
-    monkeypatch.setattr(job_module, "STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr(database_port, "STATEMENT_SECONDS", 0.5)
     app, begun = rota.App("cut off"), asyncio.Event()
 
     @app.handler("writes", max_attempts=1)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rota.domain.job import instant
 from rota.domain.payload import plain
 from rota.handler_exceptions import Permanent
-from rota.handlers.job import Job, inside
+from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
+from rota.handlers.local_port import inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 

@@ -15,7 +15,8 @@ from rota.config.database_url import DatabaseUrl
 from rota.db.connecting import close_connection, open_connection
 from rota.db.sessions import KEEPALIVES, format_milliseconds
 from rota.handler_exceptions import Permanent
-from rota.handlers.job import Job, inside
+from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
+from rota.handlers.local_port import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -30,7 +30,7 @@ from rota.db.server import ServerHistory
 from rota.db.sessions import Route, handler_session_settings
 from rota.domain.job import NodeId
 from rota.errors import DaemonFailed, RotaError, SchemaMismatch
-from rota.handlers.job import Environment
+from rota.handlers.local_port import Environment
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.heartbeat import Heartbeat, LeaseWatch
 from rota.lifecycle.scheduler import Scheduler

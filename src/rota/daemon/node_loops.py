@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rota.db.pool import Accept
     from rota.domain.job import NodeId
     from rota.handlers import Handler
-    from rota.handlers.job import Environment
+    from rota.handlers.local_port import Environment
     from rota.observability.telemetry import Telemetry
     from rota.services.presence import Presence
     from rota.supervision.loop import Service

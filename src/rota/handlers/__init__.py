@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rota.domain.validation import Delivery
     from rota.handlers.attempt import Attempt
     from rota.handlers.codec import Codec
-    from rota.handlers.job import Environment, Job
+    from rota.handlers.job import Job
+    from rota.handlers.local_port import Environment
 
     Step = Callable[[Job[Any]], Awaitable[Any]]
     Middleware = Callable[[Job[Any], Step], Awaitable[Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,18 @@ from rota.runtime.clock import boottime
 if TYPE_CHECKING:
     import asyncio
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rota.domain.job import Claim, Suspects
+
+
+STOP_OUTCOMES: Mapping[StopReason, Outcome] = {
+    "cancel": Cancelled("cancellation was requested"),
+    "drain": Interrupted(began=True),
+    "timeout": TimedOut(timedelta(0)),
+    "lease_lost": LeaseLost(),
+}
+"""An interruption for each stop reason, for attempts outside of a daemon."""
 
 
 class Attempt:

@@ -14,10 +14,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rota.db.sessions import format_milliseconds
 from rota.errors import ConfigError
 from rota.handler_exceptions import Cancel, Retry, Snooze
-from rota.handlers.job import Job, inside
+from rota.handlers.local_port import inside
 from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 from rota.supervision.loop import run_both
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rota.handlers import Handler, Step
-    from rota.handlers.job import SyncJob
+    from rota.handlers.attempt import Attempt
+    from rota.handlers.job import Job, SyncJob
+    from rota.handlers.local_port import Environment
 
 TERM_GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for a process that has to stop."""
@@ -96,30 +97,9 @@ def in_process(handler: Handler) -> Step:
         attempt, environment = inside(job)
         if environment.app_reference is None:
             raise ConfigError(
-                "runs_in='process' needs an app that can be imported by name: start with --app module:app"
+                f"handler {handler.name!r} runs in a process, which imports the app by name: start with --app module:app"
             )
-        order = {
-            "app": environment.app_reference,
-            "handler": handler.name,
-            "payload": attempt.payload,
-            "log": environment.log,
-            "database": environment.login and environment.login.to_json(),
-            "facts": {
-                "job_id": job.job_id,
-                "handler": handler.name,
-                "queue": job.queue,
-                "attempt": job.attempt,
-                "fence_token": job.fence_token,
-                "_node": str(environment.node),
-                "_idling": None if attempt.claim.lease is None else format_milliseconds(attempt.claim.lease),
-                "scheduled_for": job.scheduled_for.isoformat(),
-                "idempotency_key": job.idempotency_key,
-                "schedule_id": job.schedule_id,
-                "schedule": job.schedule,
-                "checkpoint": job.checkpoint,
-                "meta": job.meta,
-            },
-        }
+        order = _order(environment, environment.app_reference, attempt, job)
         read_end, write_end = os.pipe()
         with os.fdopen(read_end, "rb", buffering=0) as answers:
             try:
@@ -146,6 +126,35 @@ def in_process(handler: Handler) -> Step:
                     await child.wait()
 
     return step
+
+
+def _order(environment: Environment, app_reference: str, attempt: Attempt, job: Job[Any]) -> dict[str, Any]:
+    """Return what the process needs to build the claim and run the handler."""
+    claim = attempt.claim
+    return {
+        "app": app_reference,
+        "payload": attempt.payload,
+        "log": environment.log,
+        "database": environment.login and environment.login.to_json(),
+        "node": str(environment.node),
+        "lease": attempt.lease,
+        "facts": {
+            "job_id": claim.job_id,
+            "handler": claim.handler,
+            "queue": claim.queue,
+            "priority": claim.priority,
+            "attempt": claim.attempt,
+            "fence_token": claim.fence_token,
+            "run_at": job.scheduled_for.isoformat(),
+            "started_at": claim.started_at.isoformat(),
+            "schedule_id": claim.schedule_id,
+            "schedule": claim.schedule,
+            "lease": None if claim.lease is None else claim.lease.total_seconds(),
+            "idempotency_key": job.idempotency_key,
+            "checkpoint": attempt.checkpoint,
+            "meta": claim.meta,
+        },
+    }
 
 
 def _end(child: Process, reason: str | None) -> None:
@@ -193,13 +202,8 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
             case "stale":
                 attempt, environment = inside(job)
                 environment.stale_write(attempt, answer["what"])
-            case "completing":
-                inside(job)[0].completing = True
-            case "committing":
-                inside(job)[0].committing = answer["committing"]
-                await _relay(child, _nothing())
-            case "committed":
-                inside(job)[0].committed = True
+            case "mark":
+                setattr(inside(job)[0], answer["mark"], answer["value"])
                 await _relay(child, _nothing())
             case "returned":
                 signal_group(child, signal.SIGKILL)  # threads that the handler has left running would keep it alive

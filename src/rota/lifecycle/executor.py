@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rota.handlers import Handler
     from rota.handlers.attempt import Attempt
-    from rota.handlers.job import Environment
+    from rota.handlers.local_port import Environment
 
 MAX_PAYLOAD_BYTES = LIMITS["payload"]
 """Bytes reserved for a large payload until it has been read and its size is known."""
