@@ -419,12 +419,18 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_direct_url_to_another_database, 1, "direct URL", "to another database", "let both lead to the same database"),
     (a_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
     (a_handler_that_nobody_has, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
-    (a_fleet_that_is_gone, 1, "daemons", "none is alive, and 1 job and 0 schedules wait", "rota run --app module:app"),
+    (
+        a_fleet_that_is_gone,
+        1,
+        "daemons",
+        "no daemon is alive, and 1 job and 0 schedules wait",
+        "rota run --app module:app",
+    ),
     (
         a_fleet_gone_from_its_schedules,
         1,
         "daemons",
-        "none is alive, and 0 jobs and 1 schedule wait",
+        "no daemon is alive, and 0 jobs and 1 schedule wait",
         "rota run --app module:app",
     ),
     (a_hot_table_without_autovacuum, 1, "autovacuum", "off for rota.jobs", r"alter table rota.jobs reset \(autovac"),
@@ -486,7 +492,7 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         1,
         "schedules ahead",
         f"report has decided about all instants up to {WHEN}",
-        "add it anew",
+        "add it again",
     ),
 ]
 

@@ -1,6 +1,6 @@
-"""`rota check`: report each fault, or fault to come, with its cause and its cure.
+"""`rota check`: report each problem with its cause and its cure.
 
-To add a check, write a function of the type `Check` beside its relatives and enter it in CHECKS.
+To add a check, write a function of the type `Check` in the module of its subject, and add it to CHECKS.
 """
 
 import asyncio
@@ -114,11 +114,11 @@ async def _read_facts(config: "Config", db: "Connection") -> Facts:
 
 
 def _incomplete(failed: Check, error: Exception, config: "Config") -> Finding:
-    """Describe a check that the database refused. Only the server's message is shown: its detail may hold a row."""
+    """Return the finding for a check that the database rejected. Omits the server's detail, which may contain a row."""
     name = getattr(failed, "__name__", str(failed)).removeprefix("check_").replace("_", " ")
     return Finding(
         check="incomplete",
         object=name,
         finding=f"the check of {name} failed: {explain_error(error, config.require_database())}",
-        do="mend what the message names, then run rota check again: until then this part is unknown, not in order",
+        do="fix the cause in the message, then run rota check again; the result of this check is unknown until then",
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def check_login(facts: "Facts") -> list[Finding]:
-    """Report a login that can't run a daemon, where an app is configured. Without an app this is a person's shell."""
+    """Report a login that can't run a daemon. Without a configured app the login is assumed to be a person's."""
     server = facts.server
     if facts.config.app is None or server.may_run:
         return []
@@ -24,14 +24,14 @@ async def check_login(facts: "Facts") -> list[Finding]:
         Finding(
             check="role",
             object=server.user_name,
-            finding=f"the login {server.user_name} may not run a daemon, which ROTA_APP says that this is for",
+            finding=f"the login {server.user_name} may not run a daemon, but an app is configured (ROTA_APP)",
             do=f"grant {server.daemon_role or 'rota_daemon'} to {server.user_name}, or give the URL of a login that has it",
         )
     ]
 
 
 async def check_listen_route(facts: "Facts") -> list[Finding]:
-    """Report a connection on which notifications can't arrive: LISTEN succeeds there, and no error ever says so."""
+    """Report a connection on which notifications can't arrive. LISTEN succeeds through a pooler, so no error shows it."""
     from rota.db.connecting import close_connection
     from rota.db.migrate import read_installation
     from rota.db.pool import connect
@@ -75,7 +75,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
         return []
     return [
         _direct_url(
-            "ROTA_DIRECT_URL leads to another database than the URL: what is inserted there notifies nobody here",
+            "ROTA_DIRECT_URL leads to another database than the URL, so inserts do not notify the daemons",
             "let both lead to the same database; until then, jobs are found by polling",
         )
     ]
@@ -90,7 +90,7 @@ def _direct_url(finding: str, do: str) -> Finding:
 
 
 async def check_hosts(facts: "Facts") -> list[Finding]:
-    """Report that more than one host of the URL takes writes: each has a history of its own, and jobs of one are lost."""
+    """Report a URL with more than one writable host: their data diverges, and the jobs of one will be lost."""
     from rota.db.connecting import address_text, host_addresses
 
     url = facts.config.database_url()
@@ -106,15 +106,15 @@ async def check_hosts(facts: "Facts") -> list[Finding]:
         Finding(
             check="two primaries",
             object=named,
-            finding=f"more than one host of the database URL takes writes: {named}. Daemons may work on either",
+            finding=f"more than one host of the database URL takes writes: {named}. Daemons may use either of them",
             do="stop the one with the lower timeline, or the one that your cluster manager does not call the primary; make it a "
-            "standby again with pg_rewind or a new base backup. Jobs that were inserted there only are lost with it",
+            "standby again with pg_rewind or a new base backup. Jobs that exist only on the stopped host are lost",
         )
     ]
 
 
 async def _writable_server(url: "DatabaseUrl", address: "Address") -> "tuple[Server, datetime] | None":
-    """Return what answers at one host, if it takes writes. A host that is down is the cluster manager's business."""
+    """Return the server at one host if it is writable. Returns None for a host that is down: the cluster manager handles it."""
     from asyncpg import PostgresError
 
     from rota.db.connecting import close_connection, open_connection

@@ -1,4 +1,4 @@
-"""The value that every check returns, and the facts that several checks share."""
+"""The type of a finding, and the facts that several checks share."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from rota.db.reports import Backlog
     from rota.db.server_reports import ServerFacts
 
-NAMED = 20
-"""Most objects of one kind that get a finding of their own; the others are counted in one more finding."""
+MAX_FINDINGS = 20
+"""Maximum number of findings of one check. One more finding gives the number of the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault that a person can mend.
+    """A problem that a person can fix.
 
-    `check` names the kind of fault, `object` what it is about, `finding` the cause in a sentence that names the object, `do` the
-    cure, `alert` the Prometheus alert that fires for it (None: the daemons' metrics don't show it).
+    `check` is the kind of problem. `finding` is the cause, in a sentence that contains the `object`. `do` is the cure. `alert` is
+    the Prometheus alert for it, None if the daemons' metrics don't show it.
     """
 
     check: str
@@ -33,13 +33,13 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The connection and the configuration, and what more than one check needs: read once, before the first check."""
+    """The connection, the configuration, and query results that several checks use. Read once, before the first check."""
 
     db: "Connection"
     config: "Config"
     server: "ServerFacts"
     asked: datetime
-    """This machine's time when the server was asked for its own."""
+    """This machine's time before `server` was queried. `answered` is the time after it."""
     answered: datetime
     backlog: "Backlog"
     nodes: "Sequence[LivingNode]"
@@ -49,12 +49,12 @@ class Facts:
 
 
 Check = Callable[[Facts], Awaitable[Iterable[Finding]]]
-"""One kind of fault or a few related ones. A check may query the database; it changes nothing."""
+"""Finds one kind of problem, or a few related ones. It may query the database but must not change it."""
 
 
 def capped(check: str, findings: Sequence[Finding], total: int, do: str) -> list[Finding]:
-    """Return at most NAMED of the findings, and one more with the number of the others where `total` is larger."""
-    shown = list(findings[:NAMED])
+    """Return at most MAX_FINDINGS of the findings. If `total` is larger, add one with the number of the others."""
+    shown = list(findings[:MAX_FINDINGS])
     if total > len(shown):
         more = f"{total - len(shown):,} more of them"
         shown.append(Finding(check=check, object=more, finding=more, do=do, alert=shown[0].alert if shown else None))

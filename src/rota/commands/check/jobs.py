@@ -5,7 +5,7 @@ from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
 from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from rota.db.reports import DeadLetterGroup, LaneCounts
 
 LATE = timedelta(seconds=60)
-"""For how long jobs must have been due before taken slots are a finding."""
+"""Full queues are a finding only if a job has been due for longer than this."""
 
 
 async def check_paused(facts: "Facts") -> list[Finding]:
-    """Report paused queues and handlers: intended once, and easily forgotten."""
+    """Report paused queues and handlers, because pauses are easily forgotten."""
     from rota.db import node_reports
 
     paused = await node_reports.list_paused(facts.db)
-    return capped("paused", [_paused(each) for each in paused[:NAMED]], len(paused), "rota status lists them")
+    return capped("paused", [_paused(each) for each in paused[:MAX_FINDINGS]], len(paused), "rota status lists them")
 
 
 def _paused(each: "Paused") -> Finding:
@@ -40,7 +40,7 @@ def _paused(each: "Paused") -> Finding:
 
 
 async def check_unclaimed(facts: "Facts") -> list[Finding]:
-    """Report lanes with due jobs that no living daemon would claim."""
+    """Report pairs of queue and handler with due jobs that no living daemon would claim."""
     from rota.db.node_reports import why_unclaimed
 
     backlog, bound = facts.backlog, "at least " if facts.backlog.at_least else ""
@@ -60,29 +60,29 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
             do=why,
             alert="RotaUnclaimable",
         )
-        for lane, why in unclaimed[:NAMED]
+        for lane, why in unclaimed[:MAX_FINDINGS]
     ]
     return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
 
 
 async def check_priorities(facts: "Facts") -> list[Finding]:
-    """Report jobs with a priority that no claim searches. Constraints refuse it; an owner can store it all the same."""
-    odd = [lane for lane in facts.backlog.lanes if lane.priority not in range(10) and lane.due]
+    """Report jobs with an invalid priority, which no claim searches. Only the table's owner can store one."""
+    invalid = [lane for lane in facts.backlog.lanes if lane.priority not in range(10) and lane.due]
     findings = [
         Finding(
             check="priority",
             object=f"handler {lane.handler} in queue {lane.queue}",
             finding=f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue} have the priority {lane.priority}, "
-            "outside of 0 to 9: no daemon claims them",
+            "which is not in 0 to 9: no daemon claims them",
             do=f"as the schema's owner, set priority = 9 on the rows of rota.jobs where priority = {lane.priority}",
         )
-        for lane in odd[:NAMED]
+        for lane in invalid[:MAX_FINDINGS]
     ]
-    return capped("priority", findings, len(odd), "rota job list shows priorities")
+    return capped("priority", findings, len(invalid), "rota job list shows priorities")
 
 
 async def check_slots(facts: "Facts") -> list[Finding]:
-    """Report queues whose slots are all taken, on every daemon that serves them, while jobs have been due for LATE."""
+    """Report queues without a free slot on any daemon that serves them, if a job has been due for longer than LATE."""
     from rota.db import node_reports
 
     late = [lane for lane in facts.backlog.by_handler if lane.oldest_due is not None and lane.oldest_due > LATE]
@@ -102,7 +102,7 @@ async def check_slots(facts: "Facts") -> list[Finding]:
             full[lane.queue] = (before[0] + lane if before else lane, sum(slots), sum(holders, Counter()))
     ordered = sorted(full.values(), key=lambda each: each[0].oldest_due or LATE, reverse=True)
     bound = "at least " if facts.backlog.at_least else ""
-    findings = [_full(lane, slots, holders, bound) for lane, slots, holders in ordered[:NAMED]]
+    findings = [_full(lane, slots, holders, bound) for lane, slots, holders in ordered[:MAX_FINDINGS]]
     return capped("slots", findings, len(full), "rota queue list shows where jobs wait")
 
 
@@ -120,7 +120,7 @@ def _full(lane: "LaneCounts", slots: int, holders: "Counter[str]", bound: str) -
 
 
 async def check_lanes(facts: "Facts") -> list[Finding]:
-    """Report so many queues and handlers that not all can be looked at."""
+    """Report that there are too many pairs of queue and handler to check all of them."""
     from rota.db.reports import SHOWN
 
     more = facts.backlog.more_lanes
@@ -132,14 +132,14 @@ async def check_lanes(facts: "Facts") -> list[Finding]:
             check="lanes",
             object="queues and handlers",
             finding=f"jobs wait in {count} pairs of queue and handler, most of which no daemon has registered",
-            do="a client makes up names: see created_by in rota job list, and rota job cancel --handler or --queue",
+            do="a client probably generates names: see created_by in rota job list, and rota job cancel --handler or --queue",
             alert="RotaUnclaimable",
         )
     ]
 
 
 async def check_leases(facts: "Facts") -> list[Finding]:
-    """Report expired leases that no daemon has taken back."""
+    """Report expired leases that no daemon has reaped."""
     expired = sum(lane.expired for lane in (*facts.backlog.lanes, *facts.backlog.unnamed))
     if not expired:
         return []
@@ -148,19 +148,19 @@ async def check_leases(facts: "Facts") -> list[Finding]:
             check="leases",
             object=plural(expired, "job"),
             finding=f"{plural(expired, 'lease')} expired and not yet reaped",
-            do="look again in some seconds; if it stays, no daemon is alive that reaps: start one, or see its log"
+            do="run rota check again in some seconds; if the finding stays, see the daemons' logs, or start another daemon"
             if facts.nodes
-            else "no daemon is alive to take them back: start one with rota run --app module:app",
+            else "no daemon is alive to reap them: start one with rota run --app module:app",
             alert="RotaLeasesNotReaped",
         )
     ]
 
 
 async def check_dead_letters(facts: "Facts") -> list[Finding]:
-    """Report dead letters, by handler, queue, reason and kind of error."""
+    """Report dead letters, by handler, queue, reason and type of error."""
     from rota.db import reports
 
-    groups = await reports.summarise_dead_letters(facts.db, which=reports.DeadLetterFilter(), limit=NAMED)
+    groups = await reports.summarise_dead_letters(facts.db, which=reports.DeadLetterFilter(), limit=MAX_FINDINGS)
     return capped(
         "dead letters", [_letters(group) for group in groups], groups[0].total if groups else 0, "rota dead summary"
     )

@@ -1,8 +1,8 @@
-"""Checks of the daemons, and of their absence."""
+"""Checks of the daemons."""
 
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
 from rota.commands.printing import age, plural
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def check_zone_data(facts: "Facts") -> list[Finding]:
-    """Report daemons with different time zone data: where zones have changed, they compute different fires."""
+    """Report daemons with different time zone data. They compute different fires for zones that have changed."""
     releases: dict[str, list[str]] = {}
     for node in facts.nodes:
         releases.setdefault(node.tzdata or "unknown", []).append(f"{node.host}:{node.pid}")
@@ -23,14 +23,14 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
             check="tzdata",
             object="daemons",
             finding=f"daemons have different time zone data: {shown}",
-            do="install the same tzdata everywhere: where zones have changed, they compute different fires",
+            do="install the same tzdata everywhere: for zones that have changed, these daemons compute different fires",
             alert="RotaReleasesMixed",
         )
     ]
 
 
 async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
-    """Report handlers that living daemons of different apps have: the apps take each other's jobs."""
+    """Report handlers that several apps have: their daemons claim each other's jobs."""
     from rota.db.node_reports import is_built_in
 
     apps: dict[str, dict[str, LivingNode]] = {}
@@ -43,14 +43,14 @@ async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
         Finding(
             check="foreign handlers",
             object=handler,
-            finding=f"the handler {handler} is registered by different apps, which take each other's jobs: "
+            finding=f"the handler {handler} is registered by different apps, which claim each other's jobs: "
             + ", ".join(
                 f"{name}{f' (release {node.release})' if node.release else ''} on {node.host}:{node.pid}"
                 for name, node in sorted(apps[handler].items())
             ),
             do=f'rename it in one of them, or allow it: [handlers] shared = ["{handler}"] in rota.toml, for rota check as well',
         )
-        for handler in several[:NAMED]
+        for handler in several[:MAX_FINDINGS]
     ]
     return capped("foreign handlers", findings, len(several), "rota node list --json shows the handlers of each daemon")
 
@@ -69,23 +69,23 @@ async def check_refused_rows(facts: "Facts") -> list[Finding]:
             do="correct the row's values, or the trigger, foreign key or constraint that refuses it; the log of the daemon "
             "names the error as row.refused",
         )
-        for each in rows[:NAMED]
+        for each in rows[:MAX_FINDINGS]
     ]
     return capped("refused rows", findings, len(rows), "the logs of the daemons name each as row.refused")
 
 
 async def check_lost(facts: "Facts") -> list[Finding]:
-    """Report daemons that vanished without saying goodbye within a day, and have not been replaced or forgotten."""
+    """Report daemons lost within a day that were not replaced or forgotten."""
     from rota.db import node_reports
 
-    lost = await node_reports.list_lost_nodes(facts.db, limit=NAMED)
+    lost = await node_reports.list_lost_nodes(facts.db, limit=MAX_FINDINGS)
     findings = [
         Finding(
             check="lost nodes",
             object=f"{each.host}:{each.pid}",
-            finding=f"the daemon of {each.app} on {each.host}:{each.pid} (node {str(each.node_id)[:8]}) vanished "
-            f"{age(each.silent)} ago without saying goodbye",
-            do="see its log and its exit code, and start it again on that host; gone for good: "
+            finding=f"the daemon of {each.app} on {each.host}:{each.pid} (node {str(each.node_id)[:8]}) was lost "
+            f"{age(each.silent)} ago: it stopped without a shutdown",
+            do="see its log and its exit code, and start it again on that host. If it will not return: "
             f"rota node forget {str(each.node_id)[:8]}",
             alert="RotaNodeLost",
         )
@@ -95,7 +95,7 @@ async def check_lost(facts: "Facts") -> list[Finding]:
 
 
 async def check_absence(facts: "Facts") -> list[Finding]:
-    """Report that no daemon is alive before anything is late. Once something is due or overdue, other findings say so."""
+    """Report that no daemon is alive while jobs or schedules wait. If something is already late, other checks report it."""
     lanes = (*facts.backlog.lanes, *facts.backlog.unnamed)
     if facts.nodes or any(lane.due or lane.expired for lane in lanes) or facts.schedules.get("overdue"):
         return []
@@ -106,7 +106,7 @@ async def check_absence(facts: "Facts") -> list[Finding]:
         Finding(
             check="daemons",
             object="daemons",
-            finding=f"none is alive, and {plural(jobs, 'job')} and {plural(fires, 'schedule')} wait for their time",
+            finding=f"no daemon is alive, and {plural(jobs, 'job')} and {plural(fires, 'schedule')} wait for their time",
             do="start one before they are due: rota run --app module:app",
             alert="RotaGone",
         )

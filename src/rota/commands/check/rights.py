@@ -1,4 +1,4 @@
-"""Checks of what logins may see and do, and of locks that other sessions hold."""
+"""Checks of rights, and of locks that other sessions hold."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
 
 LONG_WAIT = timedelta(seconds=2)
-"""Two polls: shorter waits are part of normal work."""
+"""Two polls. Shorter waits are normal."""
 
 
 async def check_rights(facts: "Facts") -> list[Finding]:
@@ -26,7 +26,7 @@ async def check_rights(facts: "Facts") -> list[Finding]:
 
 
 async def find_obstacles(db: "Connection") -> list[Finding]:
-    """Report what would keep the other checks from reading rota's tables: locks, and row-level security."""
+    """Report locks and row-level security, which would keep the other checks from reading rota's tables."""
     from rota.db.server_reports import examine_rights
 
     hidden = [fault for fault in await examine_rights(db) if fault.kind == "row_security"]
@@ -38,14 +38,14 @@ async def find_obstacles(db: "Connection") -> list[Finding]:
                 check="incomplete",
                 object="rota check",
                 finding="the other checks were skipped, because they read tables that may be locked or hidden",
-                do="mend what is reported here, then run rota check again",
+                do="fix the findings above, then run rota check again",
             )
         )
     return found
 
 
 async def find_lock_findings(db: "Connection") -> list[Finding]:
-    """Report each session that daemons have been waiting for. Reads no table of rota, so that no lock on one delays it."""
+    """Report each session that daemons have been waiting for. Reads no table of rota, so no lock can delay it."""
     from rota.db.blockers import find_blockers
 
     return [

@@ -3,7 +3,7 @@
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
 from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ async def check_states(facts: "Facts") -> list[Finding]:
     found = []
     for state in ("invalid", "overdue", "silent"):
         if count := facts.schedules.get(state):
-            named = await schedule_reports.list_schedules(
-                facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=NAMED
+            schedules = await schedule_reports.list_schedules(
+                facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=MAX_FINDINGS
             )
-            findings = [await _judge(facts, state, each) for each in named]
+            findings = [await _describe(facts, state, each) for each in schedules]
             found += capped(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
     return found
 
@@ -35,9 +35,9 @@ async def check_ahead(facts: "Facts") -> list[Finding]:
             check="schedules ahead",
             object=name,
             finding=f"{name} has decided about all instants up to {moment(upto)}: the server's clock was ahead",
-            do="it fires none of them again: if that can't be waited for, rota schedule remove, and add it anew",
+            do="it does not fire before that time. To fire earlier: rota schedule remove, then add it again",
         )
-        for name, upto in await schedule_reports.find_schedules_ahead(facts.db, limit=NAMED)
+        for name, upto in await schedule_reports.find_schedules_ahead(facts.db, limit=MAX_FINDINGS)
     ]
 
 
@@ -50,7 +50,7 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
         Finding(
             check="crowd",
             object=crowd.sample,
-            finding=f"{plural(crowd.schedules, 'schedule')} without jitter, {crowd.sample} among them, fire together"
+            finding=f"{plural(crowd.schedules, 'schedule')} without jitter, including {crowd.sample}, fire at the same time"
             + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
             do=JITTER_ADVICE,
         )
@@ -58,7 +58,7 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
     ]
 
 
-async def _judge(facts: "Facts", state: str, each: "ListedSchedule") -> Finding:
+async def _describe(facts: "Facts", state: str, each: "ListedSchedule") -> Finding:
     from rota.db.blockers import find_row_locker
 
     if state == "invalid":
@@ -72,7 +72,7 @@ def _invalid(each: "ListedSchedule") -> Finding:
     return Finding(
         check="invalid schedules",
         object=each.name,
-        finding=f"{each.name} stands still: {each.invalid_reason}",
+        finding=f"{each.name} does not fire: {each.invalid_reason}",
         do=f"rota schedule set {quote(each.name)} --cron … or --timezone …",
         alert="RotaSchedulesInvalid",
     )
@@ -80,14 +80,14 @@ def _invalid(each: "ListedSchedule") -> Finding:
 
 def _overdue(each: "ListedSchedule", locked_by: str | None) -> Finding:
     since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
-    why = f"{locked_by} has its row locked in an open transaction" if locked_by else "nobody decides about it"
+    why = f"{locked_by} locks its row in an open transaction" if locked_by else "no daemon decides about it"
     return Finding(
         check="overdue schedules",
         object=each.name,
         finding=f"{each.name} is due {since}, and {why}",
-        do="commit or roll back there, or end that session with pg_terminate_backend"
+        do="commit or roll back that transaction, or end the session with pg_terminate_backend"
         if locked_by
-        else "start a daemon, of any app: rota run --app module:app; or see the log of one that lives",
+        else "start a daemon of any app: rota run --app module:app; if one is alive, see its log",
         alert="RotaSchedulesOverdue",
     )
 

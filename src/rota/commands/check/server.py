@@ -16,7 +16,7 @@ CLOCKS_APART = timedelta(seconds=2)
 OLD_SNAPSHOT = timedelta(minutes=10)
 
 NOTIFY_QUEUE_FULL = 0.5
-"""Fraction of the notification queue in use from which on it is a finding. At 0.9 the daemons stop notifying."""
+"""A larger used fraction of the notification queue is a finding. At 0.9 the daemons stop notifying."""
 
 
 def _read_only(server: "ServerFacts") -> list[Finding]:
@@ -39,7 +39,7 @@ def _clock(server: "ServerFacts", asked: datetime, answered: datetime) -> list[F
         check="clock",
         object="server",
         finding=f"the server's clock and this machine's are {age(apart)} apart",
-        do="leases don't mind, they use the server's clock; but run NTP on both, or logs and --at will mislead you",
+        do="run NTP on both, or times in logs and --at will be misleading; leases are safe, they use only the server's clock",
     )
     return [found] if apart > CLOCKS_APART else []
 
@@ -56,7 +56,7 @@ def _autovacuum(server: "ServerFacts") -> list[Finding]:
 
 
 def _snapshots(server: "ServerFacts") -> list[Finding]:
-    """Report transactions that have kept dead rows from being removed for too long."""
+    """Report transactions that have kept vacuum from removing dead rows for too long."""
     found = []
     if server.snapshot_age is not None and server.snapshot_age > OLD_SNAPSHOT:
         found.append(
@@ -88,7 +88,7 @@ def _notifications(server: "ServerFacts") -> list[Finding]:
         check="notifications",
         object="server",
         finding=f"the server's queue of notifications is {used:.0%} full",
-        do="a session that listens has left a transaction open: end it; once it is full, we poll, and others' NOTIFY fails",
+        do="a listening session has an open transaction: end it. Once the queue is full, daemons poll, and other NOTIFYs fail",
     )
     return [found] if used > NOTIFY_QUEUE_FULL else []
 
@@ -99,11 +99,11 @@ CHECKS: "tuple[Callable[[ServerFacts], list[Finding]], ...]" = (
     _snapshots,
     _notifications,
 )
-"""What the answer of `examine_server` is judged by, the clock apart."""
+"""The checks that need only the answer of `examine_server`."""
 
 
 def server_findings(server: "ServerFacts", *, asked: datetime, answered: datetime) -> list[Finding]:
-    """Return the findings about the server, which told its time between the two instants of this machine's clock."""
+    """Return the findings about the server. It was queried between the two times of this machine's clock."""
     found = _clock(server, asked, answered)
     return [*found, *(finding for each in CHECKS for finding in each(server))]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import NAMED, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
 from rota.commands.printing import plural
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ RELOAD = "then select pg_reload_conf()"
 RISKS = {
     "fsync": (
         "a crash of its machine can destroy the database, with all jobs",
-        f"alter system set fsync = on, {RELOAD}; then restart the server or run sync, so that older writes are safe, too",
+        f"alter system set fsync = on, {RELOAD}; then restart the server or run sync, which also makes older writes safe",
     ),
     "full_page_writes": (
         "a crash of its machine can leave torn pages, and jobs are lost or run again",
         f"alter system set full_page_writes = on, {RELOAD}, and run checkpoint",
     ),
     "synchronous_commit": (
-        "it can't be turned on through a connection pooler: a crash of the server takes back settlements, and jobs run again",
+        "it can't be turned on through a connection pooler: a crash of the server loses settlements, and jobs run again",
         "alter role … set synchronous_commit = on for the daemons' login, then reconnect the pooler",
     ),
     "track_counts": (
-        "autovacuum never finds out what to clean, and claims become slow",
+        "autovacuum does not know which tables to clean, and claims become slow",
         f"alter system set track_counts = on, {RELOAD}",
     ),
     "zero_damaged_pages": (
@@ -33,7 +33,7 @@ RISKS = {
         f"alter system set zero_damaged_pages = off, {RELOAD}",
     ),
     "ignore_checksum_failure": (
-        "the server goes on with damaged pages, and jobs are read from them",
+        "the server reads damaged pages, and jobs from them",
         f"alter system set ignore_checksum_failure = off, {RELOAD}",
     ),
     "default_transaction_read_only": (
@@ -49,14 +49,14 @@ RISKS = {
         "alter role … set transaction_timeout = 0 for the daemons' login, then restart the daemons",
     ),
 }
-"""setting -> its consequence, and the cure"""
+"""setting -> (its risk, the cure)"""
 
-CONNECTIONS_AT_REST = 3
-"""Connections that a daemon without jobs keeps open. With fewer free ones, none can start."""
+IDLE_CONNECTIONS = 3
+"""Connections that a daemon without jobs keeps open. It can't start if fewer are free."""
 
 
 async def check_settings(facts: "Facts") -> list[Finding]:
-    """Report settings that put at risk that a committed job runs, and that a settled one does not run again."""
+    """Report settings that can lose committed jobs, or run settled jobs again."""
     from rota.db import server_reports
     from rota.db.server import is_pooled
 
@@ -94,18 +94,18 @@ async def check_table_autovacuum(facts: "Facts") -> list[Finding]:
             finding=f"autovacuum is off for {name}",
             do=f"alter table {name} reset (autovacuum_enabled): without it, claims become slow",
         )
-        for name in names[:NAMED]
+        for name in names[:MAX_FINDINGS]
     ]
     return capped("autovacuum", findings, len(names), "reset autovacuum_enabled on all tables of the schema rota")
 
 
 async def check_connection_limits(facts: "Facts") -> list[Finding]:
-    """Report limits of connections that are all but reached, or lower than the living daemons need under load."""
+    """Report connection limits that are almost reached, or lower than the living daemons need under load."""
     from rota.db import server_reports
     from rota.db.server import is_pooled
 
     settings = facts.config.database
-    each_daemon = settings.pool_size + settings.handler_pool_size + CONNECTIONS_AT_REST - 1
+    each_daemon = settings.pool_size + settings.handler_pool_size + IDLE_CONNECTIONS - 1
     # A pooler shares few connections among all daemons.
     wanted = 0 if is_pooled(facts.db, pid=facts.server.pid) else len(facts.nodes) * each_daemon
     return [
@@ -117,8 +117,8 @@ async def check_connection_limits(facts: "Facts") -> list[Finding]:
 
 def _limit(limit: "ConnectionLimit", wanted: int, *, daemons: int) -> Finding | None:
     free = limit.allowed - limit.used
-    if free < CONNECTIONS_AT_REST:
-        finding = f"{limit.scope} has {max(free, 0)} of {limit.allowed} connections left: no further daemon can start"
+    if free < IDLE_CONNECTIONS:
+        finding = f"{limit.scope} has {max(free, 0)} of {limit.allowed} connections left: no other daemon can start"
     elif wanted > limit.allowed:
         finding = (
             f"{limit.scope} allows {limit.allowed} connections, and {plural(daemons, 'daemon')} may open {wanted}: "
