@@ -443,7 +443,7 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         a_priority_that_is_never_claimed,
         1,
         "priority",
-        "1 due job of shop.works in queue default have the priority 12, outside",
+        "1 due job of shop.works in queue default have the priority 12, which is not in",
         "set priority = 9 on the rows of rota.jobs where priority = 12",
     ),
     (
@@ -483,7 +483,7 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         a_daemon_that_vanished,
         1,
         "lost nodes",
-        r"shop on there:2 \(node 12345678\) vanished",
+        r"shop on there:2 \(node 12345678\) was lost",
         "rota node forget 12345678",
     ),
     (a_view_on_an_old_partition, 1, "housekeeping", "job_runs_20200101: cannot drop .*report", "drop what depends"),
