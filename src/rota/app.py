@@ -1,4 +1,4 @@
-"""An app: the handlers that a daemon brings along, and the schedules that its code declares."""
+"""An app: the handlers that a daemon runs, and the schedules that its code declares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ M = TypeVar("M", bound="Middleware")
 
 
 class Declare(Protocol):
-    """What `app.handler(…)` returns: the decorator."""
+    """The decorator that `app.handler(…)` returns."""
 
     @overload
     def __call__(
@@ -54,7 +54,10 @@ class Declare(Protocol):
 
 
 class App:
-    """Handlers under one name. `lifespan` is entered before the first claim and left after the drain; it yields `job.state`."""
+    """Handlers and schedules under one name.
+
+    `lifespan` is entered before the first claim and left after the drain. The value that it yields is `job.state`.
+    """
 
     def __init__(
         self,
@@ -75,13 +78,20 @@ class App:
         self._included: list[App] = []
         self._included_by: list[App] = []
 
+    def __repr__(self) -> str:
+        release = "" if self.release is None else f", release {self.release!r}"
+        return f"<App {self.name!r}{release}: {len(self.handlers)} handlers, {self._count_schedules()} schedules>"
+
+    def _count_schedules(self) -> int:
+        return len(self._schedules) + sum(app._count_schedules() for app in self._included)  # noqa: SLF001
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """name -> Handler, those of included apps among them"""
-        found = dict(self._handlers)
+        """The handlers by name, including those of included apps."""
+        handlers = dict(self._handlers)
         for other in self._included:
-            found |= other.handlers
-        return {name: handler.inside(self._middleware) for name, handler in found.items()}
+            handlers |= other.handlers
+        return {name: handler.inside(self._middleware) for name, handler in handlers.items()}
 
     def handler(
         self,
@@ -97,16 +107,16 @@ class App:
         permanent: tuple[type[BaseException], ...] = (),
         runs_in: Literal["process"] | None = None,
     ) -> Declare:
-        """Register a function that takes the job: `async def` runs on the loop, `def` in a thread, either in a process if asked.
-        What the lifespan yielded doesn't reach a process: there `job.state` is None.
+        """Register a function that takes the job. `async def` runs on the loop, `def` in a thread, both in a process if asked.
+        In a process `job.state` is None, because the value of the lifespan doesn't reach it.
 
-        What is None is the design's default: queue 'default', 20 attempts, backoff from 5 s up to 1 h, no timeout, at least once.
-        An exception of a type in `permanent` makes a dead letter at once. Instead of `backoff_base` and `backoff_cap`, which
-        double and are jittered, `backoff` gives the delays after the first, the second … failure (the last one holds on), or a
-        function of the attempt that failed, from 1; they are taken as they are, and win over the job's own columns. After an
-        attempt whose daemon died nobody can ask a function.
-        The function is returned unchanged: call it in tests. It gains `.name`, `.enqueue(conn, payload)` and its variants.
-        Raises ConfigError for a name that is taken, and for what can't be.
+        None means the default: queue 'default', 20 attempts, backoff from 5 s up to 1 h, no timeout, at least once.
+        An exception of a type in `permanent` makes a dead letter at once. `backoff` replaces `backoff_base` and `backoff_cap`,
+        whose delays double and have jitter. It is a list of the delays after the first, the second … failure, whose last delay
+        repeats, or a function that gets the number of the failed attempt, from 1. Its delays have no jitter and win over the
+        job's own columns. The function isn't called for an attempt whose daemon died.
+        The decorator returns the same function, so tests can call it, with `.name`, `.enqueue(conn, payload)` and variants added.
+        Raises ConfigError for a name that is taken and for invalid options.
         """
         if callable(name):
             raise ConfigError(f'write @app.handler("{getattr(name, "__name__", "name")}"): the handler needs a name')
@@ -143,14 +153,14 @@ class App:
                 function=function,
                 codec=codec,
                 kind=kind,
-                queue=queue,
-                max_attempts=max_attempts,
                 backoff_base=backoff_base,
                 backoff_cap=backoff_cap,
                 backoff=backoff,
+                permanent=tuple(permanent),
+                queue=queue,
+                max_attempts=max_attempts,
                 timeout=timeout,
                 delivery=delivery,
-                permanent=tuple(permanent),
             )
             return declare(name, function, codec)
 
@@ -191,12 +201,12 @@ class App:
         description: str | None = None,
         owner: str | None = None,
     ) -> Callable[[F], F]:
-        """Declare a schedule beside a handler, above or below its `@app.handler`; or give `handler`, and call the result no more.
+        """Declare a schedule of a handler. Put it above or below `@app.handler`, or give `handler` and ignore the result.
 
-        A starting daemon inserts what is missing, and updates what has changed *in the code* since it was last applied: what
-        operators have edited or paused stays, nothing fires by it, and a release known to be older changes nothing. `name` is the
-        handler's, where none is given; `paused` is how it is inserted. What is None has the default of `rota.schedules`.
-        Raises InvalidCron and ConfigError for what can't be.
+        A starting daemon inserts missing schedules, and updates the values that have changed *in the code* since they were last
+        applied. Edits and pauses by operators stay, an update fires nothing, and an older release changes nothing. `name`
+        defaults to the handler's name. `paused` is only used when the schedule is inserted. None means the default of
+        `rota.schedules`. Raises InvalidCron or ConfigError for invalid options.
         """
         given = {
             "cron": cron, "every": every, "timezone": timezone, "payload": payload, "queue": queue, "priority": priority,
@@ -225,48 +235,54 @@ class App:
 
     @property
     def schedules(self) -> Mapping[str, Declaration]:
-        """name -> Declaration, those of included apps among them.
+        """The declared schedules by name, including those of included apps.
 
-        Raises ConfigError where two have one name, or a function isn't a handler; InvalidPayload for what its handler can't decode.
+        Raises ConfigError if two have the same name, a function isn't a handler, or a handler can't decode its payload.
         """
-        found: dict[str, Declaration] = {}
+        declarations: dict[str, Declaration] = {}
         handlers = self.handlers
         for function, handler, name, given in self._schedules:
-            called = handler or self._name_of(function)
+            handler_name = handler or self._name_of(function)
             payload = given["payload"]
             if payload is not None:
                 try:
-                    payload = handlers[called].codec.encode(payload) if called in handlers else encode(payload)
+                    payload = (
+                        handlers[handler_name].codec.encode(payload) if handler_name in handlers else encode(payload)
+                    )
                 except InvalidPayload as error:
-                    raise ConfigError(f"schedule {name or called!r}: {error}") from error
-            self._add(found, declare_schedule(name or called, **{**given, "payload": payload}, handler=called))
+                    raise ConfigError(f"schedule {name or handler_name!r}: {error}") from error
+            self._add(
+                declarations,
+                declare_schedule(name or handler_name, **{**given, "payload": payload}, handler=handler_name),
+            )
         for other in self._included:
             for each in other.schedules.values():
-                self._add(found, each)
-        return found
+                self._add(declarations, each)
+        return declarations
 
-    def _add(self, found: dict[str, Declaration], declaration: Declaration) -> None:
-        if declaration.name in found:
+    def _add(self, declarations: dict[str, Declaration], declaration: Declaration) -> None:
+        if declaration.name in declarations:
             raise ConfigError(
                 f"schedule {declaration.name!r} is declared twice in app {self.name!r}: rename one of them"
             )
-        found[declaration.name] = declaration
+        declarations[declaration.name] = declaration
 
     def _name_of(self, function: Callable[..., Any] | None) -> str:
-        those = (function, getattr(function, "__wrapped__", function))
-        names = [name for name, handler in self.handlers.items() if handler.function in those]
+        candidates = (function, getattr(function, "__wrapped__", function))
+        names = [name for name, handler in self.handlers.items() if handler.function in candidates]
         if len(names) != 1:
-            what = (
+            problem = (
                 f"is {len(names)} handlers" if names else "is no handler: put @app.handler(…) beside @app.schedule(…)"
             )
-            raise ConfigError(f"{getattr(function, '__qualname__', function)} {what}; or say which: handler=…")
+            raise ConfigError(f"{getattr(function, '__qualname__', function)} {problem}; or say which: handler=…")
         return names[0]
 
     def middleware(self, function: M) -> M:
-        """Have `async def function(job, call_next)` run around every attempt of this app's handlers and those it includes.
+        """Run `async def function(job, call_next)` around every attempt of this app's handlers and of those it includes.
 
-        The first one declared is the outermost. It returns what `await call_next(job)` returned, or another result; what it
-        raises is the attempt's failure. The payload has been decoded. For a plain `def` it runs on the loop, around the thread.
+        The first one declared is the outermost. It returns the result of `await call_next(job)` or another result, and an
+        exception that it raises fails the attempt. The payload is already decoded. Middleware always runs on the loop, also
+        around a plain `def` in its thread.
         """
         if not callable(function) or not is_async(function) or len(inspect.signature(function).parameters) != 2:
             raise ConfigError(f"middleware {function!r} must be an async def that takes (job, call_next)")
@@ -274,7 +290,7 @@ class App:
         return function
 
     def include(self, other: App) -> None:
-        """Take over the handlers and schedules of another app, now and later, each within its own app's middleware.
+        """Include the handlers and schedules of another app, also those declared later. They keep their own app's middleware.
 
         Raises ConfigError for a name that is taken, and for an app with a lifespan.
         """
@@ -282,30 +298,30 @@ class App:
             raise ConfigError(f"app {self.name!r} can't include a {type(other).__name__}: write a rota.App")
         if other.lifespan is not None:
             raise ConfigError(
-                f"app {other.name!r} has a lifespan, which nobody would enter once {self.name!r} includes it: "
+                f"app {other.name!r} has a lifespan, which would never be entered once {self.name!r} includes it: "
                 f"enter it in the lifespan of {self.name!r}"
             )
         for app in (self, *self._all_included_by()):
             if app is other:
                 raise ConfigError(f"app {other.name!r} can't include itself")
-            if taken := sorted(app.handlers.keys() & other.handlers.keys()):
+            if duplicates := sorted(app.handlers.keys() & other.handlers.keys()):
                 raise ConfigError(
-                    f"apps {app.name!r} and {other.name!r} both declare {', '.join(taken)}: rename one of them"
+                    f"apps {app.name!r} and {other.name!r} both declare {', '.join(duplicates)}: rename one of them"
                 )
         self._included.append(other)
         other._included_by.append(self)
 
     def joined_by(self, other: App) -> App:
-        """Return an app with the handlers of both, this one's name and lifespan; neither is changed by it."""
+        """Return a new app with the handlers and schedules of both, and with this one's name, release and lifespan."""
         if not (other.handlers or other.schedules):
             return self
-        both = App(self.name, release=self.release, lifespan=self.lifespan)
-        if taken := sorted(self.handlers.keys() & other.handlers.keys()):
+        joined = App(self.name, release=self.release, lifespan=self.lifespan)
+        if duplicates := sorted(self.handlers.keys() & other.handlers.keys()):
             raise ConfigError(
-                f"app {self.name!r} declares {', '.join(taken)}, which the configuration turns on: rename one of them"
+                f"app {self.name!r} declares {', '.join(duplicates)}, which the configuration turns on: rename one of them"
             )
-        both._included = [self, other]
-        return both
+        joined._included = [self, other]
+        return joined
 
     def _all_included_by(self) -> Iterator[App]:
         for app in self._included_by:
@@ -332,7 +348,7 @@ def _checked_backoff(
     base: timedelta | None,
     cap: timedelta | None,
 ) -> tuple[timedelta | None, timedelta | None, Sequence[timedelta] | Callable[[int], timedelta] | None]:
-    """Return base, cap and backoff: for a list, its first and its longest delay are what a lost attempt is retried by."""
+    """Return base, cap and backoff. A lost attempt is retried by base and cap: of a list, its first and its longest delay."""
     if backoff is None or (callable(backoff) and base is None and cap is None):
         return base, cap, backoff
     if base is not None or cap is not None:
@@ -346,7 +362,7 @@ def _checked_backoff(
 
 
 def find_app(reference: str) -> App:
-    """Import `module:attribute`, from the current folder too. Raises AppNotFound, saying where it looked and what it found."""
+    """Import `module:attribute`, also from the current folder. Raises AppNotFound, which names the places searched."""
     module_name, _, attribute = reference.partition(":")
     attribute = attribute or "app"
     if "" not in sys.path:
@@ -373,37 +389,37 @@ def find_app(reference: str) -> App:
 
 
 def _broken(module_name: str, error: BaseException) -> str:
-    """Say where in the app's code its import failed: the last line that is neither rota's nor the import machinery's."""
+    """Return the message for a failed import, with the last line of the traceback that belongs to the app."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename not in {__file__, importlib.__file__} and not frame.filename.startswith("<frozen importlib")
     ]
-    # An app may lie in rota itself, as the demo's does.
+    # The demo's app is a part of rota itself.
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)] or frames
     place = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else None
     place = place or (f"{own[-1].filename}, line {own[-1].lineno}" if own else module_name)
-    said = error.msg if isinstance(error, SyntaxError) else error
-    return f"{module_name} can't be imported: {type(error).__name__}: {said} ({place})"
+    text = error.msg if isinstance(error, SyntaxError) else error
+    return f"{module_name} can't be imported: {type(error).__name__}: {text} ({place})"
 
 
 def _spelling(module_name: str) -> str:
-    """End the sentence with what was probably meant: a file's module, or the one in the same package that is spelled most alike."""
+    """Return the end of the message: a guess at the module, for a path or by a similar spelling."""
     parent, _, name = module_name.rpartition(".")
     if name == "py" or "/" in module_name:
-        meant = Path(module_name.removesuffix(".py")).absolute()
-        meant = meant.relative_to(Path.cwd()) if meant.is_relative_to(Path.cwd()) else Path(meant.name)
-        found = f"; did you mean {'.'.join(meant.parts)}?"
+        path = Path(module_name.removesuffix(".py")).absolute()
+        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
+        hint = f"; did you mean {'.'.join(path.parts)}?"
     else:
-        # A module that is no package has nothing below it.
+        # A module that is no package contains no modules.
         folders = getattr(sys.modules[parent], "__path__", []) if parent in sys.modules else [str(Path.cwd())]
         beside = [each.name for each in pkgutil.iter_modules(folders)]
         close = get_close_matches(name, beside, 1)
-        found = (
+        hint = (
             f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
             if close
             else f", found {', '.join(beside[:8])}."
             if beside
             else "."
         )
-    return f"{found} Give the app as module:attribute, such as myapp.jobs:app"
+    return f"{hint} Give the app as module:attribute, such as myapp.jobs:app"

@@ -1,7 +1,7 @@
-"""The process of one attempt of a handler that runs in a process of its own. Started by `in_process`, by nobody else.
+"""The process that runs one attempt of a handler with runs_in="process". Only `in_process` starts it.
 
-Reads one order from standard input, then the answers to what it asks, and the order to stop. Writes one line of JSON per answer
-to the descriptor named in its arguments, so that whatever the handler prints goes where the daemon's output goes.
+It reads one order from standard input, then replies to its questions, and the order to stop. It writes JSON lines to the
+descriptor given as its argument, so that the handler's own output goes where the daemon's output goes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rota.errors import StaleToken
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.attempt import STOP_OUTCOMES, Attempt
 from rota.handlers.database_port import NO_DATABASE, AsyncpgSession, DatabasePort, PsycopgSession, fetch_blocking
-from rota.handlers.failure import describe, why_again
+from rota.handlers.failure import describe, retry_error_text
 from rota.handlers.job import Job, Mark, SyncJob
 from rota.handlers.python import is_async
 from rota.observability import logs
@@ -184,20 +184,20 @@ def _attempt(order: dict[str, Any]) -> Attempt:
     if facts["lease"] is not None:
         facts["lease"] = timedelta(seconds=facts["lease"])
     claim = Claim(**facts, payload=order["payload"], timeout=None)
-    return Attempt(claim, lease=order["lease"], asked=boottime(), suspect=Suspects.NONE)
+    return Attempt(claim, lease=order["lease"], claim_sent_at=boottime(), suspect=Suspects.NONE)
 
 
 def main() -> None:
-    """Run the one attempt that standard input describes, and say how it went."""
-    # Without it, a daemon killed by -9 leaves this process running beside the job's next attempt.
+    """Run the attempt that standard input describes, and report its result."""
+    # Die with the daemon: after a SIGKILL of the daemon, this process would run beside the job's next attempt.
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     orders = os.dup(0)
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  a descriptor is what is wanted
-        os.dup2(nothing.fileno(), 0)  # what the handler reads, or forks and closes, are not our orders
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  a descriptor is needed
+        os.dup2(nothing.fileno(), 0)  # the handler and its forks must not read or close our orders
     line = Line(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
     signal.signal(signal.SIGTERM, lambda *_: line.interrupt(None))
     reset_signals_in_forks()
@@ -221,19 +221,21 @@ def main() -> None:
             result = function(SyncJob(attempt, BlockingPipePort(line, login, node), payload))
         text = encode_result(result)
         line.say({"is": "returned", "result": None if text is None else json.loads(text)})
-    except Snooze as wish:
-        line.say({"is": "snooze", **wish.as_answer()})
-    except Retry as wish:
-        line.say({"is": "retry", "text": why_again(wish, attempt), **wish.as_answer()})
+    except Snooze as snooze:
+        line.say({"is": "snooze", **snooze.as_answer()})
+    except Retry as retry:
+        line.say({"is": "retry", "text": retry_error_text(retry, attempt), **retry.as_answer()})
     except Cancel as cancel:
         line.say({"is": "cancel", "text": cancel.reason})
-    except BaseException as error:  # noqa: BLE001  also CancelledError and GeneratorExit: the handler raised it
+    except BaseException as error:  # noqa: BLE001  a handler may also raise CancelledError
         failed = describe(error, attempt, handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 
 def _log_stray_error(error: BaseException | None) -> None:
-    logging.getLogger("rota").error("an error in something that the handler has left alone: %s", type(error).__name__)
+    logging.getLogger("rota").error(
+        "an error in a task or thread that the handler left running: %s", type(error).__name__
+    )
 
 
 if __name__ == "__main__":

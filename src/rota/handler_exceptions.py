@@ -1,4 +1,4 @@
-"""What a handler raises to say what shall become of its job."""
+"""Exceptions that a handler raises to decide how its job goes on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 LONGEST_DELAY = timedelta(days=366)
-"""As long as any interval that the database takes."""
+"""The longest interval that the database accepts."""
 
 
 class Permanent(Exception):
-    """It will never work: a dead letter at once, whatever attempts are left."""
+    """The job can never succeed: it becomes a dead letter at once, whatever attempts are left."""
 
 
 class _Again(Exception):
@@ -34,6 +34,10 @@ class _Again(Exception):
         self.after = after
         self.at = at
 
+    def __repr__(self) -> str:
+        when = f"after={self.after!r}" if self.at is None else f"at={self.at!r}"
+        return f"{type(self).__name__}({when})"
+
     def as_answer(self) -> dict[str, Any]:
         return {
             "after": None if self.after is None else self.after.total_seconds(),
@@ -48,18 +52,18 @@ class _Again(Exception):
 
 
 class Retry(_Again):
-    """It failed, and shall be tried again `after` that long or `at` that instant. The attempt counts.
+    """The attempt failed. Run the job again `after` that long or `at` that instant. The attempt counts.
 
-    The error that it is raised from, `raise Retry(…) from error`, stands in the job's history as that of any other failure does.
+    With `raise Retry(…) from error`, the job's history shows that error.
     """
 
 
 class Snooze(_Again):
-    """It isn't time yet: call again `after` that long or `at` that instant. The attempt does not count."""
+    """The job can't run yet. Call the handler again `after` that long or `at` that instant. The attempt does not count."""
 
 
 class Cancel(Exception):
-    """It has become moot: the job ends quietly, as cancelled, with this reason in the ledger."""
+    """The job is no longer needed. It ends as cancelled, with this reason in the ledger."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,7 +1,7 @@
-"""One attempt without a job in the database: for tests, and for `rota call`. Nothing of it is stored.
+"""Run one attempt without a job in the database: for tests, and for `rota call`. Nothing is stored.
 
-It is the daemon's own path from a claim to an outcome (decoding, middleware, timeout, what exceptions mean); only what the handler
-asks of its job is answered here, and noted.
+The attempt takes the daemon's own path from a claim to an outcome: decoding, middleware, timeout, exceptions. Only the calls on
+the job are answered here.
 """
 
 from __future__ import annotations
@@ -169,18 +169,18 @@ class InlineSyncJob(_Inline, SyncJob[P]):
 
 
 class Lent:
-    """One connection, where a pool is expected: everything happens on it, in whatever transaction is open there."""
+    """Stands in for a pool with a single connection. All statements run on it, in the transaction that is open there."""
 
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
     def acquire(self, *, timeout: float | None = None) -> Lent:
-        """Return what is awaited, or entered, for the connection."""
+        """Return an object to await or enter for the connection."""
         del timeout
         return self
 
     async def release(self, conn: Any, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Do nothing: it stays whose it is."""
+        """Do nothing: the connection belongs to the caller."""
 
     async def _lend(self) -> Any:
         return self._conn
@@ -196,12 +196,12 @@ class Lent:
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
-        """Lend it to a plain def handler."""
+        """Lend the connection to a plain `def` handler."""
         yield self._conn
 
 
-def surroundings(*, conn: Any = None, state: Any = None) -> Environment:
-    """Return what an inline job can reach: a connection, if one is lent."""
+def inline_environment(*, conn: Any = None, state: Any = None) -> Environment:
+    """Return the environment of a job without a database, with a connection if one is lent."""
     lent = None if conn is None else cast("Any", Lent(conn))
     blocking = None if isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) else lent
     return Environment(
@@ -233,7 +233,7 @@ def attempt_at(
     meta: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
 ) -> Attempt:
-    """Return an attempt at a job that is in no database. Raises TypeError or ValueError for a value of the wrong type."""
+    """Return an attempt of a job that is in no database. Raises TypeError or ValueError for an invalid value."""
     check_handler_name(handler)
     check_types(
         job_id=job_id,
@@ -266,15 +266,15 @@ def attempt_at(
         checkpoint=None if checkpoint is None else encode(checkpoint, what="checkpoint"),
         schedule=schedule,
     )
-    return Attempt(claim, lease=30, asked=0.0, suspect=Suspects.NONE)
+    return Attempt(claim, lease=30, claim_sent_at=0.0, suspect=Suspects.NONE)
 
 
-FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}
-"""What a made-up job can be given to say of itself."""
+JOB_FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}
+"""The facts that a test can set on its job."""
 
 
 def handler_of(app: App, name: str) -> Handler:
-    """Return the app's handler, made to run in this process. Raises ConfigError, naming the closest, for one it lacks."""
+    """Return the app's handler, changed to run in this process. Raises ConfigError, with the closest name, for an unknown one."""
     check_handler_name(name)
     found = app.handlers.get(name)
     if found is None:
@@ -287,17 +287,17 @@ def handler_of(app: App, name: str) -> Handler:
 async def call_inline(
     app: App, name: str, payload: Any = None, *, dsn: str | None = None, conn: Any = None, **facts: Any
 ) -> Outcome:
-    """Run one attempt of a handler here and now, and return its outcome; nothing about it is stored.
+    """Run one attempt of a handler in this process, and return its outcome. Nothing about it is stored.
 
     The app's lifespan is entered around it, unless `state=…` is given. `job.transaction()` runs on `conn`, or on a connection to
-    `dsn`, and commits the handler's effect; without either it raises. `facts` are what the job says of itself: `attempt`,
-    `job_id`, `queue`, `scheduled_for`, `idempotency_key`, `checkpoint`, `meta`, `timeout` and so on.
+    `dsn`, and commits the handler's effect; without either it raises RuntimeError. `facts` are the job's `attempt`, `job_id`,
+    `queue`, `scheduled_for`, `idempotency_key`, `checkpoint`, `meta`, `timeout` and so on.
     """
     handler = handler_of(app, name)
     try:
         text: str = handler.codec.encode(payload)
     except InvalidPayload:
-        text = "null" if payload is None else encode_payload(payload)  # the decoder shall say what is wrong with it
+        text = "null" if payload is None else encode_payload(payload)  # the decoder's error describes the problem
     facts = {"queue": handler.queue or "default", "timeout": handler.timeout} | facts
     async with AsyncExitStack() as stack:
         if dsn is not None:
@@ -307,11 +307,13 @@ async def call_inline(
             state = facts.pop("state")
         else:
             state = None if app.lifespan is None else await stack.enter_async_context(app.lifespan())
-        return await run_attempt(handler, attempt_at(text, handler=name, **facts), surroundings(conn=conn, state=state))
+        return await run_attempt(
+            handler, attempt_at(text, handler=name, **facts), inline_environment(conn=conn, state=state)
+        )
 
 
 async def run_attempt(handler: Handler, attempt: Attempt, environment: Environment) -> Outcome:
-    """Take an attempt to its outcome, in a task and a context of its own."""
+    """Run an attempt in its own task and context, and return its outcome."""
     ended: list[Outcome] = []
     executor = Executor(
         {attempt.claim.handler: handler},

@@ -1,21 +1,21 @@
-"""For the tests of those who write handlers and enqueue jobs.
+"""Test handlers, and code that enqueues jobs.
 
-Three ways, from the inside out. A handler is a function: call it with a made-up job::
+There are three ways. A handler is a function: call it with a job of `make_job`::
 
     async def test_a_receipt_names_the_order() -> None:
         job = make_job(Receipt(order=7))
         await send_receipt(job)
         assert outbox == ["order 7"]
 
-Or have it run as a daemon runs it, without a database: the payload is decoded, middleware and timeout apply, exceptions become an
-outcome::
+Or run it as a daemon would, without a database: the payload is decoded, middleware and the timeout apply, and an exception becomes
+an outcome::
 
     async def test_an_unknown_order_is_given_up() -> None:
         outcome = await perform(app, "send_receipt", {"order": 404})
         assert isinstance(outcome, Failed) and outcome.permanent
 
-Or let code enqueue on a connection and run what is due there, in a transaction that is rolled back in the end (the fixture is
-yours: any asyncpg connection to a database with rota's schema)::
+Or let your code enqueue on a connection and run the due jobs there, in a transaction that is rolled back at the end. The fixture
+gives any asyncpg connection to a database with rota's schema::
 
     @pytest.fixture
     async def conn():
@@ -69,7 +69,17 @@ from rota.domain.outcome import (
 from rota.domain.validation import check_handler_name, check_types
 from rota.handlers.attempt import Attempt
 from rota.handlers.local_port import Environment
-from rota.inline import FACTS, GRACE, InlineJob, InlineSyncJob, Lent, attempt_at, call_inline, handler_of, surroundings
+from rota.inline import (
+    GRACE,
+    JOB_FACTS,
+    InlineJob,
+    InlineSyncJob,
+    Lent,
+    attempt_at,
+    call_inline,
+    handler_of,
+    inline_environment,
+)
 from rota.lifecycle.executor import Executor
 from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
@@ -117,30 +127,32 @@ _ASYNCPG = (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)
 
 
 def make_job(payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any) -> InlineJob[P]:
-    """Return a job to call an `async def` handler with; a plain `def` handler takes one of `make_sync_job`.
+    """Return a job to call an `async def` handler with. A plain `def` handler takes one of `make_sync_job`.
 
-    `payload` is what the handler gets, as it is. `facts` are what the job says of itself: `job_id`, `attempt`, `fence_token`,
-    `queue`, `scheduled_for`, `idempotency_key`, `schedule_id`, `schedule`, `checkpoint`, `meta`. `conn`, an asyncpg connection, is
-    what `job.transaction()` yields, with a transaction or a savepoint open. What the handler asked of the job can be looked at
-    afterwards: `progress`, `progress_note`, `guarded`, `completed`, `result`, `checkpoint`. `job.stop("drain")` makes it see an
-    order to stop. Raises TypeError for a fact of the wrong type.
+    The handler gets `payload` unchanged. `facts` set the job's properties: `job_id`, `attempt`, `fence_token`, `queue`,
+    `scheduled_for`, `idempotency_key`, `schedule_id`, `schedule`, `checkpoint`, `meta`. `job.transaction()` yields `conn`, an
+    asyncpg connection, with a transaction or a savepoint open. After the call, `progress`, `progress_note`, `guarded`,
+    `completed`, `result` and `checkpoint` show what the handler did with the job. `job.stop("drain")` asks the handler to stop.
+    Raises TypeError for a fact of the wrong type.
     """
     _check_facts(facts)
     if conn is not None and type(conn).__module__.partition(".")[0] == "psycopg":
         raise TypeError(
             "conn can't be a psycopg connection: write an asyncpg one, or use make_sync_job for a plain def"
         )
-    return InlineJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
+    return InlineJob(attempt_at("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload)
 
 
 def make_sync_job(
     payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any
 ) -> InlineSyncJob[P]:
-    """Return a job to call a plain `def` handler with; `conn` is a psycopg connection, all else is as with `make_job`."""
+    """Return a job to call a plain `def` handler with. `conn` is a psycopg connection; all else is as with `make_job`."""
     _check_facts(facts)
     if isinstance(conn, _ASYNCPG):
         raise TypeError("conn can't be an asyncpg connection: write a psycopg one, or use make_job for an async def")
-    return InlineSyncJob(attempt_at("{}", handler=handler, **facts), surroundings(conn=conn, state=state), payload)
+    return InlineSyncJob(
+        attempt_at("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload
+    )
 
 
 async def perform(app: App, name: str, payload: Any = None, *, conn: Any = None, **facts: Any) -> Outcome:
@@ -161,7 +173,7 @@ async def perform(app: App, name: str, payload: Any = None, *, conn: Any = None,
     `Cancelled`   it raised `Cancel`                                           `reason`
     ============= ============================================================ ====================================
 
-    Two more occur in a daemon only, and after `job.stop()`: `Interrupted` (a drain) and `LeaseLost`.
+    Two more occur only in a daemon and after `job.stop()`: `Interrupted` (a drain) and `LeaseLost`.
     """
     _check_app(app)
     _check_facts(facts.keys() - {"state"})
@@ -181,13 +193,12 @@ class Ran:
 async def drain(
     app: App, conn: asyncpg.Connection | str, *, at_once: bool = False, limit: int = 1000, state: Any = _ANY
 ) -> list[Ran]:
-    """Run the app's due jobs one after the other, until none is due, and return what they did, in order.
+    """Run the app's due jobs one after the other until none is due, and return their attempts in order.
 
-    All of it happens on `conn`, an asyncpg connection, in the transaction that is open there: roll back, and nothing has happened.
-    Jobs that the handlers enqueue run, too. In a transaction the database's time stands still, so that retries are not due; with
-    `at_once` everything is, whatever it waits for. A URL in place of a connection is connected to; plain `def` handlers can use
-    `job.transaction()` only then. AssertionError after `limit` attempts, for something goes round in circles, and for an attempt
-    without an outcome.
+    All statements run on `conn`, an asyncpg connection, in the transaction that is open there, so a rollback undoes everything.
+    Jobs that the handlers enqueue run too. The database's time doesn't advance in a transaction, so retries don't become due;
+    `at_once` makes every waiting job due. `conn` may also be a URL; only then can plain `def` handlers use `job.transaction()`.
+    Raises AssertionError after `limit` attempts, because jobs seem to enqueue each other endlessly.
     """
     _check_app(app)
     check_types(at_once=at_once, limit=limit)
@@ -214,11 +225,11 @@ async def drain(
             app_reference=None,
             state=state,
         )
-        return await _Drain(app, conn, environment).run(at_once=at_once, limit=limit)
+        return await _DrainingDaemon(app, conn, environment).run(at_once=at_once, limit=limit)
 
 
-class _Drain:
-    """A daemon with one slot and one connection, that ends when there is nothing to do."""
+class _DrainingDaemon:
+    """A daemon with one slot and one connection that ends when no job is due."""
 
     def __init__(self, app: App, conn: Any, environment: Environment) -> None:
         self._app = app
@@ -234,15 +245,15 @@ class _Drain:
             node=self._node,
             random=lambda: 1.0,
             alert=None,
-            on_end=lambda _schedule_id, _succeeded: None,  # a schedule's record is the daemons' to keep
+            on_end=lambda _schedule_id, _succeeded: None,  # only daemons keep the statistics of schedules
         )
         self._executor = Executor(
-            self._handlers, environment, settle=self._ended, abandon=self._settler.abandon, grace=GRACE
+            self._handlers, environment, settle=self._record, abandon=self._settler.abandon, grace=GRACE
         )
         self._ran: list[Ran] = []
 
     async def run(self, *, at_once: bool, limit: int) -> list[Ran]:
-        """Run what is due, and what becomes due by it."""
+        """Run the due jobs, and the jobs that become due meanwhile."""
         await queries.register_handlers(
             self._conn,
             app=self._app.name,
@@ -256,7 +267,9 @@ class _Drain:
                     f"{limit} attempts, and jobs are still due: the last was of {self._ran[-1].handler!r}"
                 )
             for claim in claims:
-                await self._take(Attempt(claim, lease=LEASE.total_seconds(), asked=0.0, suspect=Suspects.NONE))
+                await self._run_attempt(
+                    Attempt(claim, lease=LEASE.total_seconds(), claim_sent_at=0.0, suspect=Suspects.NONE)
+                )
         return self._ran
 
     async def _claim(self, *, at_once: bool) -> list[Any]:
@@ -274,13 +287,13 @@ class _Drain:
                     return found.claims
         return []
 
-    async def _take(self, attempt: Attempt) -> None:
+    async def _run_attempt(self, attempt: Attempt) -> None:
         self._running.add(attempt)
         self._executor.start(attempt)
         await self._executor.finish()
         await self._settler.run_once()
 
-    def _ended(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _record(self, attempt: Attempt, outcome: Outcome) -> None:
         claim = attempt.claim
         self._ran.append(Ran(job_id=claim.job_id, handler=claim.handler, attempt=claim.attempt, outcome=outcome))
         self._settler.add(attempt, outcome)
@@ -294,13 +307,13 @@ async def assert_enqueued(
     count: int | None = None,
     **columns: Unpack[Columns],
 ) -> list[int]:
-    """Assert that live jobs of that handler exist, as `conn` sees them, and return their job_ids.
+    """Assert that live jobs of the handler exist, as `conn` sees them, and return their job_ids.
 
-    `payload` must be contained in theirs: a dict's further keys don't count. `columns` must be equal, `meta` contained.
-    `count` is how many such jobs there must be, 0 for none; without it, at least one.
+    The jobs' payload must contain `payload`: further keys of a dict don't matter. `meta` must be contained too, other `columns`
+    must be equal. `count` is the number of such jobs, 0 for none; without it, at least one is needed.
     """
-    row = await drivers.fetch(conn, "find_enqueued", _name(handler), caller="assert_enqueued")
-    return _found(row, _name(handler), payload, count, columns)
+    row = await drivers.fetch(conn, "find_enqueued", _handler_name(handler), caller="assert_enqueued")
+    return _matching_jobs(row, _handler_name(handler), payload, count, columns)
 
 
 def assert_enqueued_sync(
@@ -311,9 +324,9 @@ def assert_enqueued_sync(
     count: int | None = None,
     **columns: Unpack[Columns],
 ) -> list[int]:
-    """Do the same on a blocking connection."""
-    row = drivers.fetch_sync(conn, "find_enqueued", _name(handler), caller="assert_enqueued_sync")
-    return _found(row, _name(handler), payload, count, columns)
+    """Assert the same as `assert_enqueued`, on a blocking connection."""
+    row = drivers.fetch_sync(conn, "find_enqueued", _handler_name(handler), caller="assert_enqueued_sync")
+    return _matching_jobs(row, _handler_name(handler), payload, count, columns)
 
 
 def _check_app(app: object) -> None:
@@ -323,28 +336,28 @@ def _check_app(app: object) -> None:
 
 def _check_facts(facts: Iterable[str]) -> None:
     for name in facts:
-        if name not in FACTS:
-            close = get_close_matches(name, FACTS, 1)
-            meant = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(FACTS))}"
-            raise TypeError(f"a job has no fact {name!r}: {meant}")
+        if name not in JOB_FACTS:
+            close = get_close_matches(name, JOB_FACTS, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(JOB_FACTS))}"
+            raise TypeError(f"a job has no fact {name!r}: {hint}")
 
 
-def _name(handler: str | HandlerFunction[Any, Any, Any]) -> str:
+def _handler_name(handler: str | HandlerFunction[Any, Any, Any]) -> str:
     name = getattr(handler, "name", handler)
     check_handler_name(name)
     return str(name)
 
 
-def _found(row: Any, handler: str, payload: Any, count: int | None, columns: Mapping[str, Any]) -> list[int]:
+def _matching_jobs(row: Any, handler: str, payload: Any, count: int | None, columns: Mapping[str, Any]) -> list[int]:
     check_types(count=count)
     for name, value in columns.items():
         check_column(name)
         check_types(**{name: value})
-    wanted = {name: _plain(value) for name, value in columns.items() if value is not None and name != "on_conflict"}
+    wanted = {name: _as_json(value) for name, value in columns.items() if value is not None and name != "on_conflict"}
     if payload is not _ANY:
         wanted["payload"] = json.loads(encode_payload(payload))
     jobs = json.loads(row[0])
-    found = [job["job_id"] for job in jobs if all(_fits(name, job[name], value) for name, value in wanted.items())]
+    found = [job["job_id"] for job in jobs if all(_is_match(name, job[name], value) for name, value in wanted.items())]
     if len(found) == count or (count is None and found):
         return found
     how_many = "at least one" if count is None else count
@@ -355,7 +368,7 @@ def _found(row: Any, handler: str, payload: Any, count: int | None, columns: Map
     )
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     match value:
         case datetime():
             return value.astimezone(UTC)
@@ -365,15 +378,15 @@ def _plain(value: Any) -> Any:
             return value
 
 
-def _fits(name: str, actual: Any, wanted: Any) -> bool:
+def _is_match(name: str, actual: Any, wanted: Any) -> bool:
     if isinstance(wanted, datetime):
         return actual is not None and datetime.fromisoformat(actual) == wanted
     if name in {"payload", "meta"}:
-        return _contains(actual, wanted)
+        return _is_contained(actual, wanted)
     return bool(actual == wanted)
 
 
-def _contains(actual: Any, wanted: Any) -> bool:
+def _is_contained(actual: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict) and isinstance(actual, dict):
-        return all(key in actual and _contains(actual[key], value) for key, value in wanted.items())
+        return all(key in actual and _is_contained(actual[key], value) for key, value in wanted.items())
     return bool(actual == wanted)

@@ -214,7 +214,7 @@ async def test_a_daemons_column_is_refused_as_such(conn: Connection[Record]) -> 
     )
     theirs = {row["attname"] for row in rows} - COLUMNS - {"handler", "payload"}
     for name in theirs:
-        with pytest.raises(TypeError, match=f"rota.jobs.{name} is for daemons to write"):
+        with pytest.raises(TypeError, match=f"rota.jobs.{name} is written by daemons only"):
             option(name, 1)
     with pytest.raises(TypeError, match="no public column 'prority': did you mean 'priority'"):
         option("prority", 1)

@@ -12,6 +12,7 @@ import pytest
 import rota
 from rota.app import find_app
 from rota.errors import AppNotFound, ConfigError, InvalidCron
+from rota.testing import make_job, make_sync_job
 
 
 def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> None:
@@ -189,3 +190,49 @@ def test_an_app_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.
     )
     with pytest.raises(AppNotFound, match=r"February 30.*\(.*wrong_jobs\.py, line 4\)"):
         find_app("wrong_jobs:app")
+
+
+def test_reprs_name_the_object_and_show_no_payload() -> None:
+    """They end up in logs and tracebacks, so a payload or a URL must not be in them."""
+    inner = rota.App("inner")
+    app = rota.App("shop", release="v7")
+    app.include(inner)
+
+    @inner.handler("mail")
+    def mail(job: rota.SyncJob[Any]) -> None:
+        del job
+
+    app.schedule("0 6 * * *", name="nightly", handler="mail", payload={"card": "s3cret"})
+    declaration = app.schedules["nightly"]
+    shown = [repr(app), repr(declaration), repr(app.handlers["mail"]), repr(mail)]
+    shown += [repr(make_job({"card": "s3cret"}, job_id=7, attempt=2)), repr(make_sync_job("s3cret"))]
+    assert shown[0] == "<App 'shop', release 'v7': 1 handlers, 1 schedules>"
+    assert "name='nightly'" in shown[1]
+    assert "'0 6 * * *'" in shown[1]
+    assert "name='mail'" in shown[2]
+    assert "mail" in shown[3]
+    assert shown[4] == "<InlineJob 7 of 'test', attempt 2, token 1>"
+    assert shown[5] == "<InlineSyncJob 1 of 'test', attempt 1, token 1>"
+    assert not [text for text in shown if "s3cret" in text]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            rota.Refused("queue must not be empty", sqlstate="23514"),
+            "Refused('queue must not be empty', sqlstate='23514')",
+        ),
+        (rota.StaleToken("job 7 is no longer ours"), "StaleToken('job 7 is no longer ours')"),
+        (rota.Retry(after=timedelta(seconds=3)), "Retry(after=datetime.timedelta(seconds=3))"),
+        (
+            rota.Snooze(at=datetime(2030, 1, 1, tzinfo=UTC)),
+            "Snooze(at=datetime.datetime(2030, 1, 1, 0, 0, tzinfo=datetime.timezone.utc))",
+        ),
+        (rota.Cancel("sold out"), "Cancel('sold out')"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_the_repr_of_an_error_can_be_read(error: Exception, expected: str) -> None:
+    """An exception's own repr shows positional values alone."""
+    assert repr(error) == expected

@@ -18,7 +18,7 @@ async def test_the_limit_holds_in_every_order_of_holds_cancellations_and_returns
 
     async def use(size: int) -> None:
         nonlocal held, most
-        async with budget.hold(size) as keep:
+        async with budget.reserve(size) as keep:
             mine = min(size, 100)
             held += mine
             most = max(most, held)
@@ -42,5 +42,5 @@ async def test_the_limit_holds_in_every_order_of_holds_cancellations_and_returns
             await asyncio.sleep(0)
     assert held == 0
     assert 0 < most <= 100
-    async with asyncio.timeout(5), budget.hold(100):
+    async with asyncio.timeout(5), budget.reserve(100):
         pass

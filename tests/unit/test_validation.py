@@ -168,7 +168,7 @@ def test_f7_a_handler_is_enqueued_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("made", [make_job, make_sync_job])
-@pytest.mark.parametrize("name", sorted(inline.FACTS - FREE | {"handler"}))
+@pytest.mark.parametrize("name", sorted(inline.JOB_FACTS - FREE | {"handler"}))
 def test_f7_a_made_up_job_refuses_facts_by_name(made: Callable[..., Any], name: str) -> None:
     """Every fact that a job can be given."""
     for value in KINDS[name]:

@@ -14,7 +14,7 @@ from rota.domain.payload import plain
 from rota.handler_exceptions import Permanent
 from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 from rota.handlers.local_port import inside
-from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
+from rota.handlers.pipes import PIPES_GRACE, describe_exit, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
                 await process.wait()
         if code:
             said = plain(errors.decode("utf-8", "backslashreplace"), KEPT).strip()
-            failure = f"{settings.argv[0]} ended with {how_it_ended(code)}" + (f": {said}" if said else "")
+            failure = f"{settings.argv[0]} ended with {describe_exit(code)}" + (f": {said}" if said else "")
             raise Permanent(failure) if code in settings.permanent else CommandFailed(failure)
         return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), KEPT)}
 

@@ -1,4 +1,4 @@
-"""Enqueue from Python, in the caller's transaction: the job exists when, and only when, that commits.
+"""Enqueue from Python in the caller's transaction: the job exists if, and only if, that transaction commits.
 
 `enqueue` and `enqueue_many` are for asyncpg, psycopg's AsyncConnection, SQLAlchemy's AsyncConnection and AsyncSession;
 `enqueue_sync` and `enqueue_many_sync` for psycopg's Connection, SQLAlchemy's Connection and Session, and Django's connection.
@@ -33,25 +33,25 @@ JobOutcome = Literal["created", "kept", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The job's number, whether this call made it, and what became of a live job that had the unique_key already."""
+    """The result of an enqueue: the job's number, and how the call dealt with a live job of the same unique_key."""
 
     job_id: int
     created: bool
     outcome: JobOutcome = field(default="created", compare=False)
-    """created: there was no such job. replaced: the new values took its place. kept: it stays as it is, because
-    on_conflict is 'keep' or because it is running."""
+    """created: no live job had the unique_key. replaced: the live job got the new values. kept: the live job is unchanged,
+    because on_conflict is 'keep' or because it is running."""
 
 
 async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
-    """Insert a job on an asynchronous connection, in whatever transaction is open on it.
+    """Insert a job on an asynchronous connection, in the transaction that is open on it.
 
     `payload` is anything that is JSON, a dataclass or a pydantic model. `columns` are the public columns of rota.jobs: `queue`,
     `run_at` and `start_by` (datetimes with a zone), `priority` (0 first, 9 last), `unique_key` with `on_conflict` ('keep',
     'replace', 'error'), `max_attempts`, `backoff_base`, `backoff_cap`, `retry_for`, `timeout` and `lease` (timedeltas),
     `delivery`, `idempotency_key`, `meta`.
     Raises TypeError for a wrong connection, an unknown column or a value of the wrong kind, ValueError for a datetime without a
-    zone, InvalidPayload for what is not JSON or can't be stored, Refused for what the database says no to. Nothing is sent
-    before all of it is checked, and other errors of the driver leave as they are.
+    zone, InvalidPayload for a payload that is not JSON or can't be stored, Refused for values that the database rejects. All
+    arguments are checked before anything is sent. Other errors of the driver propagate unchanged.
     """
     drivers.check_async(conn, "rota.enqueue")
     check_handler_name(handler)
@@ -60,7 +60,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
 
 
 def enqueue_sync(conn: SyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
-    """Insert a job on a blocking connection, in whatever transaction is open on it; all else is as with `enqueue`."""
+    """Insert a job on a blocking connection, in the transaction that is open on it. All else is as with `enqueue`."""
     drivers.check_sync(conn, "rota.enqueue_sync")
     check_handler_name(handler)
     text, options = _job(payload, columns)
@@ -70,54 +70,57 @@ def enqueue_sync(conn: SyncConn, handler: str, payload: Any = None, **columns: U
 async def enqueue_many(
     conn: AsyncConn, handler: str, payloads: Iterable[Any], *, encode: Encode | None = None, **columns: Any
 ) -> int:
-    """Insert a job for each payload, about as fast as COPY does, and return how many were made.
+    """Insert a job for each payload, about as fast as COPY, and return the number of jobs inserted.
 
-    `columns` are those of `enqueue`, for all jobs alike. `unique_key`, `idempotency_key`, `run_at`, `priority` and `meta` may also
-    be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. A live job with the same unique_key is
-    kept, and no job is made in its place. `encode` turns a payload into JSON text, where it isn't JSON.
-    The errors are those of `enqueue`, and name the payload: `payloads[7]: …`. On asyncpg and psycopg an error takes back all
-    jobs of the call and leaves the caller's transaction usable. SQLAlchemy, and jobs with a unique_key, go by statements of
-    thousands, sent when all payloads have been checked: only without a transaction can one that the database refuses leave
-    earlier ones behind.
+    `columns` are those of `enqueue`, and apply to all jobs. `unique_key`, `idempotency_key`, `run_at`, `priority` and `meta` may
+    also be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. If a live job has the same unique_key,
+    it is kept and no job is inserted. `encode` turns a payload that isn't JSON into JSON text.
+    The errors are those of `enqueue`, and name the payload: `payloads[7]: …`. On asyncpg and psycopg, an error undoes all
+    inserts of the call and leaves the caller's transaction usable. On SQLAlchemy, and with a unique_key, statements of thousands
+    of jobs are sent once all payloads are checked. Without a transaction, jobs of earlier statements stay if a later one fails.
     """
     drivers.check_async(conn, "rota.enqueue_many")
     many = Many(handler, payloads, columns, encode or encode_payload)
-    if copying.can_copy(conn) and not many.keyed:
-        await copying.copy_jobs(conn, many.copied, many.copies())
+    if copying.can_copy(conn) and not many.has_unique_keys:
+        await copying.copy_jobs(conn, many.copy_columns, many.copies())
         return many.sent
     for batch in list(many.statements()):
-        with batch.named():
-            many.made(batch, await drivers.fetch(conn, batch.query, *batch.arguments, caller="rota.enqueue_many"))
+        with batch.naming_payloads():
+            many.count_inserted(
+                batch, await drivers.fetch(conn, batch.query, *batch.arguments, caller="rota.enqueue_many")
+            )
     return many.sent
 
 
 def enqueue_many_sync(
     conn: SyncConn, handler: str, payloads: Iterable[Any], *, encode: Encode | None = None, **columns: Any
 ) -> int:
-    """Insert a job for each payload on a blocking connection; all else is as with `enqueue_many`. Django goes by statements."""
+    """Insert a job for each payload on a blocking connection, as `enqueue_many` does. Django uses statements instead of COPY."""
     drivers.check_sync(conn, "rota.enqueue_many_sync")
     many = Many(handler, payloads, columns, encode or encode_payload)
-    if copying.can_copy(conn) and not many.keyed:
-        copying.copy_jobs_sync(conn, many.copied, many.copies())
+    if copying.can_copy(conn) and not many.has_unique_keys:
+        copying.copy_jobs_sync(conn, many.copy_columns, many.copies())
         return many.sent
     for batch in list(many.statements()):
-        with batch.named():
-            many.made(batch, drivers.fetch_sync(conn, batch.query, *batch.arguments, caller="rota.enqueue_many_sync"))
+        with batch.naming_payloads():
+            many.count_inserted(
+                batch, drivers.fetch_sync(conn, batch.query, *batch.arguments, caller="rota.enqueue_many_sync")
+            )
     return many.sent
 
 
 class Encoded(str):
-    """A payload that is JSON text already, checked by whoever made it."""
+    """A payload that is already checked JSON text."""
 
     __slots__ = ()
 
 
 def encode_payload(payload: Any) -> str:
-    """Return a payload as JSON text: what is JSON as it is, dataclasses and pydantic models by their fields."""
+    """Return a payload as JSON text. Dataclasses and pydantic models become objects."""
     if isinstance(payload, dict):
-        return json_text.encode(payload)  # nearly all of them: the questions below take as long as the answer
+        return json_text.encode(payload)  # nearly all payloads: the checks below take as long as encoding
     if isinstance(payload, Encoded):
-        return str(payload)  # not a type of ours: drivers go by the type
+        return str(payload)  # a plain str: drivers choose the encoding by the type
     if isinstance(payload, BaseModel) or (dataclasses.is_dataclass(payload) and not isinstance(payload, type)):
         payload = to_jsonable_python(payload, by_alias=True)
     return json_text.encode(payload)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Columns(TypedDict, total=False):
-    """What `enqueue` takes by name: the public columns of rota.jobs, and on_conflict. None: the default."""
+    """The keyword arguments of `enqueue`: the public columns of rota.jobs, and on_conflict. None means the default."""
 
     queue: str | None
     run_at: datetime | None
@@ -38,11 +38,11 @@ class Columns(TypedDict, total=False):
 
 COLUMNS = frozenset(Columns.__annotations__)
 
-DAEMONS = frozenset({
+DAEMON_COLUMNS = frozenset({
     "job_id", "scheduled_for", "schedule_id", "created_at", "created_by", "state", "attempt", "losses", "releases", "fence_token",
     "leased_by", "lease_expires_at", "started_at", "checkpoint", "progress", "progress_note", "exclusive",
 })  # fmt: skip
-"""What only daemons write, and a client can't."""
+"""Columns that only daemons write."""
 
 
 def option(name: str, value: Any) -> Any:
@@ -62,8 +62,8 @@ def option(name: str, value: Any) -> Any:
 
 def check_column(name: str) -> None:
     """Raise TypeError for a column that a client can't write, or that doesn't exist."""
-    if name in DAEMONS:
-        raise TypeError(f"rota.jobs.{name} is for daemons to write, nobody else may: leave it out")
+    if name in DAEMON_COLUMNS:
+        raise TypeError(f"rota.jobs.{name} is written by daemons only: leave it out")
     if name not in COLUMNS:
         close = get_close_matches(name, COLUMNS, 1)
         raise TypeError(f"rota.jobs has no public column {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))

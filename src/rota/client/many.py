@@ -1,4 +1,4 @@
-"""Many jobs of one call: their rows for COPY, or statements for connections that can't; which payload an error is about."""
+"""Prepare many jobs of one call as rows for COPY, or as statements for connections without COPY."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
     Encode = Callable[[Any], str]
 
-OWN = frozenset({"run_at", "priority", "unique_key", "idempotency_key", "meta"})
-"""What may differ from job to job in `enqueue_many`, given as a function of the payload."""
+PER_JOB_COLUMNS = frozenset({"run_at", "priority", "unique_key", "idempotency_key", "meta"})
+"""Columns that `enqueue_many` also takes as a function of the payload."""
 
-BATCH = 5000
-"""Jobs in a COPY or a statement, and …"""
+MAX_BATCH_JOBS = 5000
+"""The most jobs in a COPY or a statement."""
 
 BATCH_BYTES = 4 << 20
-"""… about how many bytes of a statement."""
+"""The approximate size limit of a statement."""
 
-PIECE = 1 << 13
-"""About how many bytes of a COPY are sent at once: the server works on them while the next are made."""
+PIECE_BYTES = 1 << 13
+"""The approximate index of bytes of a COPY sent at once. The server works on them while the next are prepared."""
 
 _NULL = "\\N"
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement's jobs, those from `first` to before `end` of the payloads given."""
+    """One statement that inserts the jobs of payloads[first:end]."""
 
     first: int
     end: int
@@ -47,8 +47,8 @@ class Statement:
     arguments: tuple[str, str, str]
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Say in what the database refuses whose jobs it is about."""
+    def naming_payloads(self) -> Iterator[None]:
+        """Name the payloads in a Refused error."""
         try:
             yield
         except Refused as error:
@@ -60,7 +60,7 @@ class Many:
 
     def __init__(self, handler: str, payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode) -> None:
         check_handler_name(handler)
-        # These are iterable, but one payload rather than many.
+        # These are iterable too, but are a single payload.
         if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | Mapping | BaseModel):
             raise TypeError(f"payloads can't be a {type(payloads).__name__}: write a list of payloads")
         if not callable(encode):
@@ -69,17 +69,17 @@ class Many:
         self._payloads = payloads
         self._encode = encode
         self._shared: dict[str, Any] = {}
-        self._own: dict[str, Callable[[Any], Any]] = {}
+        self._per_job: dict[str, Callable[[Any], Any]] = {}
         self._fault: Exception | None = None
         self.sent = 0
-        """How many jobs were made."""
+        """The index of jobs inserted so far."""
         if columns.get("on_conflict") not in {None, "keep"}:
             raise TypeError("enqueue_many keeps live jobs with the same unique_key: on_conflict can only be 'keep'")
         for name, value in columns.items():
             if value is None or name == "on_conflict":
                 continue
-            if callable(value) and name in OWN:
-                self._own[name] = value
+            if callable(value) and name in PER_JOB_COLUMNS:
+                self._per_job[name] = value
             elif name in {"unique_key", "idempotency_key"}:
                 raise TypeError(
                     f"{name} must differ from job to job: give a function of the payload, {name}=lambda payload: …"
@@ -88,24 +88,24 @@ class Many:
                 self._shared[name] = option(name, value)
 
     @property
-    def keyed(self) -> bool:
-        """Say whether live jobs may have to be left alone, which COPY can't."""
-        return "unique_key" in self._own
+    def has_unique_keys(self) -> bool:
+        """Whether the jobs have unique keys, which COPY can't resolve."""
+        return "unique_key" in self._per_job
 
     @property
-    def copied(self) -> Sequence[str]:
+    def copy_columns(self) -> Sequence[str]:
         """The columns of `copies`, in their order."""
-        return ("handler", "payload", *self._own, *self._shared)
+        return ("handler", "payload", *self._per_job, *self._shared)
 
     def copies(self) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Yield for each COPY the number of its first payload, and its rows, which are made while they are being read.
+        """Yield for each COPY the index of its first payload, and its rows, which are encoded while they are read.
 
-        An error waits until the rows so far have been read, and leaves before the next COPY.
+        An error is raised only when the next COPY is requested: raised earlier, the driver would send its text to the server.
         """
-        left = iter(self._payloads)
+        remaining = iter(self._payloads)
         first = 0
-        # Before the COPY begins, so that they may come from the connection that it keeps busy.
-        while chunk := list(islice(left, BATCH)):
+        # Read before the COPY begins: the payloads may come from the same connection.
+        while chunk := list(islice(remaining, MAX_BATCH_JOBS)):
             yield first, self._rows(chunk, first)
             if self._fault is not None:
                 raise self._fault
@@ -114,31 +114,33 @@ class Many:
 
     def statements(self) -> Iterator[Statement]:
         """Yield the statements that insert the jobs."""
-        query: Query = "enqueue_keyed_jobs" if self._own else "enqueue_jobs"
+        query: Query = "enqueue_keyed_jobs" if self._per_job else "enqueue_jobs"
         options = json.dumps(self._shared)
         jobs: list[str] = []
         first = size = 0
-        for number, payload in enumerate(self._payloads):
-            with _named(number):
+        for index, payload in enumerate(self._payloads):
+            with _naming_payload(index):
                 text = self._job(payload)
             jobs.append(text)
             size += len(text)
-            if len(jobs) == BATCH or size > BATCH_BYTES:
-                yield Statement(first, number + 1, query, (self._handler, options, f"[{','.join(jobs)}]"))
-                jobs, first, size = [], number + 1, 0
+            if len(jobs) == MAX_BATCH_JOBS or size > BATCH_BYTES:
+                yield Statement(first, index + 1, query, (self._handler, options, f"[{','.join(jobs)}]"))
+                jobs, first, size = [], index + 1, 0
         if jobs:
             yield Statement(first, first + len(jobs), query, (self._handler, options, f"[{','.join(jobs)}]"))
 
-    def made(self, statement: Statement, row: Sequence[Any] | None) -> None:
-        """Count what a statement has made: all of its jobs, unless it says how many."""
-        says = statement.query == "enqueue_keyed_jobs"
-        self.sent += row[0] if row and says else statement.end - statement.first
+    def count_inserted(self, statement: Statement, row: Sequence[Any] | None) -> None:
+        """Count the jobs that a statement inserted. Only the keyed statement returns a index."""
+        returns_count = statement.query == "enqueue_keyed_jobs"
+        self.sent += row[0] if row and returns_count else statement.end - statement.first
 
     def _job(self, payload: Any) -> str:
         text = self._text(payload)
-        if not self._own:
+        if not self._per_job:
             return text
-        columns = {name: option(name, value) for name, of in self._own.items() if (value := of(payload)) is not None}
+        columns = {
+            name: option(name, value) for name, of in self._per_job.items() if (value := of(payload)) is not None
+        }
         return f'{{"payload":{text}' + (f",{json.dumps(columns)[1:]}" if columns else "}")
 
     def _text(self, payload: Any) -> str:
@@ -152,27 +154,27 @@ class Many:
         end = "".join(f"\t{_text(value)}" for value in self._shared.values()) + "\n"
         rows: list[bytes] = []
         size = 0
-        number = first
+        index = first
         try:
             for payload in chunk:
                 text = self._text(payload)
                 text = _NULL if text == "null" else _escaped(text)
-                for name, of in self._own.items():
+                for name, of in self._per_job.items():
                     value = of(payload)
                     text += f"\t{_NULL if value is None else _text(option(name, value))}"
                 rows.append(f"{begin}{text}{end}".encode())
                 size += len(rows[-1])
-                number += 1
-                if size > PIECE:
+                index += 1
+                if size > PIECE_BYTES:
                     yield b"".join(rows)
                     rows, size = [], 0
             yield b"".join(rows)
-        except Exception as error:  # noqa: BLE001  raised by `copies`: see there
-            self._fault = _naming(error, number)
+        except Exception as error:  # noqa: BLE001  raised by `copies`
+            self._fault = _with_payload_number(error, index)
 
 
 def _text(value: Any) -> str:
-    """Return a value as COPY's text format has it."""
+    """Return a value in COPY's text format."""
     return _escaped(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
@@ -181,19 +183,19 @@ def _escaped(text: str) -> str:
 
 
 @contextmanager
-def _named(number: int) -> Iterator[None]:
+def _naming_payload(index: int) -> Iterator[None]:
     try:
         yield
     except InvalidPayload as error:
-        raise _naming(error, number) from None
+        raise _with_payload_number(error, index) from None
     except Exception as error:
-        _naming(error, number)
+        _with_payload_number(error, index)
         raise
 
 
-def _naming(error: Exception, number: int) -> Exception:
-    """Return the error with the number of its payload: in its text where that is ours, else beside it."""
-    where = f"payloads[{number}]"
+def _with_payload_number(error: Exception, index: int) -> Exception:
+    """Return the error with the index of its payload: in the text of an InvalidPayload, in a note of any other error."""
+    where = f"payloads[{index}]"
     if type(error) is InvalidPayload:
         return InvalidPayload(f"{where}: {error}").with_traceback(error.__traceback__)
     error.add_note(f"in {where}")

@@ -354,7 +354,9 @@ class Daemon:
     def _running_handlers(self) -> list[tuple[str, int]]:
         """Return handler and job_id of each attempt whose handler runs now."""
         running = self._loops.running.snapshot() if self._loops else []
-        return [(each.claim.handler, each.claim.job_id) for each in running if each.began and not each.ended_at]
+        return [
+            (each.claim.handler, each.claim.job_id) for each in running if each.handler_called and not each.ended_at
+        ]
 
     async def _stop_claiming(self) -> None:
         """At the first order to stop, wake the dispatcher and write to this node's row that it is draining."""

@@ -48,8 +48,8 @@ class Declaration:
 
     name: str
     columns: Mapping[str, Any]
-    payload: str | None = None
-    """JSON text, or None for the default."""
+    payload: str | None = field(default=None, repr=False)
+    """As JSON text, None for the default."""
     paused: bool = False
     """Used only for the insert. Later, operators pause and resume the schedule."""
 

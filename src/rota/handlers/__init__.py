@@ -1,4 +1,4 @@
-"""What a job can call: a name, how it is called, and the defaults of its jobs."""
+"""Handlers: their names, how they are called, and the defaults of their jobs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """How a handler is called: returns its result; what it raises is the attempt's failure."""
+    """Calls a handler and returns its result. An exception fails the attempt."""
 
     def __call__(self, attempt: Attempt, environment: Environment) -> Awaitable[Any]:
-        """Decode the payload, call the handler, and wait for its end, whatever that takes."""
+        """Decode the payload, call the handler, and wait until it ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """A named thing that jobs call. None: the default of design."""
+    """A named function that jobs call, with the defaults of these jobs. None means rota's own default."""
 
     name: str
     function: Callable[..., Any]
@@ -43,7 +43,7 @@ class Handler:
     kind: Callable[[Handler], Step]
     """How to call it: `on_loop`, `in_thread`, `in_process`."""
     middleware: tuple[Middleware, ...] = ()
-    """What runs around it, outermost first."""
+    """Functions that run around it, outermost first."""
     queue: str | None = None
     max_attempts: int | None = None
     backoff_base: timedelta | None = None
@@ -55,7 +55,7 @@ class Handler:
 
     @property
     def row(self) -> HandlerRow:
-        """The name and the defaults of its jobs, as `rota.handlers` shows them."""
+        """The name and the defaults of its jobs, in the order of `queries.HandlerRow`."""
         return (
             self.name,
             self.queue,
@@ -67,11 +67,11 @@ class Handler:
         )
 
     def inside(self, middleware: Sequence[Middleware]) -> Handler:
-        """Return it with further middleware around all that is there."""
+        """Return a copy with this middleware around its own."""
         return replace(self, middleware=(*middleware, *self.middleware)) if middleware else self
 
     def bind(self) -> Call:
-        """Compose what each attempt calls: once, at start, so that an attempt pays only for what its handler uses."""
+        """Return the function that each attempt calls. Called once at start, so that attempts don't compose the middleware."""
         decode = self.codec.decode
         step = self.kind(self)
         for around in reversed(self.middleware):
@@ -80,23 +80,23 @@ class Handler:
         async def call(attempt: Attempt, environment: Environment) -> Any:
             text = attempt.payload
             payload = decode(text) if len(text) < OFF_LOOP_BYTES else await off_the_loop(partial(decode, text))
-            attempt.began = True
+            attempt.handler_called = True
             return await step(environment.job(attempt, environment, payload))
 
         return call
 
     def delay_after(self, attempt: int) -> timedelta | None:
-        """Return how long the handler itself wants to wait after that attempt failed; None: as the job's backoff says."""
+        """Return the delay that the handler's own backoff sets after this attempt failed; None means the job's backoff."""
         match self.backoff:
             case None:
                 return None
             case Sequence() as delays:
                 last: timedelta = delays[min(attempt, len(delays)) - 1]
                 return last
-            case ask:
+            case compute:
                 try:
-                    delay = ask(attempt)
-                except Exception:  # noqa: BLE001  a backoff that fails must not decide about the job
+                    delay = compute(attempt)
+                except Exception:  # noqa: BLE001  a failing backoff function must not decide about the job
                     return None
         return min(max(delay, timedelta(0)), LONGEST_DELAY) if isinstance(delay, timedelta) else None
 

@@ -31,19 +31,19 @@ class Attempt:
 
     __slots__ = (
         "abandoned",
-        "began",
         "checkpoint",
         "claim",
+        "claim_sent_at",
         "committed",
         "committing",
         "completing",
         "ended_at",
+        "handler_called",
         "interruption",
         "lease",
         "on_interrupt",
         "payload",
         "settle_crashes",
-        "started",
         "stop_by",
         "stop_flag",
         "stuck",
@@ -52,19 +52,31 @@ class Attempt:
         "trusted_until",
     )
 
-    def __init__(self, claim: Claim, *, lease: float, asked: float, suspect: Suspects) -> None:
+    def __init__(self, claim: Claim, *, lease: float, claim_sent_at: float, suspect: Suspects) -> None:
         self.claim = claim
         self.lease = lease
         self.suspect = suspect
-        self.started = asked
-        self.trusted_until = asked + lease - margin(lease)
+        self.claim_sent_at = claim_sent_at
+        """When the claim was sent to the database, in seconds of boottime()."""
+        self.trusted_until = claim_sent_at + lease - margin(lease)
+        """Until then the lease certainly holds. The heartbeat moves it."""
         self.task: asyncio.Task[None] | None = None
         self.on_interrupt: Callable[[], None] | None = None
+        """Stops the handler, where cancelling the task would not."""
         self.interruption: Outcome | None = None
+        """The outcome if the handler obeys the order to stop; None while there is no such order."""
         self.stop_by: float | None = None
         self.stop_flag: threading.Event | None = None
-        self.began = self.committed = self.committing = self.completing = self.stuck = False
+        self.handler_called = False
+        self.completing = False
+        """job.complete() was called. Only the database knows whether its transaction commits."""
+        self.committing = False
+        """A COMMIT that settles the job is on its way. Forbids interrupting, and a missing row is no lost lease."""
+        self.committed = False
+        """That COMMIT succeeded: nothing is left to settle."""
+        self.stuck = False
         self.abandoned = False
+        """It was settled although its handler still runs."""
         self.ended_at = 0.0
         self.settle_crashes = 0
         self.checkpoint = claim.checkpoint
@@ -72,7 +84,7 @@ class Attempt:
         """The payload as text; of a large one, only while the attempt runs."""
 
     def interrupt(self, outcome: Outcome, *, grace: float) -> None:
-        """Ask the handler to stop. The first reason stands; whether it worked, the executor sees."""
+        """Ask the handler to stop. Only the first call has an effect. It does not wait: the executor sees whether it stopped."""
         if self.interruption is not None or self.committing or self.committed or self.ended_at:
             return
         self.interruption = outcome
@@ -85,18 +97,18 @@ class Attempt:
             self.task.cancel()
 
     def lease_ends_at(self, grace: float) -> float:
-        """Return the earliest moment at which the lease may end, on this node's clock, as the heartbeat has extended it.
+        """Return the earliest time on this node's clock at which the lease may end, after the heartbeat's extensions.
 
-        `grace`: how many seconds beyond the job's timeout the heartbeat asked for.
+        `grace`: seconds beyond the job's timeout for which the heartbeat may extend the lease.
         """
         extended = self.trusted_until + margin(self.lease)
         if self.claim.timeout is not None:
-            extended = min(extended, self.started + self.claim.timeout.total_seconds() + grace)
-        return max(self.started + self.lease, extended)
+            extended = min(extended, self.claim_sent_at + self.claim.timeout.total_seconds() + grace)
+        return max(self.claim_sent_at + self.lease, extended)
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why the handler was asked to stop, in the words of `job.stop_reason`."""
+        """Why the handler was asked to stop, as `job.stop_reason` reports it."""
         match self.interruption:
             case Cancelled():
                 return "cancel"
@@ -110,7 +122,7 @@ class Attempt:
                 return None
 
 
-@lru_cache(maxsize=64)  # each attempt asks, and nearly all have the daemon's lease
+@lru_cache(maxsize=64)  # called for each attempt, nearly always with the daemon's lease
 def margin(lease: float) -> float:
-    """Return how much earlier than the database we take a lease to have ended, in seconds."""
+    """Return the safety margin in seconds: this node treats a lease as ended that much before the database does."""
     return min(5.0, max(0.5, lease / 10))

@@ -1,4 +1,4 @@
-"""A limit for the bytes of large payloads that a daemon holds at a time, and a thread for work that grows with them."""
+"""Limit the memory that a daemon uses for large payloads, and move work on them to a thread."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OFF_LOOP_BYTES = 1 << 16
-"""From this size of a payload on, work on it leaves the main loop."""
+"""Payloads of at least this size are processed in a thread instead of on the main loop."""
 
 
 class ByteBudget:
-    """Hands out bytes in the order of asking. A request larger than the limit waits until nothing else is held."""
+    """Grants bytes in the order of the requests. A request above the limit is granted once all other bytes are returned."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = 0
+        self._reserved = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[Callable[[int], None]]:
-        """Hold `size` bytes within the block. Yields a function that gives back all but as many as it is called with."""
+    async def reserve(self, size: int) -> AsyncIterator[Callable[[int], None]]:
+        """Reserve `size` bytes within the block. Yields a function `keep(needed)` that returns all but `needed` of them."""
         size = min(size, self._limit)
-        if self._waiting or self._held + size > self._limit:
+        if self._waiting or self._reserved + size > self._limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._held -= size
+                    self._reserved -= size
                 self._wake()
                 raise
         else:
-            self._held += size
+            self._reserved += size
 
         def keep(needed: int) -> None:
             nonlocal size
-            spared = max(0, size - needed)
-            size -= spared
-            self._held -= spared
+            unneeded = max(0, size - needed)
+            size -= unneeded
+            self._reserved -= unneeded
             self._wake()
 
         try:
@@ -59,16 +59,16 @@ class ByteBudget:
         while self._waiting:
             size, turn = self._waiting[0]
             if not turn.cancelled():
-                if self._held + size > self._limit:
+                if self._reserved + size > self._limit:
                     return
-                self._held += size
+                self._reserved += size
                 turn.set_result(None)
             self._waiting.popleft()
 
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    # One: each such thread holds the interpreter for up to tens of milliseconds at a time, and the main loop waits meanwhile.
+    # One thread: each holds the interpreter lock for up to tens of milliseconds, during which the main loop waits.
     return ThreadPoolExecutor(1, thread_name_prefix="rota large payloads")
 
 

@@ -1,4 +1,4 @@
-"""Payloads of a type: how they become JSON, and how JSON becomes them again."""
+"""Convert the payloads of a handler's type to JSON and back."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`decode` takes JSON text, `encode` gives it; both raise InvalidPayload, without showing the payload."""
+    """`decode` reads JSON text, `encode` returns it. Both raise InvalidPayload, whose message never shows the payload."""
 
     decode: Callable[[str], Any]
     encode: Callable[[Any], Encoded]
 
 
 def codec_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> Codec:
-    """Return the codec for the type T of a handler's `job: Job[T]`; without one, for plain JSON values.
+    """Return the codec for the type T of a handler's `job: Job[T]`; for plain JSON values if it names no type.
 
-    `names` are those known where the function is declared, beside its module's: a type may be local to a test.
+    `names` are local names where the function is declared, because a test may define the type locally.
     """
     hint = _hint(function, names or {})
     if get_origin(hint) is None or not get_args(hint):
@@ -45,7 +45,7 @@ def codec_of(function: Callable[..., Any], names: Mapping[str, Any] | None = Non
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(payload)
     except PydanticUserError as error:
-        raise ConfigError(f"the payload type of handler {_title(function)} can't be used: {error.message}") from error
+        raise ConfigError(f"the payload type of handler {_name_of(function)} can't be used: {error.message}") from error
     return _typed(adapter, getattr(payload, "__name__", str(payload)))
 
 
@@ -53,19 +53,19 @@ def _hint(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].annotation is inspect.Parameter.empty:
         return None
-    # This one annotation: the others may well name what is imported for type checkers only.
+    # Only this annotation: the others may name types that are imported for type checkers only.
     carrier = SimpleNamespace(__annotations__={"job": parameters[0].annotation})
-    known = getattr(inspect.unwrap(function), "__globals__", {})
+    module_names = getattr(inspect.unwrap(function), "__globals__", {})
     try:
-        return get_type_hints(carrier, known, dict(names))["job"]
+        return get_type_hints(carrier, module_names, dict(names))["job"]
     except NameError as error:
         raise ConfigError(
-            f"the annotation of handler {_title(function)} can't be resolved ({error}): "
+            f"the annotation of handler {_name_of(function)} can't be resolved ({error}): "
             "import the payload's type at run time, not under TYPE_CHECKING"
         ) from error
 
 
-def _title(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
@@ -74,14 +74,14 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
         try:
             return adapter.validate_json(text)
         except ValidationError as error:
-            raise InvalidPayload(f"the payload is no {name}: {_faults(error)}") from None
-        except Exception as error:  # noqa: BLE001  whatever the type's own validators raise
+            raise InvalidPayload(f"the payload is no {name}: {_rule_violations(error)}") from None
+        except Exception as error:  # noqa: BLE001  the type's own validators may raise anything
             raise InvalidPayload(f"the payload is no {name}: {type(error).__name__}") from None
 
     def encode_typed(value: Any) -> Encoded:
         try:
             for path in _not_finite(adapter.dump_python(value, by_alias=True, warnings="error"), "$"):
-                # pydantic writes null for these, which is another value
+                # pydantic would write null instead
                 raise InvalidPayload(f"payload {path}: neither NaN nor an infinity is JSON: use null or text")
             plain = adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
         except (PydanticSerializationError, ValueError, AttributeError, TypeError) as error:
@@ -89,7 +89,7 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
                 f"the payload is no {name}, but a {type(value).__name__} ({type(error).__name__})"
             ) from None
         text = Encoded(encode(plain))
-        decode(text)  # what the handler could not take is better refused here than buried there
+        decode(text)  # better an error for the caller than a dead letter later
         return text
 
     return Codec(decode, encode_typed)
@@ -107,10 +107,10 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
                 yield from _not_finite(item, f"{path}[{index}]")
 
 
-def _faults(error: ValidationError) -> str:
-    # The error's own text shows the input; places and rules are enough, and can be logged.
-    found = error.errors(include_input=False, include_url=False, include_context=False)[:10]
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))[:200] or '$'}: {fault['type']}" for fault in found)
+def _rule_violations(error: ValidationError) -> str:
+    # The error's own text shows the input. Places and rules can be logged.
+    violations = error.errors(include_input=False, include_url=False, include_context=False)[:10]
+    return "; ".join(f"{'.'.join(map(str, each['loc']))[:200] or '$'}: {each['type']}" for each in violations)
 
 
 def _plain(text: str) -> Any:

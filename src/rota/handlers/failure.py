@@ -1,4 +1,4 @@
-"""From an exception to a failure that can be stored and shown: bounded, storable, and without the payload's values."""
+"""Turn an exception into a failure with a text that can be stored: limited in size, and without the payload's values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from rota.domain.payload import plain
 from rota.handler_exceptions import Permanent
 
 ERROR_LIMIT = 8000
-"""Most bytes of an error's text; its end is kept, where the reason stands."""
+"""The most bytes kept of an error's text. Its end is kept, because a traceback ends with the reason."""
 
 REASON_LIMIT = 1000
-"""Most bytes of the reason with which a handler cancels its job."""
+"""The most bytes kept of the reason with which a handler cancels its job."""
 
-_SHORTEST_SECRET = 4
+_MIN_SECRET_CHARACTERS = 4
+"""Shorter values of a payload are not masked."""
 
 _QUOTED = re.compile(r"""["'\\]""")
-"""Characters that JSON or Python write otherwise."""
+"""Characters that JSON or Python escape."""
 
-_MOST_WORK = 50_000_000
-"""Most characters compared to mask an error's text: some ten milliseconds."""
+_MAX_COMPARED_CHARACTERS = 50_000_000
+"""The most characters compared to mask an error's text: about ten milliseconds."""
 
-_MOST_TEXT = 1_000_000
-"""Most characters of an error's text that are searched for values of a payload with many."""
+_MAX_TEXT_CHARACTERS = 1_000_000
+"""The longest text that is searched for the values of a payload with more than _FEW_VALUES."""
 
-_FEW = 16
-"""Values of a payload that are searched for one by one, however long the text is."""
+_FEW_VALUES = 16
+"""Up to this number, values of a payload are searched for one by one in a text of any length."""
 
 
 class HasPayload(Protocol):
-    """What carries the payload as text."""
+    """An object that carries the payload as text."""
 
     payload: str
 
@@ -41,18 +42,18 @@ class HasPayload(Protocol):
 def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[BaseException], ...] = ()) -> Failed:
     """Return the failure for an exception that a handler raised.
 
-    Exceptions like to repeat their input. Whatever text the payload holds is masked, so that an error can be looked at
-    without looking at the payload.
+    Exceptions often repeat their input. Every text value of the payload is masked, so that an error can be shown to a person
+    who may not see the payload.
     """
     kind = _kind(error)
     try:
         text = "".join(traceback.format_exception(error, limit=-12))
-    except Exception as second:  # noqa: BLE001  an exception whose own __str__ raises
-        text = f"{kind} (its text can't be had: {_kind(second)})"
+    except Exception as str_error:  # noqa: BLE001  an exception whose own __str__ raises
+        text = f"{kind} (its __str__ raised {_kind(str_error)})"
     if (masked := _masked(text, claim.payload)) is not None:
         text = masked
     else:
-        text = f"{kind} (its text is too long to take all values of this payload out of it)"
+        text = f"{kind} (its text is too long to mask all values of this payload)"
     return Failed(
         kind=plain(kind, 200),
         text=plain(text, ERROR_LIMIT),
@@ -60,35 +61,35 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
     )
 
 
-def why_again(wish: BaseException, claim: HasPayload) -> str:
-    """Return what stands as the error of an attempt that wants another one: the error that the wish was raised from, if any."""
-    because = wish.__cause__ if wish.__suppress_context__ else wish.__context__
-    return "the handler asked to be called again" if because is None else describe(because, claim).text
+def retry_error_text(retry: BaseException, claim: HasPayload) -> str:
+    """Return the error text of an attempt that raised Retry: the text of the exception that it was raised from, if any."""
+    cause = retry.__cause__ if retry.__suppress_context__ else retry.__context__
+    return "the handler asked to be called again" if cause is None else describe(cause, claim).text
 
 
 def _kind(error: BaseException) -> str:
-    """Return the name of its type, past whatever a metaclass makes of the attribute."""
+    """Return the name of the exception's type, even if a metaclass overrides `__name__`."""
     return str(type.__dict__["__name__"].__get__(type(error)))
 
 
 def readable(reason: Any) -> str:
-    """Return a reason that a handler gave, whatever it is, as text that can be stored."""
+    """Return the reason that a handler gave, an object of any type, as text that can be stored."""
     try:
         return plain(str(reason), REASON_LIMIT)
     except Exception as error:  # noqa: BLE001  an object whose own __str__ raises
-        return f"{type(reason).__name__} (its text can't be had: {_kind(error)})"
+        return f"{type(reason).__name__} (its __str__ raised {_kind(error)})"
 
 
 def _masked(text: str, payload: str) -> str | None:
-    """Return the text without the payload's values; None if that would take too long."""
+    """Return the text with the payload's values masked; None if masking would take too long."""
     values = _texts(payload)
-    if len(values) > _FEW:
-        if len(text) > _MOST_TEXT:
+    if len(values) > _FEW_VALUES:
+        if len(text) > _MAX_TEXT_CHARACTERS:
             return None
-        # Most values of a large payload don't occur: their beginnings are looked up, and only the others are searched for.
-        pieces = {text[at : at + _SHORTEST_SECRET] for at in range(len(text))}
-        values = {value for value in values if value[:_SHORTEST_SECRET] in pieces}
-    if len(values) * len(text) > _MOST_WORK:
+        # Most values of a large payload don't occur in the text: look up their first characters before searching for them.
+        prefixes = {text[at : at + _MIN_SECRET_CHARACTERS] for at in range(len(text))}
+        values = {value for value in values if value[:_MIN_SECRET_CHARACTERS] in prefixes}
+    if len(values) * len(text) > _MAX_COMPARED_CHARACTERS:
         return None
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, "***")
@@ -96,23 +97,23 @@ def _masked(text: str, payload: str) -> str | None:
 
 
 def _texts(payload: str) -> set[str]:
-    """Return the payload's strings, as they are and as JSON and Python write them."""
+    """Return the payload's strings, unescaped and as JSON and Python escape them."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
         return set()
-    found: set[str] = set()
-    left: list[Any] = [value]
-    while left:
-        match left.pop():
-            case str() as text if len(text) >= _SHORTEST_SECRET:
-                found.add(text)
+    texts: set[str] = set()
+    unvisited: list[Any] = [value]
+    while unvisited:
+        match unvisited.pop():
+            case str() as text if len(text) >= _MIN_SECRET_CHARACTERS:
+                texts.add(text)
                 if not (text.isascii() and text.isprintable()) or _QUOTED.search(text):
-                    found |= {json.dumps(text)[1:-1], repr(text)[1:-1]}
+                    texts |= {json.dumps(text)[1:-1], repr(text)[1:-1]}
             case dict() as item:
-                left += item.values()
+                unvisited += item.values()
             case list() as item:
-                left += item
+                unvisited += item
             case _:
                 continue
-    return found
+    return texts

@@ -24,39 +24,39 @@ J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 HANDLER_CODE: dict[CodeType, tuple[str, bool]] = {}
-"""The code of each declared function -> its handler's name, and whether it is an `async def`. For made-up jobs."""
+"""code of each declared function -> its handler's name, and whether it is an `async def`. Read by the jobs of rota.testing."""
 
 
 class HandlerFunction(Protocol[P_contra, J_contra, R_co]):
-    """A handler as its module sees it: the function that was written, with these attributes besides."""
+    """A declared handler: the user's function, with these attributes added."""
 
     __name__: str
     name: str
-    """The name under which jobs call it."""
+    """The handler's name."""
 
     def __call__(self, job: J_contra, /) -> R_co:
-        """Call the function, and nothing else."""
+        """Call the function itself, without middleware."""
         ...
 
     async def enqueue(self, conn: AsyncConn, payload: P_contra, **columns: Unpack[Columns]) -> Enqueued:
-        """Insert a job for this handler, as `rota.enqueue` does. Raises InvalidPayload for what the handler could not decode."""
+        """Insert a job for this handler, as `rota.enqueue` does. Raises InvalidPayload if the handler can't decode the payload."""
         ...
 
     def enqueue_sync(self, conn: SyncConn, payload: P_contra, **columns: Unpack[Columns]) -> Enqueued:
-        """Do the same on a blocking connection, as `rota.enqueue_sync` does."""
+        """Insert a job on a blocking connection, as `rota.enqueue_sync` does."""
         ...
 
     async def enqueue_many(self, conn: AsyncConn, payloads: Iterable[P_contra], **columns: Any) -> int:
-        """Insert a job for each payload, as `rota.enqueue_many` does; functions in `columns` get the payload itself."""
+        """Insert a job for each payload, as `rota.enqueue_many` does. Functions in `columns` get the payload itself."""
         ...
 
     def enqueue_many_sync(self, conn: SyncConn, payloads: Iterable[P_contra], **columns: Any) -> int:
-        """Do the same on a blocking connection, as `rota.enqueue_many_sync` does."""
+        """Insert a job for each payload on a blocking connection, as `rota.enqueue_many_sync` does."""
         ...
 
 
 class _Enqueueing:
-    """The four methods, for one handler."""
+    """The enqueue methods of one handler."""
 
     def __init__(self, name: str, codec: Codec) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class _Enqueueing:
 
 
 def declare(name: str, function: Callable[[Any], Any], codec: Codec) -> HandlerFunction[Any, Any, Any]:
-    """Give the function its attributes. One that can't have them, or has them under another name, is wrapped."""
+    """Add the attributes to the function and return it. A function that can't take them, or is declared already, is wrapped."""
     if (code := getattr(unwrap(function), "__code__", None)) is not None:
         HANDLER_CODE[code] = (name, is_async(function))
     enqueueing = _Enqueueing(name, codec)

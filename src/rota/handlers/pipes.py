@@ -1,4 +1,4 @@
-"""Processes in groups of their own that may end at any moment: their pipes, their end, and what their exit codes tell."""
+"""Pipes, signals and exit codes of processes that lead a process group and may end at any moment."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
 PIPES_GRACE = 2.0
-"""Seconds after a process's end in which what it wrote is still read."""
+"""Seconds after the end of a process for which its output is still read."""
 
 
 async def send(pipe: asyncio.StreamWriter, data: bytes) -> None:
-    """Write all of it, unless nobody reads any more."""
+    """Write all the data, unless the reader has closed the pipe."""
     with suppress(BrokenPipeError, ConnectionResetError):
-        if not pipe.is_closing():  # uvloop calls writing to a closed pipe a RuntimeError
+        if not pipe.is_closing():  # uvloop raises RuntimeError for writing to a closed pipe
             pipe.write(data)
             await pipe.drain()
 
 
 def signal_group(process: Process, number: signal.Signals) -> None:
-    """Send a signal to all that is left of the group that it leads."""
+    """Send a signal to the processes that are left in the group that `process` leads."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def how_it_ended(code: int) -> str:
-    """Write `exit code 3` or `signal SIGKILL`; most real-time signals have a number and no name."""
+def describe_exit(code: int) -> str:
+    """Return `exit code 3` or `signal SIGKILL`; a number for real-time signals without a name."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rota.errors import ConfigError
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.local_port import inside
-from rota.handlers.pipes import PIPES_GRACE, how_it_ended, send, signal_group
+from rota.handlers.pipes import PIPES_GRACE, describe_exit, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 from rota.supervision.loop import run_both
 
@@ -35,7 +35,7 @@ TERM_GRACE = 3.0
 
 
 class ChildFailed(Exception):
-    """What a handler raised in its own process."""
+    """The exception that a handler raised in its own process."""
 
     def __init__(self, kind: str, text: str, *, permanent: bool) -> None:
         super().__init__(text)
@@ -44,17 +44,17 @@ class ChildFailed(Exception):
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether calling it gives something to await: an `async def`, or an object whose `__call__` is one."""
+    """Return whether a call must be awaited: an `async def`, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def on_loop(handler: Handler) -> Step:
-    """Call an `async def` on the daemon's loop. An interruption is a CancelledError inside it."""
+    """Call an `async def` on the daemon's loop. An interruption raises CancelledError inside it."""
     return handler.function
 
 
 def in_thread(handler: Handler) -> Step:
-    """Call a plain `def` in a thread of its queue's pool. It can't be cut: it looks at `job.stop_requested` itself."""
+    """Call a plain `def` in a thread of its queue's pool. It can't be interrupted: it must check `job.stop_requested`."""
     function = handler.function
 
     async def step(job: Job[Any]) -> Any:
@@ -63,8 +63,8 @@ def in_thread(handler: Handler) -> Step:
         attempt.stop_flag = threading.Event()
         if attempt.interruption is not None:
             attempt.stop_flag.set()
-        # Without it, the task would be cancelled at an interruption, and a next attempt could begin while the thread still runs.
-        attempt.on_interrupt = _leave_alone
+        # Not cancelling the task: the next attempt could start while the thread still runs.
+        attempt.on_interrupt = _do_nothing
         try:
             call = partial(
                 copy_context().run, outcome_of, environment.sync_job(attempt, environment, job.payload, loop)
@@ -77,7 +77,7 @@ def in_thread(handler: Handler) -> Step:
         return result
 
     def outcome_of(job: SyncJob[Any]) -> tuple[Any, BaseException | None]:
-        # As values: a future can't carry StopIteration, so that a handler with a bare next() would never come to its end.
+        # As values: a future can't carry StopIteration, so a handler with a bare next() would never end.
         try:
             return function(job), None
         except BaseException as error:  # noqa: BLE001  raised again on the loop
@@ -86,12 +86,12 @@ def in_thread(handler: Handler) -> Step:
     return step
 
 
-def _leave_alone() -> None:
+def _do_nothing() -> None:
     return
 
 
 def in_process(handler: Handler) -> Step:
-    """Call the handler in a process of its own, which is ended alone: TERM, a grace, KILL, to its whole group."""
+    """Call the handler in its own process and process group. It is stopped by SIGTERM, then SIGKILL after TERM_GRACE seconds."""
 
     async def step(job: Job[Any]) -> Any:
         attempt, environment = inside(job)
@@ -115,11 +115,11 @@ def in_process(handler: Handler) -> Step:
             finally:
                 os.close(write_end)
             with ending_with_daemon(child.pid):
-                attempt.on_interrupt = lambda: _end(child, attempt.stop_reason)
+                attempt.on_interrupt = lambda: _stop(child, attempt.stop_reason)
                 if attempt.interruption is not None:
-                    _end(child, attempt.stop_reason)
+                    _stop(child, attempt.stop_reason)
                 try:
-                    return await _converse(child, answers, order, job)
+                    return await _exchange(child, answers, order, job)
                 finally:
                     attempt.on_interrupt = None
                     signal_group(child, signal.SIGKILL)
@@ -157,10 +157,10 @@ def _order(environment: Environment, app_reference: str, attempt: Attempt, job: 
     }
 
 
-def _end(child: Process, reason: str | None) -> None:
+def _stop(child: Process, reason: str | None) -> None:
     if child.stdin is not None and not child.stdin.is_closing():
         child.stdin.write(json.dumps({"stop": reason}).encode() + b"\n")
-    # Not to its group: a program that the handler runs would end, and the handler take that for the end of its work.
+    # Not to its group: a program that the handler runs would end, and the handler would take its work for done.
     with suppress(ProcessLookupError):
         child.terminate()
 
@@ -171,19 +171,19 @@ def _end(child: Process, reason: str | None) -> None:
     asyncio.get_running_loop().call_later(TERM_GRACE, kill)
 
 
-async def _converse(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
+async def _exchange(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
     reader = asyncio.StreamReader(limit=1 << 21)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
     try:
-        result, _ = await run_both(_take_answers(child, reader, order, job), _end_forks(child, reader))
+        result, _ = await run_both(_take_answers(child, reader, order, job), _kill_forks(child, reader))
     finally:
         transport.close()
     return result
 
 
-async def _end_forks(child: Process, reader: asyncio.StreamReader) -> None:
-    """End with the process what it has forked, which holds the pipe open, and wait for no answer from what has left its group."""
+async def _kill_forks(child: Process, reader: asyncio.StreamReader) -> None:
+    """After the process has ended, kill its forks, which hold the pipe open. Don't wait for processes outside of its group."""
     await child.wait()
     signal_group(child, signal.SIGKILL)
     asyncio.get_running_loop().call_later(PIPES_GRACE, reader.feed_eof)
@@ -206,14 +206,14 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
                 setattr(inside(job)[0], answer["mark"], answer["value"])
                 await _relay(child, _nothing())
             case "returned":
-                signal_group(child, signal.SIGKILL)  # threads that the handler has left running would keep it alive
+                signal_group(child, signal.SIGKILL)  # threads that the handler left running would keep it alive
                 return answer["result"]
             case _:
-                raise _raised(answer)
+                raise _exception_of(answer)
     code = await child.wait()
     raise ChildFailed(
         "ProcessDied",
-        f"the handler's process ended with {how_it_ended(code)} before it said how it went",
+        f"the handler's process ended with {describe_exit(code)} before it reported a result",
         permanent=False,
     )
 
@@ -227,19 +227,19 @@ async def _relay(child: Process, work: Any) -> None:
     fault = None
     try:
         await work
-    except Exception as error:  # noqa: BLE001  whatever it is, the child's call raises it
+    except Exception as error:  # noqa: BLE001  the child's call raises it
         fault = f"{type(error).__name__}: {error}"
     await send(child.stdin, json.dumps({"fault": fault}).encode() + b"\n")
 
 
-def _raised(answer: dict[str, Any]) -> BaseException:
+def _exception_of(answer: dict[str, Any]) -> BaseException:
     match answer["is"]:
         case "snooze":
             return Snooze.of(answer)
         case "retry":
-            wish = Retry.of(answer)
-            wish.__cause__ = ChildFailed("Retry", answer["text"], permanent=False)
-            return wish
+            retry = Retry.of(answer)
+            retry.__cause__ = ChildFailed("Retry", answer["text"], permanent=False)
+            return retry
         case "cancel":
             return Cancel(answer["text"])
         case _:

@@ -1,7 +1,7 @@
-"""A program that kills the sessions of a daemon's handlers when the daemon has ended, however it ended.
+"""A program that kills the sessions of a daemon's handlers after the daemon has ended, also after a SIGKILL.
 
-It reads `+pid` and `-pid` lines, the leaders of the sessions to kill, and acts at the end of its input: only the daemon holds the
-other end of that pipe. It imports nothing of rota, so that it starts within milliseconds.
+It reads lines `+pid` and `-pid` that add and remove session leaders, and kills at the end of its input: only the daemon holds
+the other end of that pipe. It imports nothing of rota, so it starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 ROUNDS = 100
-"""How often to look for processes left in the sessions: they may fork while they are being killed."""
+"""How often to search for processes left in the sessions: they may fork while they are being killed."""
 
 
 def main() -> None:
-    """Read until the daemon has ended, then kill what is left."""
+    """Read until the daemon has ended, then kill the remaining sessions."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # it must outlive the daemon, and ends by itself
+        signal.signal(number, signal.SIG_IGN)  # it must outlive the daemon, and exits on its own
     leaders: set[int] = set()
     for line in sys.stdin:
         leader = int(line[1:])
@@ -42,16 +42,16 @@ def main() -> None:
 
 
 def _processes() -> list[int]:
-    """Return the processes of this machine; none where the system has no /proc."""
+    """Return the process ids of this machine; none on a system without /proc."""
     with suppress(OSError):
         return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return []
 
 
 def _session(pid: int) -> int | None:
-    """Return the session of a process; None if it has ended."""
+    """Return the session id of a process; None if it has ended."""
     with suppress(OSError, ValueError, IndexError):
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain spaces and parentheses.
         state, _, _, session = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:4]
         return None if state in {b"Z", b"X"} else int(session)
     return None

@@ -1,4 +1,4 @@
-"""Sessions of processes that end with the daemon, also when the daemon is killed."""
+"""End the sessions of handlers' processes with the daemon, also when the daemon is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Keeper:
-    """The process that runs session_keeper: started with the first session, and again if it was killed."""
+    """Starts the process that runs session_keeper with the first session, and again if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class _Keeper:
         self._pipe: BinaryIO | None = None
 
     def add(self, leader: int) -> None:
-        with self._lock, suppress(OSError):  # without a keeper, jobs run all the same
+        with self._lock, suppress(OSError):  # jobs run without a keeper too
             self._leaders.add(leader)
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -43,7 +43,7 @@ class _Keeper:
         if self._pipe is not None:
             self._pipe.close()
         read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)  # a keeper that is stopped must not block the daemon
+        os.set_blocking(write_end, False)  # a suspended keeper must not block the daemon
         self._pipe = os.fdopen(write_end, "wb", buffering=0)
         close_in_child(self._pipe, self._pipe)
         try:
@@ -68,7 +68,7 @@ _KEEPER = _Keeper()
 
 @contextmanager
 def ending_with_daemon(leader: int) -> Iterator[None]:
-    """Have all processes of the session that `leader` leads killed if this process ends inside the block."""
+    """Have all processes of the session of `leader` killed if this process ends inside the block."""
     _KEEPER.add(leader)
     try:
         yield

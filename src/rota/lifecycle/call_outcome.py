@@ -12,7 +12,7 @@ from rota.domain.payload import encode_result, plain
 from rota.errors import InvalidPayload
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.byte_budget import OFF_LOOP_BYTES, off_the_loop
-from rota.handlers.failure import ERROR_LIMIT, describe, readable, why_again
+from rota.handlers.failure import ERROR_LIMIT, describe, readable, retry_error_text
 from rota.handlers.python import ChildFailed
 from rota.supervision.loop import uncancel
 
@@ -74,13 +74,13 @@ def _ignore() -> None:
 def _outcome_of_error(error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
     try:
         match error:
-            case InvalidPayload() if not attempt.began:
+            case InvalidPayload() if not attempt.handler_called:
                 return Undecodable(type(error).__name__, plain(str(error), ERROR_LIMIT))
             case Snooze():
                 return Snoozed(error.after, error.at)
             case Retry():
                 cause = error.__cause__
-                text = str(cause) if isinstance(cause, ChildFailed) else why_again(error, attempt)
+                text = str(cause) if isinstance(cause, ChildFailed) else retry_error_text(error, attempt)
                 return Failed(kind="Retry", text=text, after=error.after, at=error.at)
             case Cancel():
                 return Cancelled(readable(error.reason))

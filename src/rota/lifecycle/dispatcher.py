@@ -340,7 +340,7 @@ class Dispatcher:
         lease = self._lease.total_seconds()
         for claim in found.claims:
             own = lease if claim.lease is None else claim.lease.total_seconds()
-            attempt = Attempt(claim, lease=own, asked=sent_at, suspect=suspects)
+            attempt = Attempt(claim, lease=own, claim_sent_at=sent_at, suspect=suspects)
             self._running.add(attempt)  # takes the slot now, not when the task first runs
             self._start(attempt)
         if found.claims:

@@ -116,7 +116,7 @@ class Executor:
             release = partial(attempt.interrupt, Interrupted(began=False), grace=self._grace)
             release_timer = asyncio.get_running_loop().call_later(claim.timeout.total_seconds() / 2, release)
         try:
-            async with self._budget.hold(MAX_PAYLOAD_BYTES) as keep:
+            async with self._budget.reserve(MAX_PAYLOAD_BYTES) as keep:
                 text = await self._load(attempt)
                 if release_timer is not None:
                     release_timer.cancel()
@@ -129,7 +129,7 @@ class Executor:
                 finally:
                     attempt.payload = ""
         except asyncio.CancelledError:
-            if self._tasks.ending or attempt.began or attempt.interruption is None:
+            if self._tasks.ending or attempt.handler_called or attempt.interruption is None:
                 raise
             uncancel()
             return attempt.interruption
@@ -181,7 +181,7 @@ class Executor:
             return None
         seconds = claim.timeout.total_seconds()
         if claim.payload is None:
-            seconds -= boottime() - attempt.started  # the time spent on reading the payload
+            seconds -= boottime() - attempt.claim_sent_at  # the time spent on reading the payload
         interrupt = partial(attempt.interrupt, TimedOut(claim.timeout), grace=self._grace)
         return asyncio.get_running_loop().call_later(seconds, interrupt)
 

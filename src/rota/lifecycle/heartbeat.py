@@ -272,5 +272,5 @@ class LeaseWatch:
         return [
             (attempt.claim.handler, attempt.claim.job_id)
             for attempt in self._running.snapshot()
-            if attempt.began and (not attempt.ended_at or attempt.ended_at > moment)
+            if attempt.handler_called and (not attempt.ended_at or attempt.ended_at > moment)
         ]

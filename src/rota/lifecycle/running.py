@@ -68,7 +68,7 @@ class Running:
         self._attempts[attempt.claim.fence_token] = attempt
         self._free[self.room(attempt.claim.queue)] -= 1
         if attempt.suspect:
-            self.probation.add(attempt.claim.fence_token, attempt.suspect, attempt.started)
+            self.probation.add(attempt.claim.fence_token, attempt.suspect, attempt.claim_sent_at)
 
     def remove(self, attempt: Attempt, *, settled: bool = True) -> None:
         """Free the attempt's slot, and wake the dispatcher if it lacked slots."""
@@ -94,4 +94,4 @@ class Running:
     def interrupt_all(self) -> None:
         """Interrupt all attempts, because the daemon is stopping."""
         for attempt in list(self._attempts.values()):
-            attempt.interrupt(Interrupted(began=attempt.began), grace=self._grace)
+            attempt.interrupt(Interrupted(began=attempt.handler_called), grace=self._grace)

@@ -217,7 +217,7 @@ class Settler:
                 outcome,
                 settlement,
                 settlement_name,
-                seconds=(attempt.ended_at or boottime()) - attempt.started,
+                seconds=(attempt.ended_at or boottime()) - attempt.claim_sent_at,
             )
             if settlement_name in SUCCESS_BY_SETTLEMENT:
                 self._report_end(attempt, succeeded=SUCCESS_BY_SETTLEMENT[settlement_name])
@@ -248,7 +248,8 @@ class Settler:
 
     def _finish_succeeded(self, pending: Pending, attempts: Sequence[Attempt]) -> None:
         self._telemetry.jobs_succeeded(
-            (attempt.claim.queue, attempt.claim.handler, attempt.ended_at - attempt.started) for attempt in attempts
+            (attempt.claim.queue, attempt.claim.handler, attempt.ended_at - attempt.claim_sent_at)
+            for attempt in attempts
         )
         for attempt in attempts:
             self._telemetry.job_succeeded(attempt.claim.job_id, attempt=attempt.claim.attempt)
