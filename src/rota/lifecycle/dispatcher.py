@@ -212,7 +212,8 @@ class Dispatcher:
         if rooms := self._rooms():
             await self._search(db, rooms, lanes.rooms_to_sweep_first(rooms, boottime()), look)
         free = self._rooms()
-        if rooms := {room: free[room] for room in lanes.rooms_to_sweep_then(free, boottime())}:
+        unswept = lanes.rooms_to_sweep_then(free, boottime())
+        if rooms := {room: slots for room, slots in free.items() if room in unswept}:
             await self._search(db, rooms, set(rooms), look)
         if not suspects_first and (self._on_idle is not None or boottime() >= self._suspects_at):
             self._suspects_first = not self._running.has_room_everywhere()
