@@ -121,15 +121,9 @@ class App:
         if callable(name):
             raise ConfigError(f'write @app.handler("{getattr(name, "__name__", "name")}"): the handler needs a name')
         check_name("handler", name)
+        options: Any = {"queue": queue, "max_attempts": max_attempts, "timeout": timeout, "delivery": delivery}
         check_declaration(
-            f"handler {name!r}",
-            queue=queue,
-            max_attempts=max_attempts,
-            backoff_base=backoff_base,
-            backoff_cap=backoff_cap,
-            timeout=timeout,
-            delivery=delivery,
-            runs_in=runs_in,
+            f"handler {name!r}", backoff_base=backoff_base, backoff_cap=backoff_cap, runs_in=runs_in, **options
         )
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
         if not (isinstance(permanent, Sequence) and all(_is_exception_type(each) for each in permanent)):
@@ -157,10 +151,7 @@ class App:
                 backoff_cap=backoff_cap,
                 backoff=backoff,
                 permanent=tuple(permanent),
-                queue=queue,
-                max_attempts=max_attempts,
-                timeout=timeout,
-                delivery=delivery,
+                **options,
             )
             return declare(name, function, codec)
 
@@ -208,20 +199,13 @@ class App:
         defaults to the handler's name. `paused` is only used when the schedule is inserted. None means the default of
         `rota.schedules`. Raises InvalidCron or ConfigError for invalid options.
         """
-        given = {
-            "cron": cron, "every": every, "timezone": timezone, "payload": payload, "queue": queue, "priority": priority,
-            "max_attempts": max_attempts, "backoff_base": backoff_base, "backoff_cap": backoff_cap, "retry_for": retry_for,
-            "timeout": timeout, "lease": lease, "delivery": delivery, "start_within": start_within, "meta": meta,
-            "start_at": start_at, "end_at": end_at, "paused": paused, "misfire": misfire, "on_time_within": on_time_within,
-            "too_late_after": too_late_after, "catch_up_limit": catch_up_limit, "overlap": overlap, "dst_gap": dst_gap,
-            "dst_fold": dst_fold, "jitter": jitter, "expect_success_within": expect_success_within,
-            "description": description, "owner": owner,
-        }  # fmt: skip
+        arguments = dict(locals())
+        given = {option: value for option, value in arguments.items() if option not in {"self", "name", "handler"}}
         check_declaration("schedule", meta=meta, paused=paused)
         if callable(cron):
             raise ConfigError('write @app.schedule("0 6 * * *"): the schedule needs a cron expression or every')
         check_declaration("schedule", name=name, handler=handler)
-        # Now, so that an error is one of the line that made it; whose handler it is, only the finished app can tell.
+        # Checked now, so that the traceback shows this line. The handler is only known once the app is complete.
         declare_schedule(name or handler or str(cron or "?"), **{**given, "payload": None}, handler=handler or "?")
         if handler is not None:
             self._schedules.append((None, handler, name, given))
