@@ -1,1 +1,1 @@
-"""The handlers that rota brings along: off until the configuration turns them on, but for those of a first look."""
+"""Built-in handlers. All are off until the configuration turns them on, except for the samples of `rota dev`."""

@@ -1,4 +1,4 @@
-"""Jobs that are commands of the configuration, with the payload on their standard input."""
+"""Run commands of the configuration as jobs, with the payload on their standard input."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from rota.config import Command
 
-KEPT = 4000
-"""Most bytes of what a command writes that are kept: of its output as the result, of its errors in the failure."""
+MAX_OUTPUT_BYTES = 4000
+"""The most bytes kept of a command's output (in the result) and of its errors (in the failure)."""
 
-_PASSED = ("PATH", "HOME", "LANG", "TZ")
+_PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
 
-# Without it, a daemon killed by -9 leaves the command running beside the job's next attempt. It outlives exec.
+# Die with the daemon: after a SIGKILL, the command would run beside the job's next attempt. The setting survives exec.
 _DIE_WITH_PARENT = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
@@ -39,11 +39,11 @@ _DIE_WITH_PARENT = (
 
 
 class CommandFailed(Exception):
-    """The command ended with an exit code that is no success, or by a signal."""
+    """The command ended with a nonzero exit code, or by a signal."""
 
 
 def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]:
-    """Return the handler of one command: its own process group, ended whole, by TERM, a grace, and KILL."""
+    """Return the handler of one command. It stops the command's process group by SIGTERM, a grace period, and SIGKILL."""
 
     async def command(job: Job[Any]) -> dict[str, Any]:
         attempt, _ = inside(job)
@@ -58,7 +58,7 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
         )
         with ending_with_daemon(process.pid):
             try:
-                output, errors, code = await _converse(process, attempt.payload.encode())
+                output, errors, code = await _exchange(process, attempt.payload.encode())
             except asyncio.CancelledError:
                 signal_group(process, signal.SIGTERM)
                 with suppress(TimeoutError):
@@ -66,19 +66,19 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
                         await process.wait()
                 raise
             finally:
-                # All that is left of its group, too: a next attempt must not run beside it.
+                # The rest of its group too: the next attempt must not run beside it.
                 signal_group(process, signal.SIGKILL)
                 await process.wait()
         if code:
-            said = plain(errors.decode("utf-8", "backslashreplace"), KEPT).strip()
-            failure = f"{settings.argv[0]} ended with {describe_exit(code)}" + (f": {said}" if said else "")
+            error_text = plain(errors.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES).strip()
+            failure = f"{settings.argv[0]} ended with {describe_exit(code)}" + (f": {error_text}" if error_text else "")
             raise Permanent(failure) if code in settings.permanent else CommandFailed(failure)
-        return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), KEPT)}
+        return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES)}
 
     return command
 
 
-async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int]:
+async def _exchange(process: Process, payload: bytes) -> tuple[bytes, bytes, int]:
     assert process.stdin is not None  # noqa: S101  asked for above
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
@@ -90,7 +90,7 @@ async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int
             group.create_task(_tail(process.stderr, errors)),
         ]
         code = await process.wait()
-        # What it left behind in its group ends with it; what has left the group may hold the pipes open, and isn't waited for.
+        # Kill the rest of its group. Processes that left the group may hold the pipes open: don't wait for them.
         signal_group(process, signal.SIGKILL)
         with suppress(TimeoutError):
             async with asyncio.timeout(PIPES_GRACE):
@@ -102,16 +102,16 @@ async def _converse(process: Process, payload: bytes) -> tuple[bytes, bytes, int
 
 
 async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
-    await send(stdin, payload)  # it need not read
+    await send(stdin, payload)  # the command need not read it
     # Not wait_closed(): when it is cancelled, Python up to 3.11 raises InvalidStateError in the loop as the pipe closes.
     stdin.close()
 
 
 async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """Read all, and keep the end."""
+    """Read to the end, and keep the last MAX_OUTPUT_BYTES."""
     while chunk := await stream.read(1 << 16):
         kept += chunk
-        del kept[:-KEPT]
+        del kept[:-MAX_OUTPUT_BYTES]
 
 
 def _argv(argv: list[str]) -> list[str]:
@@ -121,7 +121,7 @@ def _argv(argv: list[str]) -> list[str]:
 
 
 def _environment(settings: Command, job: Job[Any]) -> dict[str, str]:
-    passed = {name: os.environ[name] for name in (*_PASSED, *settings.pass_env) if name in os.environ}
+    passed = {name: os.environ[name] for name in (*_PASSED_VARIABLES, *settings.pass_env) if name in os.environ}
     return (
         passed
         | settings.env

@@ -1,4 +1,4 @@
-"""The handlers that a configuration turns on, and no code: `http`, `http.<name>`, `command.<name>`, `sql.<name>`."""
+"""Handlers that the configuration alone declares: `http`, `http.<name>`, `command.<name>`, `sql.<name>`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def configured(handlers: Handlers) -> App:
-    """Return an app with what is turned on: nothing, by default."""
+    """Return an app with the handlers that the configuration turns on; by default none."""
     app = App("rota")
     if handlers.http is not None:
         if handlers.http.any_url:

@@ -1,7 +1,7 @@
-"""Jobs that are HTTP requests: to an endpoint of the configuration, or, where that is turned on, to any public address.
+"""Send HTTP requests as jobs: to an endpoint of the configuration, or, if turned on, to any public address.
 
-What the address is, is looked at where the socket is made: a name that leads to a private network, or leads there from the second
-look on, gets no connection. Redirects are not followed, proxies of the environment not used.
+The address is checked when the socket is created, so a name that resolves to a private network gets no connection, even if it
+resolved to a public address before. Redirects are not followed, and proxy variables of the environment are ignored.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     Send = Callable[[Job[Any]], Coroutine[Any, Any, dict[str, Any]]]
 
-KEPT = 2000
-"""At most this many bytes of a response body are kept as the job's result; escaped, they may be twice as many."""
+MAX_BODY_BYTES = 2000
+"""The most bytes of a response body kept in the job's result. Escaping may double them."""
 
 EXCERPT_SECONDS = 5.0
-"""A response that streams slowly is not awaited longer than this after its status has arrived."""
+"""The limit for reading a body, counted from the arrival of the status."""
 
-_NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
-_NO_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_INVALID_IN_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+_INVALID_IN_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
@@ -58,7 +58,7 @@ _NOT_PUBLIC = [
         *("168.63.129.16/32", "161.26.0.0/16", "166.8.0.0/14", "199.36.153.4/30", "199.36.153.8/30"),
     )
 ]
-"""Networks that are refused besides those that the ipaddress module calls private, whose list differs between Python versions."""
+"""Networks refused in addition to those that the ipaddress module calls private, a list that differs between Python versions."""
 
 
 class PrivateAddress(Permanent):
@@ -66,7 +66,7 @@ class PrivateAddress(Permanent):
 
 
 class Unsuccessful(Exception):
-    """The answer was not a success."""
+    """The response had no status from 200 to 299."""
 
 
 class Request(BaseModel):
@@ -81,7 +81,7 @@ class Request(BaseModel):
 
 
 class Message(BaseModel):
-    """The payload of `http.<name>`: what is sent to the endpoint, and where below its URL."""
+    """The payload of `http.<name>`: the request body and headers, and a path below the endpoint's URL."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,12 +91,12 @@ class Message(BaseModel):
 
 
 def send_anywhere(settings: HttpJobs) -> Send:
-    """Return the handler `http`: any URL whose address is public."""
+    """Return the handler `http`, which accepts every URL with a public address."""
 
     async def http(job: Job[Request]) -> dict[str, Any]:
         request = job.payload
         body = None if request.body is None else json.dumps(request.body, ensure_ascii=False).encode()
-        headers = request.headers | _about(job)
+        headers = request.headers | _job_headers(job)
         return await _send(request.method, request.url, body, headers, permanent=settings.permanent, private=False)
 
     return http
@@ -110,8 +110,8 @@ def send_to(endpoint: Endpoint) -> Send:
         url = _below(endpoint.url, message.path)
         body = None if message.body is None else json.dumps(message.body, ensure_ascii=False).encode()
         own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
-        # The configuration's own last: whoever inserts must not send other credentials in its name.
-        headers = _without(message.headers, own) | own | _about(job)
+        # The configuration's headers win: a client that inserts jobs must not replace its credentials.
+        headers = _drop_reserved(message.headers, own) | own | _job_headers(job)
         if endpoint.secret is not None:
             headers |= signature(endpoint.secret.get_secret_value(), job.idempotency_key, body or b"", now=time.time())
         return await _send(endpoint.method, url, body, headers, permanent=endpoint.permanent, private=endpoint.private)
@@ -120,7 +120,7 @@ def send_to(endpoint: Endpoint) -> Send:
 
 
 def signature(secret: str, idempotency_key: str, body: bytes, *, now: float) -> dict[str, str]:
-    """Return the headers of Standard Webhooks. The id is the same for every attempt, so that a receiver can tell a repetition."""
+    """Return the headers of Standard Webhooks. The id is the same for every attempt, so a receiver can detect repetitions."""
     identity = "msg_" + hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
     stamp = str(int(now))
     key = b64decode(secret.removeprefix("whsec_"))
@@ -134,15 +134,15 @@ def signature(secret: str, idempotency_key: str, body: bytes, *, now: float) -> 
 
 def is_public(address: str) -> bool:
     """Return whether an address is on the public internet. An IPv4 address mapped or translated to IPv6 counts as itself."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return is_public(str(found.ipv4_mapped))
-        if found in _NAT64:
-            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
-        if found not in _GLOBAL_UNICAST:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return is_public(str(parsed.ipv4_mapped))
+        if parsed in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+        if parsed not in _GLOBAL_UNICAST:
             return False
-    return found.is_global and not any(found in network for network in _NOT_PUBLIC)
+    return parsed.is_global and not any(parsed in network for network in _NOT_PUBLIC)
 
 
 def _public_socket(address: Any) -> socket.socket:
@@ -160,7 +160,7 @@ async def _send(
     connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket, force_close=True)
     headers = {"Content-Type": "application/json"} | headers if body is not None else headers
     for name, value in headers.items():
-        if not name or _NO_NAME.search(name) or _NO_VALUE.search(value):
+        if not name or _INVALID_IN_NAME.search(name) or _INVALID_IN_VALUE.search(value):
             raise Permanent(f"{name[:60]!r} and its value can be no header of a request")
     try:
         return await _exchange(connector, method, url, body=body, headers=headers, permanent=permanent)
@@ -185,31 +185,31 @@ async def _exchange(
         session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
     ):
         if 200 <= answer.status < 300:
-            kept = (await _excerpt(answer.content)).decode("utf-8", "backslashreplace")
-            return {"status": answer.status, "body": plain(kept, 2 * KEPT)}
+            excerpt = (await _excerpt(answer.content)).decode("utf-8", "backslashreplace")
+            return {"status": answer.status, "body": plain(excerpt, 2 * MAX_BODY_BYTES)}
         host = urlsplit(url).hostname
-        said = f"{host} answered with status {answer.status}"
+        message = f"{host} answered with status {answer.status}"
         if answer.status in permanent:
-            raise Permanent(said)
+            raise Permanent(message)
         if (after := _retry_after(answer.headers)) is not None:
-            raise Retry(after=after) from Unsuccessful(said)
-        raise Unsuccessful(said)
+            raise Retry(after=after) from Unsuccessful(message)
+        raise Unsuccessful(message)
 
 
 async def _excerpt(content: aiohttp.StreamReader) -> bytes:
-    """Return the first KEPT bytes of a body, in however many pieces they arrive, or as much as arrived in time.
+    """Return the first MAX_BODY_BYTES bytes of a body, or the part that arrived in time.
 
-    The status has settled the attempt already: a body that breaks off must not cause a second request.
+    The status already decided the attempt, so a body that breaks off must not cause a second request.
     """
     kept = bytearray()
     with suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(EXCERPT_SECONDS):
-            while len(kept) < KEPT and (piece := await content.read(KEPT - len(kept))):
+            while len(kept) < MAX_BODY_BYTES and (piece := await content.read(MAX_BODY_BYTES - len(kept))):
                 kept += piece
     return bytes(kept)
 
 
-def _about(job: Job[Any]) -> dict[str, str]:
+def _job_headers(job: Job[Any]) -> dict[str, str]:
     return {
         "Idempotency-Key": job.idempotency_key,
         "Rota-Fence-Token": str(job.fence_token),
@@ -218,12 +218,12 @@ def _about(job: Job[Any]) -> dict[str, str]:
     }
 
 
-def _without(headers: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    taken = {name.lower() for name in own} | {"host", "content-length", "transfer-encoding"}
+def _drop_reserved(headers: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    reserved = {name.lower() for name in own} | {"host", "content-length", "transfer-encoding"}
     return {
         name: value
         for name, value in headers.items()
-        if name.lower() not in taken and not name.lower().startswith("webhook-")
+        if name.lower() not in reserved and not name.lower().startswith("webhook-")
     }
 
 
@@ -232,23 +232,23 @@ def _below(url: str, path: str) -> str:
     if not path:
         return url
     base = url if url.endswith("/") else url + "/"
-    there = urljoin(base, path)
-    # Also as it is sent, and as a server reads it that undoes the escapes first: %2e%2e is a way up, too.
-    sent, read = str(URL(there)), urljoin(base, "./" + unquote(path).replace("\\", "/"))
-    if not (there.startswith(base) and sent.startswith(str(URL(base))) and read.startswith(base)):
+    target = urljoin(base, path)
+    # Check it also as it is sent, and with escapes decoded as some servers do: %2e%2e leads up too.
+    sent, decoded = str(URL(target)), urljoin(base, "./" + unquote(path).replace("\\", "/"))
+    if not (target.startswith(base) and sent.startswith(str(URL(base))) and decoded.startswith(base)):
         raise Permanent("the path leads out of the endpoint")
-    return there
+    return target
 
 
 def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Return how long the server asks us to wait; a date counts from the server's own."""
+    """Return the delay of a Retry-After header, at most a day. A date is compared with the server's own Date."""
     text = headers.get("Retry-After", "").strip()
     try:
         if text.isdecimal():
-            asked = timedelta(seconds=int(text))
+            delay = timedelta(seconds=int(text))
         else:
             now = parsedate_to_datetime(headers["Date"]) if "Date" in headers else datetime.now(UTC)
-            asked = parsedate_to_datetime(text) - now
+            delay = parsedate_to_datetime(text) - now
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(max(asked, timedelta(0)), timedelta(days=1))
+    return min(max(delay, timedelta(0)), timedelta(days=1))

@@ -1,4 +1,4 @@
-"""Handlers for a first look, which `rota dev` adds to the app: something for a first INSERT to run."""
+"""Sample handlers that `rota dev` adds to the app, so that a first INSERT has something to run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def echo(job: Job[Any]) -> Any:
 
 @app.handler("rota.sleep")
 async def sleep(job: Job[Any]) -> None:
-    """Take `seconds` (1), saying how far it has come."""
+    """Sleep for `seconds` (default 1) and report progress."""
     seconds = max(0.0, float(_options(job).get("seconds", 1)))
     steps = max(1, int(seconds))
     for step in range(steps):
@@ -33,7 +33,7 @@ async def sleep(job: Job[Any]) -> None:
 
 @app.handler("rota.fail")
 async def fail(job: Job[Any]) -> None:
-    """Fail: the first `times` attempts (all of them), for good if `permanent`."""
+    """Fail the first `times` attempts (default: all). With `permanent`, the job becomes a dead letter at once."""
     options = _options(job)
     if options.get("permanent"):
         raise Permanent("rota.fail was asked to fail for good")

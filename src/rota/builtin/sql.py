@@ -1,7 +1,7 @@
-"""Jobs that are statements of the configuration, each executed as a login of its own.
+"""Run SQL statements of the configuration as jobs, each with its own login.
 
-A SET ROLE would be no sandbox: what is called can RESET it. So the statement runs on a connection that has logged in as the low
-role, whose only right in schema rota is to call `rota.complete`.
+SET ROLE would be no sandbox, because the called code can RESET it. So the statement runs on a connection that has logged in as a
+role whose only right in schema rota is to call `rota.complete`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any, Any, Any]]:
-    """Return the handler of one statement: in one transaction with the job's completion, unless told otherwise."""
+    """Return the handler of one statement. It commits with the job's completion unless `transaction` is off."""
 
     async def sql(job: Job[Any]) -> dict[str, Any] | None:
         attempt, _ = inside(job)
@@ -40,7 +40,7 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
         try:
             if not settings.transaction:
                 return await _execute(conn, settings.statement, attempt.payload)
-            # No rollback: the end of the connection is one, and over a cut link it alone comes within a time that is known.
+            # No rollback on errors: closing the connection rolls back, and is limited in time even over a cut link.
             transaction = conn.transaction(isolation="read_committed")
             await transaction.start()
             result = await _execute(conn, settings.statement, attempt.payload)
@@ -48,7 +48,7 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
             await transaction.commit()
             attempt.committed = True
             return result
-        except asyncpg.DataError as error:  # class 22: the same values will never do
+        except asyncpg.DataError as error:  # class 22: the same values always fail
             raise Permanent(f"{type(error).__name__} ({error.sqlstate})") from None
         finally:
             await close_connection(conn)

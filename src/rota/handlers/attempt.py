@@ -73,7 +73,7 @@ class Attempt:
         self.committing = False
         """A COMMIT that settles the job is on its way. Forbids interrupting, and a missing row is no lost lease."""
         self.committed = False
-        """That COMMIT succeeded: nothing is left to settle."""
+        """The COMMIT succeeded: nothing is left to settle."""
         self.stuck = False
         self.abandoned = False
         """It was settled although its handler still runs."""

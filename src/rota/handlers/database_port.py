@@ -1,4 +1,4 @@
-"""What the ports with a database share: fenced statements, and the commit of job.transaction()."""
+"""The base of the ports with a database: fenced statements, and the commit of job.transaction()."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Mark = Literal["completing", "committing", "committed"]
 
 
 class JobPort(Protocol):
-    """What a job needs from the process that runs its attempt.
+    """The operations that a job needs from the process that runs its attempt.
 
     Three adapters exist: in the daemon (`local_port`), in a process of the handler's own (`child`), and without a database
     (`inline`). The port of a SyncJob blocks: its coroutines return without suspending.

@@ -38,7 +38,7 @@ def local_sync_job(
 
 @dataclass(slots=True, kw_only=True)
 class Environment:
-    """What attempts on this node can reach."""
+    """The connections, threads and settings that attempts on this node share."""
 
     node: NodeId
     installation_id: str
