@@ -163,6 +163,12 @@ class Installation:
         await fleet.execute("drop view report")
         self.link.heal()
         self.start("doomed", ROTA_QUEUES="doomed:5")
+        # The new daemon has replaced one of the two that were silent, perhaps the one that returns.
+        await fleet.execute(
+            "select rota.forget_node(node_id) from (select node_id, pid from rota.nodes union all"
+            " select node_id, pid from rota.lost_nodes) as node where pid = $1",
+            self.doomed.pid,
+        )
         await fleet.execute("select rota.discard($1, 'seen')", self.buried)
         await fleet.execute("select rota.resume_handler('flaky')")
         await fleet.execute("delete from rota.schedules")

@@ -82,7 +82,7 @@ async def test_b103_no_log_line_metric_page_query_or_output_shows_a_secret(fleet
     said = daemon.said()
     assert "job.settled" in said
     assert said.count("loop.stray_error") == 2
-    assert said.count("left alone: ValueError") == 2
+    assert said.count("left running: ValueError") == 2
     assert_silent(said, "the daemon's log")
     if log_format == "console":
         return
