@@ -1,4 +1,4 @@
-"""Daemons run under uvloop in production, and under plain asyncio where there is none: what starts and ends is tried on both."""
+"""Fixtures for tests that run daemons inside the test process, on uvloop and, where starts and stops matter, on asyncio too."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-BOTH = {"test_supervision.py", "test_drain.py"}
+ON_BOTH_LOOPS = {"test_supervision.py", "test_drain.py"}
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Choose the loops of a test by its file."""
+    """Return the event loops on which a test runs: uvloop, and asyncio as well for the files in ON_BOTH_LOOPS."""
     del config
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
-    if item.path.name in BOTH:
+    if item.path.name in ON_BOTH_LOOPS:
         loops["asyncio"] = asyncio.new_event_loop
     return loops
 
 
 @pytest.fixture(name="pool")
 async def open_pool(database: Database) -> AsyncIterator[asyncpg.Pool[Record]]:
-    """What planners run on."""
+    """The connection pool that planners use."""
     async with asyncpg.create_pool(database.dsn, min_size=1, max_size=10) as pool:
         yield pool
 
 
 @pytest.fixture(name="planner")
 def make_planner(pool: asyncpg.Pool[Record]) -> Planner:
-    """One node's scheduler."""
+    """The scheduler of one node."""
     return Planner(pool)

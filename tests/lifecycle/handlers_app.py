@@ -1,4 +1,4 @@
-"""Handlers that run in a process of their own, which has to import them by name."""
+"""Handlers with runs_in="process": the child process imports this module by name."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ import rota
 app = rota.App("processes")
 
 
-@app.handler("where", runs_in="process")
-def where(job: rota.SyncJob[Any]) -> dict[str, Any]:
-    """Say where it runs."""
+@app.handler("report_process", runs_in="process")
+def report_process(job: rota.SyncJob[Any]) -> dict[str, Any]:
+    """Return the process id, the attempt and the payload."""
     logging.getLogger("theirs").warning("from the child")
     return {"pid": os.getpid(), "attempt": job.attempt, "payload": job.payload}
 
 
-@app.handler("stops", runs_in="process")
-def stops(job: rota.SyncJob[Any]) -> str | None:
-    """Wait for the order to stop, and say why it came."""
+@app.handler("wait_for_stop", runs_in="process")
+def wait_for_stop(job: rota.SyncJob[Any]) -> str | None:
+    """Wait until the job is asked to stop; return the reason and save it in the checkpoint."""
     job.report_progress(0.5)
     job.wait_for_stop(timedelta(seconds=30))
     job.save_checkpoint({"reason": job.stop_reason})
     return job.stop_reason
 
 
-@app.handler("commits", runs_in="process")
-def commits(job: rota.SyncJob[Any]) -> None:
+@app.handler("commit_with_completion", runs_in="process")
+def commit_with_completion(job: rota.SyncJob[Any]) -> None:
     """Commit an effect together with the completion."""
     with job.transaction() as conn:
         conn.execute("insert into effects values (%s)", (job.job_id,))
 
 
-@app.handler("commits_async", runs_in="process")
-async def commits_async(job: rota.Job[Any]) -> None:
-    """Do the same on a loop."""
+@app.handler("commit_with_completion_async", runs_in="process")
+async def commit_with_completion_async(job: rota.Job[Any]) -> None:
+    """Do the same as a coroutine."""
     await job.save_checkpoint({"step": 1})
     await job.report_progress(0.1, "begun")
     async with job.transaction() as conn:
         await conn.execute("insert into effects values ($1)", job.job_id)
 
 
-@app.handler("completes", runs_in="process")
-def completes(job: rota.SyncJob[dict[str, str]]) -> None:
-    """Complete in a transaction of its own."""
+@app.handler("complete_in_own_transaction", runs_in="process")
+def complete_in_own_transaction(job: rota.SyncJob[dict[str, str]]) -> None:
+    """Complete the job in a transaction that the handler has opened itself."""
     with psycopg.connect(job.payload["dsn"]) as conn:
         job.guard(conn, "effects")
         conn.execute("insert into effects values (%s)", (job.job_id,))
         job.complete(conn, {"done": True})
 
 
-@app.handler("completes_async", runs_in="process")
-async def completes_async(job: rota.Job[dict[str, str]]) -> None:
-    """Do the same on a loop."""
+@app.handler("complete_in_own_transaction_async", runs_in="process")
+async def complete_in_own_transaction_async(job: rota.Job[dict[str, str]]) -> None:
+    """Do the same as a coroutine."""
     conn = await asyncpg.connect(job.payload["dsn"])
     async with conn.transaction():
         await job.guard(conn, "effects")
@@ -68,17 +68,17 @@ async def completes_async(job: rota.Job[dict[str, str]]) -> None:
     await conn.close()
 
 
-@app.handler("steps", runs_in="process", backoff=[timedelta(milliseconds=1)])
-def steps(job: rota.SyncJob[dict[str, str]]) -> Any:
-    """Commit an effect with each checkpoint, and the last one with the completion; fail in between."""
+@app.handler("commit_steps", runs_in="process", backoff=[timedelta(milliseconds=1)])
+def commit_steps(job: rota.SyncJob[dict[str, str]]) -> Any:
+    """Commit an effect with a checkpoint, roll one back, then commit the last one with the completion."""
     if job.attempt < 3:
         with job.transaction(checkpoint={"step": job.attempt}) as conn:
             conn.execute("insert into effects values (%s)", (job.job_id,))
             if job.attempt == 2:
                 raise ValueError("this step is taken back")
-        with psycopg.connect(job.payload["dsn"]) as theirs:
-            theirs.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # a heartbeat may come in between
-            job.save_checkpoint({"step": job.checkpoint["step"] + 1}, theirs)
+        with psycopg.connect(job.payload["dsn"]) as own_conn:
+            own_conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # a heartbeat may write the row meanwhile
+            job.save_checkpoint({"step": job.checkpoint["step"] + 1}, own_conn)
         raise ValueError("the first steps stay")
     with job.transaction() as conn:
         [(isolation,)] = conn.execute("show transaction_isolation")
@@ -87,19 +87,19 @@ def steps(job: rota.SyncJob[dict[str, str]]) -> Any:
             raise rota.Permanent(f"{job.checkpoint} in {isolation}")
 
 
-@app.handler("steps_async", runs_in="process", backoff=[timedelta(milliseconds=1)])
-async def steps_async(job: rota.Job[dict[str, str]]) -> Any:
-    """Do the same on a loop."""
+@app.handler("commit_steps_async", runs_in="process", backoff=[timedelta(milliseconds=1)])
+async def commit_steps_async(job: rota.Job[dict[str, str]]) -> Any:
+    """Do the same as a coroutine."""
     if job.attempt < 3:
         async with job.transaction(checkpoint={"step": job.attempt}) as conn:
             await conn.execute("insert into effects values ($1)", job.job_id)
             if job.attempt == 2:
                 raise ValueError("this step is taken back")
-        theirs = await asyncpg.connect(
+        own_conn = await asyncpg.connect(
             job.payload["dsn"], server_settings={"default_transaction_isolation": "read committed"}
         )
-        await job.save_checkpoint({"step": job.checkpoint["step"] + 1}, theirs)
-        await theirs.close()
+        await job.save_checkpoint({"step": job.checkpoint["step"] + 1}, own_conn)
+        await own_conn.close()
         raise ValueError("the first steps stay")
     async with job.transaction() as conn:
         isolation = await conn.fetchval("show transaction_isolation")
@@ -108,35 +108,35 @@ async def steps_async(job: rota.Job[dict[str, str]]) -> Any:
             raise rota.Permanent(f"{job.checkpoint} in {isolation}")
 
 
-SHOW = "show idle_in_transaction_session_timeout"
+SHOW_IDLE_TIMEOUT = "show idle_in_transaction_session_timeout"
 
 
-@app.handler("idles", runs_in="process")
-def idles(job: rota.SyncJob[Any]) -> Any:
-    """Say for how long its transaction may idle."""
+@app.handler("show_idle_timeout", runs_in="process")
+def show_idle_timeout(job: rota.SyncJob[Any]) -> Any:
+    """Return the idle timeout of the handler's transaction."""
     with job.transaction(checkpoint=1) as conn:
-        [(limit,)] = conn.execute(SHOW)
+        [(limit,)] = conn.execute(SHOW_IDLE_TIMEOUT)
     return limit
 
 
-@app.handler("idles_async", runs_in="process")
-async def idles_async(job: rota.Job[Any]) -> Any:
-    """Do the same on a loop."""
+@app.handler("show_idle_timeout_async", runs_in="process")
+async def show_idle_timeout_async(job: rota.Job[Any]) -> Any:
+    """Do the same as a coroutine."""
     async with job.transaction(checkpoint=1) as conn:
-        return await conn.fetchval(SHOW)
+        return await conn.fetchval(SHOW_IDLE_TIMEOUT)
 
 
-STEAL = (
+STEAL_JOB = (
     "update rota.jobs set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid() where job_id = %s"
 )
 
 
-@app.handler("straggles", runs_in="process")
-def straggles(job: rota.SyncJob[dict[str, str]]) -> None:
-    """Write after the claim has become somebody else's."""
+@app.handler("write_with_stale_token", runs_in="process")
+def write_with_stale_token(job: rota.SyncJob[dict[str, str]]) -> None:
+    """Write after another node has claimed the job; every write must raise StaleToken."""
     with psycopg.connect(job.payload["dsn"], autocommit=True) as conn:
-        conn.execute(STEAL, (job.job_id,))
-        for write in (job.complete, lambda theirs: job.save_checkpoint(1, theirs)):
+        conn.execute(STEAL_JOB, (job.job_id,))
+        for write in (job.complete, lambda own_conn: job.save_checkpoint(1, own_conn)):
             try:
                 write(conn)
             except rota.StaleToken:
@@ -144,8 +144,8 @@ def straggles(job: rota.SyncJob[dict[str, str]]) -> None:
             raise AssertionError("a straggler's write was taken")
 
 
-@app.handler("dies", runs_in="process", max_attempts=1)
-def dies(_: rota.SyncJob[Any]) -> None:
-    """Die without a word."""
+@app.handler("exit_without_result", runs_in="process", max_attempts=1)
+def exit_without_result(_: rota.SyncJob[Any]) -> None:
+    """End the process without a result."""
     sys.stdout.flush()
     os._exit(3)

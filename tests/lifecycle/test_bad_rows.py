@@ -1,4 +1,4 @@
-"""Rows that can't be computed with, stored before they were refused or written by an owner: each costs itself and nothing else."""
+"""Rows with values that cannot be processed. They were stored before a constraint existed, or past it by the owner."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from servers import Database
 
 OVERFLOWS = "interval '106751000 days -2562023976 hours'"
-"""24 hours by value, but any instant plus the days alone is out of range."""
+"""Equal to 24 hours, but adding its days alone to any instant overflows."""
 
 SECOND = timedelta(seconds=1)
 
 
 def failing_app() -> rota.App:
-    """Handlers that fail and that work."""
+    """An app with one handler that fails and one that succeeds."""
     app = rota.App("failing")
 
     @app.handler("fail")
@@ -50,13 +50,13 @@ def failing_app() -> rota.App:
     ],
     ids=", ".join,
 )
-async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
+async def test_a_job_whose_settings_overflow_becomes_a_dead_letter(
     database: Database, conn: Connection[Record], columns: dict[str, Any]
 ) -> None:
-    """Both where its handler fails and where its holder was lost; neighbours in the same statements are settled."""
+    """This holds for a failure and for a lost lease, and other jobs in the same statements are settled."""
     async with no_checks(conn, "rota.jobs"):
         bad = [await insert_job(conn, "fail", **columns) for _ in range(2)]
-        # A scheduled_for out of range is refused by the claim already.
+        # The claim already rejects a scheduled_for that is out of range.
         lost = (*(bad if "scheduled_for" in columns else bad[1:]), await insert_job(conn, "work"))
         await conn.execute(
             """
@@ -92,10 +92,10 @@ async def test_a_job_whose_terms_overflow_becomes_a_dead_letter(
     ],
     ids=str,
 )
-async def test_a_job_with_an_instant_beyond_python_starts_like_its_neighbours(
+async def test_a_job_with_an_instant_outside_pythons_range_runs_like_other_jobs(
     database: Database, conn: Connection[Record], columns: dict[str, Any]
 ) -> None:
-    """They are decoded after the claim has committed: a failure there would keep the whole batch from starting."""
+    """The values are decoded after the claim has committed, so a decoding error would block the whole batch."""
     async with no_checks(conn, "rota.jobs"):
         jobs = [await insert_job(conn, "work", **columns), *[await insert_job(conn, "work") for _ in range(3)]]
         async with run_node(database.dsn, failing_app()) as node:
@@ -104,10 +104,10 @@ async def test_a_job_with_an_instant_beyond_python_starts_like_its_neighbours(
             assert not node.events_named("loop.crashed")
 
 
-async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
+async def test_jobs_that_cannot_be_expired_or_cancelled_block_no_other_jobs(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The log names them; their neighbours in the same statement end."""
+    """The log names the two jobs; the other jobs of the same statements end."""
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
     late = [await insert_job(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
     asked = [await insert_job(conn, "nobody") for _ in range(3)]
@@ -125,8 +125,10 @@ async def test_jobs_that_can_not_be_expired_or_cancelled_hold_up_no_others(
         assert node.crash is None
 
 
-async def test_a_success_that_can_not_be_stored_is_not_run_again(database: Database, conn: Connection[Record]) -> None:
-    """It becomes a dead letter that says so: a second run would repeat the effect."""
+async def test_a_success_that_cannot_be_stored_becomes_a_dead_letter_and_is_not_run_again(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """A second run would repeat the handler's effect."""
     await conn.execute(
         """
         create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
@@ -166,10 +168,10 @@ BAD_SCHEDULES = {
 
 
 @pytest.mark.parametrize("how", BAD_SCHEDULES.values(), ids=BAD_SCHEDULES)
-async def test_a_schedule_that_can_not_be_planned_is_stopped_and_named(
+async def test_a_schedule_that_cannot_be_planned_is_marked_invalid_and_blocks_no_other(
     conn: Connection[Record], planner: Planner, how: str
 ) -> None:
-    """Its neighbours fire in the same turn, or in the next."""
+    """The log names only the bad schedule."""
     async with no_checks(conn, "rota.schedule_definitions", "rota.schedule_clocks"):
         bad = await make_schedule(conn, "bad")
         good = await make_schedule(conn, "good")
@@ -184,11 +186,13 @@ async def test_a_schedule_that_can_not_be_planned_is_stopped_and_named(
         await planner.turn()
     assert await dispositions(conn, good) == ["enqueued"]
     assert await conn.fetchval("select invalid_reason from rota.schedule_clocks where schedule_id = $1", bad)
-    assert {said["schedule"] for said in planner.said("schedule.invalid")} == {"bad"}
+    assert {event["schedule"] for event in planner.said("schedule.invalid")} == {"bad"}
 
 
-async def test_a_waiting_fire_that_is_refused_holds_up_no_other(conn: Connection[Record], planner: Planner) -> None:
-    """The log names its schedule, and the fires of others are enqueued."""
+async def test_a_waiting_fire_whose_job_is_rejected_blocks_no_other_fire(
+    conn: Connection[Record], planner: Planner
+) -> None:
+    """The log names the schedule of the rejected fire."""
     made = [await make_schedule(conn, name, overlap="queue_one") for name in ("one", "bad", "other")]
     await conn.execute(
         "insert into rota.fires (scheduled_for, schedule_id, name, disposition) "
@@ -199,5 +203,5 @@ async def test_a_waiting_fire_that_is_refused_holds_up_no_other(conn: Connection
     )
     await planner.turn()
     assert [await dispositions(conn, each) for each in made] == [["enqueued"], ["waiting"], ["enqueued"]]
-    (said,) = planner.said("row.refused")
-    assert (said["doing"], said["schedule"], said["schedule_id"]) == ("promote", "bad", made[1])
+    (event,) = planner.said("row.refused")
+    assert (event["doing"], event["schedule"], event["schedule_id"]) == ("promote", "bad", made[1])

@@ -1,4 +1,4 @@
-"""Claims: what is handed out, in which order, to whom, and when a node looks."""
+"""Claims: which jobs a node gets, in which order, and when it asks for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def recording_app(order: list[int], **declared: Any) -> rota.App:
-    """A handler that writes down the jobs it was called for."""
+    """An app whose handler `record` appends each job id to `order`."""
     app = rota.App("recording")
 
     @app.handler("record", **declared)
@@ -55,9 +55,9 @@ async def test_jobs_run_by_priority_and_then_by_age(database: Database, conn: Co
 async def test_urgent_work_overtakes_a_backlog_within_a_poll(
     database: Database, conn: Connection[Record], queues: str
 ) -> None:
-    """A lane that fills every free slot must not hide more urgent ones for as long as its backlog lasts.
+    """A queue that fills every free slot must not hide more urgent jobs while its backlog lasts.
 
-    C9: free slots of another room must not count as a look at this one.
+    C9: free slots of another room must not count as a search of this one.
     """
     app = rota.App("busy")
     order: list[int] = []
@@ -78,7 +78,7 @@ async def test_urgent_work_overtakes_a_backlog_within_a_poll(
         await eventually(lambda: len(order) > 20, what="a steady pace")
         urgent = await insert_job(conn, "work", priority=0)
         swept = len(order)
-        for _ in range(10):  # one after the other, each a look
+        for _ in range(10):  # each iteration frees one slot, which causes one claim
             before = len(order)
             await node.wait_for_turns("trust", 2)
             pace.release()
@@ -103,17 +103,17 @@ async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn:
             jobs += [await insert_job(conn, "wait", queue="'other'") for _ in range(5)]
         running = "select queue, count(*) from rota.jobs where state = 'running' group by 1 order by 1"
 
-        async def full() -> bool:
+        async def is_full() -> bool:
             return [tuple(each) for each in await conn.fetch(running)] == [("default", 3), ("other", 1)]
 
-        await eventually(full, what="full slots")
+        await eventually(is_full, what="full slots")
         await node.wait_for_turns("reaper", 2)
-        assert await full()
+        assert await is_full()
         go.set()
         for job_id in jobs:
             await final_outcome(conn, job_id)
-        counts = [told["count"] for told in node.events_named("jobs.claimed")]
-        assert max(counts) <= 4
+        claim_sizes = [event["count"] for event in node.events_named("jobs.claimed")]
+        assert max(claim_sizes) <= 4
 
 
 async def test_jobs_without_a_registered_handler_are_not_claimed(database: Database, conn: Connection[Record]) -> None:
@@ -144,7 +144,7 @@ async def test_a_notification_during_the_claim_is_not_lost(
 
     async def slow(*args: Any, **kwargs: Any) -> Any:
         answer = await real(*args, **kwargs)
-        if order and len(inserted) == 2:  # after the snapshot was taken, before the answer is there
+        if order and len(inserted) == 2:  # the claim's snapshot is older than this insert
             inserted.append(await insert_job(conn, "record", queue="'late'"))
         return answer
 
@@ -179,7 +179,7 @@ async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
         before = len(listed)
         await node.wait_for_turns("dispatcher", 3)
         assert len(listed) == before
-        await conn.execute("alter table rota.jobs disable trigger wake")  # nobody is told: the poll has to see it
+        await conn.execute("alter table rota.jobs disable trigger wake")  # only a poll can find the job
         for queue in ("'a'", "'n'", "'default'"):
             assert await final_outcome(conn, await insert_job(conn, "record", queue=queue), within=5) == "succeeded"
         assert len(listed) == before + 2
@@ -266,10 +266,8 @@ async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Datab
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "wait", unique_key="'k'")
         await wait_for_claim(conn, job_id)
-        assert tuple(await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')") or ()) == (
-            job_id,
-            False,
-        )
+        existing = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
+        assert tuple(existing or ()) == (job_id, False)
         go.set()
         await final_outcome(conn, job_id)
         again = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
@@ -369,7 +367,7 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
 
 
 @pytest.mark.parametrize("others", ["'nobody has it', now()", "'record', now() + interval '1 year'"])
-async def test_b45_no_number_of_other_queues_hides_a_due_job(
+async def test_b45_a_due_job_is_found_whatever_the_number_of_other_queues(
     others: str, database: Database, conn: Connection[Record]
 ) -> None:
     """With one queue per tenant, queues late in the alphabet are served too."""
@@ -407,8 +405,9 @@ async def test_a_row_that_rejects_its_claim_blocks_no_other_job(
             assert await final_outcome(conn, job_id) == "succeeded"
         later = await insert_job(conn, "record", priority=3)
         assert await final_outcome(conn, later) == "succeeded"
-        told = await node.wait_for_event("row.refused", times=2, doing="claim")
-        assert (told["job_id"], told["queue"], told["handler"], told["priority"]) == (refused, "default", "record", 5)
+        await node.wait_for_event(
+            "row.refused", times=2, doing="claim", job_id=refused, queue="default", handler="record", priority=5
+        )
         assert (await live_row(conn, refused))["attempt"] == 0
         await conn.execute("drop trigger refuse on rota.jobs")
         assert await final_outcome(conn, refused) == "succeeded"

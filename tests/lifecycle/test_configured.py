@@ -1,4 +1,4 @@
-"""The handlers that need no code: http, command and sql, each off until the configuration turns it on."""
+"""The built-in handlers http, command and sql, which exist only if they are configured."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
 
 
 class Receiver:
-    """A server that keeps what it is sent, and answers what it is told to."""
+    """An HTTP server that records its requests and sends the responses in `responses`, then 200."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.events_named: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.answers: list[web.Response] = []
-        self.raw: list[list[str]] = []
-        """The names of the headers as they were sent, of each request."""
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.responses: list[web.Response] = []
+        self.header_names: list[list[str]] = []
+        """Header names of each request, in their original case."""
 
-    async def take(self, request: web.Request) -> web.Response:
-        """Keep it."""
+    async def record_request(self, request: web.Request) -> web.Response:
+        """Record the request and return the next response."""
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.raw.append([name.decode() for name, _ in request.raw_headers])
-        self.events_named.append((request.method, request.path_qs, headers, await request.read()))
-        return self.answers.pop(0) if self.answers else web.Response(text="thanks")
+        self.header_names.append([name.decode() for name, _ in request.raw_headers])
+        self.requests.append((request.method, request.path_qs, headers, await request.read()))
+        return self.responses.pop(0) if self.responses else web.Response(text="thanks")
 
 
 @asynccontextmanager
 async def receiving() -> AsyncIterator[Receiver]:
-    """Serve on the loopback."""
+    """Run a Receiver on the loopback address."""
     receiver = Receiver()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", receiver.take)
+    app.router.add_route("*", "/{path:.*}", receiver.record_request)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -71,14 +71,16 @@ async def _result(conn: Connection[Record], job_id: int) -> Any:
     return json.loads(await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id))
 
 
-async def test_all_are_off_until_they_are_configured(database: Database, conn: Connection[Record]) -> None:
-    """Whoever may insert a job would otherwise send requests and run commands from our machines."""
+async def test_without_configuration_no_built_in_handler_is_registered(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Otherwise every client that may insert jobs could send requests and run commands from our machines."""
     async with run_node(database.dsn, rota.App("a")):
         assert not await conn.fetchval("select count(*) from rota.handlers where handler ~ '^(http|command|sql)'")
 
 
-async def test_a_request_says_which_job_it_is_and_is_signed(database: Database, conn: Connection[Record]) -> None:
-    """A receiver can tell a repetition, an overtaken attempt, and a forgery."""
+async def test_a_request_identifies_its_job_and_is_signed(database: Database, conn: Connection[Record]) -> None:
+    """The receiver can detect a repeated request, an outdated attempt and a forgery."""
     async with receiving() as receiver:
         endpoint = {
             "url": f"{receiver.url}/hook",
@@ -94,7 +96,7 @@ async def test_a_request_says_which_job_it_is_and_is_signed(database: Database, 
             }
             job_id = await insert_job(conn, "http.shop", json.dumps(payload))
             assert await final_outcome(conn, job_id) == "succeeded"
-    ((method, path, headers, body),) = receiver.events_named
+    ((method, path, headers, body),) = receiver.requests
     assert (method, path) == ("POST", "/hook/orders?x=1")
     assert json.loads(body) == payload["json"]
     assert (headers["authorization"], headers["x-own"]) == ("Bearer ours", "1")
@@ -121,34 +123,34 @@ async def test_a_request_says_which_job_it_is_and_is_signed(database: Database, 
         (503, {"Retry-After": "Wed, 21 Oct 2026 08:00:00 GMT", "Date": "Wed, 21 Oct 2026 07:00:00 GMT"}, "Retry"),
     ],
 )
-async def test_what_an_answer_means(
+async def test_the_response_status_decides_between_dead_letter_and_retry(
     status: int, headers: dict[str, str], kind: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """Some will never do; the rest is tried again, when the server says, and nobody is followed elsewhere."""
+    """Retry-After sets the delay, and redirects are not followed."""
     async with receiving() as receiver:
-        receiver.answers = [web.Response(status=status, headers=headers)]
+        receiver.responses = [web.Response(status=status, headers=headers)]
         endpoints = {"shop": {"url": receiver.url, "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}) as node:
             job_id = await insert_job(conn, "http.shop", "{}")
             if kind.startswith("dead"):
                 assert await final_outcome(conn, job_id) == kind
             else:
-                told = await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", kind=kind)
+                event = await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", kind=kind)
                 if kind == "Retry":
-                    assert told["due_in_s"] == 3600
+                    assert event["due_in_s"] == 3600
                 assert f"answered with status {status}" in (await failed_attempts(conn, job_id))[0]["error"]
-    assert len(receiver.events_named) == 1
+    assert len(receiver.requests) == 1
 
 
 @pytest.mark.parametrize(
     "body", [b"\xff" * 3000, b"\x00" * 3000, b"\x01\x1b" * 1500, b'"\\' * 1500, "\u00e9".encode() * 1500]
 )
-async def test_b91_whatever_bytes_a_server_answers_they_are_the_result_with_its_status(
+async def test_b91_a_response_body_of_any_bytes_is_stored_in_the_result(
     body: bytes, database: Database, conn: Connection[Record]
 ) -> None:
-    """B91: stored escaped. Escaping makes them longer, and a result that is too long would be none."""
+    """The body is stored escaped and shortened, because escaping could make it longer than a result may be."""
     async with receiving() as receiver:
-        receiver.answers = [web.Response(body=body)]
+        receiver.responses = [web.Response(body=body)]
         endpoints = {"shop": {"url": receiver.url, "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
             job_id = await insert_job(conn, "http.shop", "{}")
@@ -159,14 +161,14 @@ async def test_b91_whatever_bytes_a_server_answers_they_are_the_result_with_its_
 
 
 async def _raw_response(*pieces: bytes, stays_open: bool = False) -> tuple[asyncio.Server, str]:
-    """Serve one response in pieces, each sent alone, on the loopback; `stays_open` never ends the body."""
+    """Serve one response on the loopback address, piece by piece; with `stays_open` the body never ends."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            for _ in range(20):  # the client's turn: it runs on this loop, too
+            for _ in range(20):  # let the client read this piece: it runs on the same loop
                 await asyncio.sleep(0)
         if stays_open:
             await reader.read()
@@ -182,12 +184,12 @@ async def _raw_response(*pieces: bytes, stays_open: bool = False) -> tuple[async
         (b"Content-Length: 9\r\n", [b"one", b"two", b"six"], False, "onetwosix"),
         (b"Transfer-Encoding: chunked\r\n", [b"3\r\none\r\n", b"3\r\ntwo\r\n", b"0\r\n\r\n"], False, "onetwo"),
         (b"Content-Length: 5000\r\n", [b"x" * 1500] * 2, True, "x" * 2000),
-        (b"Content-Length: 9\r\n", [b"one", b"two"], False, "onetwo"),  # the connection breaks off
-        (b"Content-Length: 9\r\n", [b"one"], True, "one"),  # the rest never arrives
+        (b"Content-Length: 9\r\n", [b"one", b"two"], False, "onetwo"),  # the server closes the connection too early
+        (b"Content-Length: 9\r\n", [b"one"], True, "one"),  # the remaining bytes never arrive
     ],
     ids=["pieces", "chunked", "bounded", "broken-off", "slow"],
 )
-async def test_f19_the_excerpt_of_a_response_spans_the_pieces_in_which_it_arrives(
+async def test_f19_the_stored_excerpt_contains_all_pieces_of_the_response(
     head: bytes,
     pieces: list[bytes],
     stays_open: bool,
@@ -196,7 +198,7 @@ async def test_f19_the_excerpt_of_a_response_spans_the_pieces_in_which_it_arrive
     conn: Connection[Record],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F19: not only the first piece is kept, and neither a slow nor a broken body makes a second request."""
+    """A slow or incomplete body does not cause a second request."""
     if expected == "one":
         monkeypatch.setattr("rota.builtin.http.EXCERPT_SECONDS", 0.2)
     server, url = await _raw_response(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", *pieces, stays_open=stays_open)
@@ -208,14 +210,14 @@ async def test_f19_the_excerpt_of_a_response_spans_the_pieces_in_which_it_arrive
     assert await _result(conn, job_id) == {"status": 200, "body": expected}
 
 
-async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job(
+async def test_b103_a_payload_cannot_repeat_the_headers_that_rota_sets(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The kind of B103 and B105: a receiver that takes the first of two fence tokens would take the one of whoever inserts."""
+    """A receiver that reads the first of two fence tokens would trust the one of the client."""
     async with receiving() as receiver:
         endpoint = {"url": receiver.url, "private": True, "headers": {"X-Key": "ours"}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": {"shop": endpoint}}):
-            theirs = {
+            client_headers = {
                 "rota-FENCE-token": "1",
                 "IDEMPOTENCY-KEY": "theirs",
                 "rota-attempt": "9",
@@ -224,11 +226,11 @@ async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job
                 "content-type": "text/plain",
                 "Content-TYPE": "text/html",
             }
-            job_id = await insert_job(conn, "http.shop", json.dumps({"headers": theirs, "json": 1}))
+            job_id = await insert_job(conn, "http.shop", json.dumps({"headers": client_headers, "json": 1}))
             assert await final_outcome(conn, job_id) == "succeeded"
-    names = [name.lower() for name in receiver.raw[0]]
+    names = [name.lower() for name in receiver.header_names[0]]
     assert len(names) == len(set(names))
-    ((_, _, headers, _),) = receiver.events_named
+    ((_, _, headers, _),) = receiver.requests
     assert headers["x-key"] == "ours"
     assert headers["rota-attempt"] == "1"
     assert headers["rota-fence-token"] not in {"1", ""}
@@ -244,23 +246,23 @@ async def test_b103_a_payload_cannot_say_a_second_time_what_rota_says_of_the_job
         ({}, {"idempotency_key": "E'a\\nX-Admin: 1'"}),
     ],
 )
-async def test_b91_what_can_be_no_header_is_a_dead_letter_at_once_and_nothing_is_sent(
+async def test_b91_an_invalid_header_makes_a_dead_letter_at_once_and_sends_nothing(
     payload: dict[str, Any], columns: dict[str, Any], database: Database, conn: Connection[Record]
 ) -> None:
-    """No attempt will ever send it: twenty of them would only hide it for hours."""
+    """No retry could ever send it."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": receiver.url, "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
             job_id = await insert_job(conn, "http.shop", json.dumps(payload), **columns)
             assert await final_outcome(conn, job_id) == "dead: permanent"
-    assert receiver.events_named == []
+    assert receiver.requests == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])
-async def test_a_private_address_gets_no_connection_whatever_it_is_called(
+async def test_a_request_to_a_private_address_is_rejected_in_every_notation(
     host: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """Cloud metadata, the database, our own metrics: what a daemon reaches is not what a client may reach."""
+    """The daemon can reach cloud metadata, the database and its own metrics; clients must not."""
     async with receiving() as receiver:
         port = receiver.url.rpartition(":")[2]
         async with run_node(database.dsn, rota.App("a"), handlers__http={"any_url": True}):
@@ -270,7 +272,7 @@ async def test_a_private_address_gets_no_connection_whatever_it_is_called(
             assert await final_outcome(conn, job_id) == "dead: permanent"
             error = (await dead_letter(conn, job_id))["error"]
             assert "not public" in error or "can't be used" in error
-    assert not receiver.events_named
+    assert not receiver.requests
 
 
 @pytest.mark.parametrize(
@@ -325,8 +327,8 @@ async def test_a_private_address_gets_no_connection_whatever_it_is_called(
         ("2001:4860:4860::8888", True),
     ],
 )
-def test_which_addresses_are_public(address: str, public: bool) -> None:
-    """Also where an IPv6 address carries an IPv4 one in it."""
+def test_only_public_addresses_count_as_public(address: str, public: bool) -> None:
+    """This includes IPv6 addresses that embed an IPv4 address."""
     assert is_public(address) is public
 
 
@@ -337,21 +339,21 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
         *("%2e%2e/x", ".%2E/x", "a/%2e%2e/%2e%2e/x", "..%2fx", "%2e%2e%2Fx", "..%5cx"),
     ],
 )
-async def test_a_path_does_not_lead_out_of_the_endpoint(
-    path: str, database: Database, conn: Connection[Record]
-) -> None:
-    """An endpoint's credentials go to that endpoint."""
+async def test_a_path_cannot_leave_the_endpoint(path: str, database: Database, conn: Connection[Record]) -> None:
+    """The endpoint's credentials must not be sent elsewhere."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": f"{receiver.url}/hook", "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
             job_id = await insert_job(conn, "http.shop", json.dumps({"path": path}), max_attempts=1)
             assert (await final_outcome(conn, job_id)).startswith("dead: ")
-    assert not receiver.events_named
+    assert not receiver.requests
 
 
 @pytest.mark.parametrize("path", ["a%2Fb", "http%3A%2F%2Fx", "%2Fx", "a/../b", "é ü", "?up=../../x", "%252e%252e/x"])
-async def test_what_is_escaped_in_a_path_stays_escaped(path: str, database: Database, conn: Connection[Record]) -> None:
-    """A number with a slash in it, or a whole URL, is one step of a path."""
+async def test_escaped_characters_in_a_path_stay_escaped(
+    path: str, database: Database, conn: Connection[Record]
+) -> None:
+    """An escaped slash or URL is part of a single path segment."""
     async with receiving() as receiver:
         endpoints = {"shop": {"url": f"{receiver.url}/hook", "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
@@ -363,10 +365,10 @@ def _python(code: str, **others: Any) -> dict[str, Any]:
     return {"x": {"argv": [sys.executable, "-c", code], **others}}
 
 
-async def test_a_command_reads_the_payload_and_its_output_is_the_result(
+async def test_a_command_reads_the_payload_from_stdin_and_its_output_is_the_result(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Through no shell, with nothing of our environment but what it is given."""
+    """It runs without a shell, and only the configured variables of the environment reach it."""
     code = (
         "import sys, os, json; print(json.dumps([json.load(sys.stdin), os.environ['OWN'], os.environ['ROTA_ATTEMPT'], "
         "'DATABASE_URL' in os.environ]))"
@@ -393,10 +395,10 @@ async def test_a_command_reads_the_payload_and_its_output_is_the_result(
         ("import sys; sys.stdout.buffer.write(bytes(range(256)) * 100)", "succeeded", ""),
     ],
 )
-async def test_how_a_command_ends_says_what_becomes_of_its_job(
+async def test_the_exit_code_or_signal_of_a_command_decides_the_outcome_of_its_job(
     code: str, how: str, text: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """B91: and no bytes that it writes can keep the job from being settled."""
+    """B91: output of any bytes does not prevent the settlement."""
     async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code, permanent=[3])):
         job_id = await insert_job(conn, "command.x", max_attempts=1)
         assert await final_outcome(conn, job_id) == how
@@ -405,10 +407,10 @@ async def test_how_a_command_ends_says_what_becomes_of_its_job(
 
 
 @pytest.mark.parametrize("byte", ["\\xff", "\\x00", "\\x01", "\\x1b", "\\n", '"', "\\\\"])
-async def test_b91_whatever_bytes_a_command_writes_the_end_of_them_is_the_result(
+async def test_b91_the_end_of_a_commands_output_is_stored_whatever_its_bytes(
     byte: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """B91: stored escaped. Escaping makes them longer, and a result that is too long would be none."""
+    """The output is stored escaped and shortened, because escaping could make it longer than a result may be."""
     code = f"import sys; sys.stdout.buffer.write(b'{byte}' * 9000)"
     async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code)):
         job_id = await insert_job(conn, "command.x")
@@ -418,18 +420,19 @@ async def test_b91_whatever_bytes_a_command_writes_the_end_of_them_is_the_result
     assert len(result["output"]) >= 1000
 
 
-async def test_a_command_that_is_not_there_fails_like_any_other(database: Database, conn: Connection[Record]) -> None:
-    """The name in the error is what to look for."""
+async def test_a_missing_program_fails_the_attempt_and_is_named_in_the_error(
+    database: Database, conn: Connection[Record]
+) -> None:
     async with run_node(database.dsn, rota.App("a"), handlers__command={"x": {"argv": ["/no/such/thing"]}}):
         job_id = await insert_job(conn, "command.x", max_attempts=1)
         assert await final_outcome(conn, job_id) == "dead: exhausted"
     assert "/no/such/thing" in (await dead_letter(conn, job_id))["error"]
 
 
-async def test_a_command_is_ended_with_all_its_children(
+async def test_a_cancelled_command_is_ended_with_all_its_children(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """TERM, a grace, KILL, to the whole group: a next attempt must not run beside what the last one left."""
+    """The process group gets SIGTERM, then SIGKILL after the grace, so that nothing runs beside the next attempt."""
     pids = tmp_path / "pids"
     code = (
         "import os, signal, subprocess, sys, time\n"
@@ -445,15 +448,15 @@ async def test_a_command_is_ended_with_all_its_children(
         await conn.execute("select rota.cancel($1)", job_id)
         assert await final_outcome(conn, job_id) == "cancelled"
         for pid in map(int, pids.read_text(encoding="ascii").split()):
-            await _gone(pid)
+            await _wait_for_end_of(pid)
         assert not node.events_named("handler.stuck")
 
 
-async def _gone(pid: int) -> None:
-    await eventually(lambda: not _alive(pid), what="the end of the command")
+async def _wait_for_end_of(pid: int) -> None:
+    await eventually(lambda: not _is_alive(pid), what="the end of the command")
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # noqa: PTH123
             return stat.read().rpartition(")")[2].split()[0] != "Z"
@@ -461,7 +464,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def _low(conn: Connection[Record], database: Database) -> str:
+async def _create_restricted_role(conn: Connection[Record], database: Database) -> str:
     await conn.execute(
         f"""
         drop role if exists low_{database.name};
@@ -475,11 +478,11 @@ async def _low(conn: Connection[Record], database: Database) -> str:
     return database.dsn.replace("//postgres@", f"//low_{database.name}@")
 
 
-async def test_a_statement_commits_together_with_its_job_as_a_low_role(
+async def test_a_statement_commits_together_with_its_job_and_with_the_rights_of_its_own_login(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Effect and completion are one; and it can do what its login can, not what the daemon's can."""
-    url = await _low(conn, database)
+    """It cannot use the rights of the daemon's login."""
+    url = await _create_restricted_role(conn, database)
     statements = {
         "add": {"statement": "insert into effects select ($1::jsonb ->> 'n')::int", "url": url},
         "peek": {"statement": "select count(*) from rota.jobs", "url": url},
@@ -504,9 +507,11 @@ async def test_a_statement_commits_together_with_its_job_as_a_low_role(
         await conn.execute(f"drop owned by low_{database.name}; drop role low_{database.name}")
 
 
-async def test_a_statement_is_cancelled_on_the_server(database: Database, conn: Connection[Record]) -> None:
-    """A statement that goes on after its job has ended holds its locks."""
-    url = await _low(conn, database)
+async def test_a_cancelled_statement_is_cancelled_on_the_server_too(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Otherwise it would keep its locks after the job has ended."""
+    url = await _create_restricted_role(conn, database)
     try:
         async with run_node(
             database.dsn, rota.App("a"), handlers__sql={"x": {"statement": "select pg_sleep(600)", "url": url}}
@@ -528,8 +533,8 @@ async def test_a_statement_is_cancelled_on_the_server(database: Database, conn: 
         await conn.execute(f"drop owned by low_{database.name}; drop role low_{database.name}")
 
 
-async def test_a_killed_daemons_command_does_not_outlive_it() -> None:
-    """B: an orphan would work beside the next attempt, elsewhere. The kernel ends it with its parent."""
+async def test_a_command_ends_with_its_daemon_when_that_is_killed() -> None:
+    """Otherwise the command would run beside the next attempt. The kernel ends it with its parent."""
     if sys.platform != "linux":
         pytest.skip("only Linux can")
     import asyncio
@@ -555,4 +560,4 @@ async def test_a_killed_daemons_command_does_not_outlive_it() -> None:
     await eventually(sleeps, what="the command")
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
-    await _gone(pid)
+    await _wait_for_end_of(pid)

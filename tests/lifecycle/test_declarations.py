@@ -1,4 +1,4 @@
-"""Schedules declared in code: a start of the daemon applies them, and leaves to people what is theirs."""
+"""Schedules declared in code: each start of a daemon applies them and keeps the edits of operators."""
 
 from __future__ import annotations
 
@@ -39,151 +39,150 @@ def shop(cron: str | None = "0 6 * * *", *, name: str = "shop", release: str | N
     return app
 
 
-async def start(conn: Connection[Record], app: App, **options: bool) -> Sequence[Step]:
-    """What a daemon of that app does at its start."""
+async def apply_declarations(conn: Connection[Record], app: App, **options: bool) -> Sequence[Step]:
+    """Apply the app's declarations as a daemon does at its start."""
     return await declarations.apply(conn, app=app.name, release=app.release, declarations=app.schedules, **options)
 
 
-async def became(conn: Connection[Record], app: App, **options: bool) -> dict[str, str]:
-    """The same, told by name."""
-    return {step.name: step.what for step in await start(conn, app, **options)}
+async def apply_and_return_steps(conn: Connection[Record], app: App, **options: bool) -> dict[str, str]:
+    """Apply the app's declarations and return schedule name -> what was done."""
+    return {step.name: step.what for step in await apply_declarations(conn, app, **options)}
 
 
 async def morning(conn: Connection[Record]) -> Record:
-    """The schedule's row."""
+    """The row of the schedule `morning`."""
     row = await conn.fetchrow("select * from rota.schedules where name = 'morning'")
     assert row is not None
     return row
 
 
-async def test_a_start_inserts_what_is_missing_and_a_restart_writes_nothing(conn: Connection[Record]) -> None:
-    """Of a thousand restarts not one is an edit."""
+async def test_the_first_start_inserts_missing_schedules_and_a_restart_writes_nothing(conn: Connection[Record]) -> None:
     app = shop(
         timezone="Europe/Berlin", payload={"n": 1e22}, jitter=timedelta(minutes=5), meta={"team": "a"}, priority=2
     )
-    assert await became(conn, app) == {"morning": "inserted"}
+    assert await apply_and_return_steps(conn, app) == {"morning": "inserted"}
     row = await morning(conn)
     assert (row["cron"], row["timezone"], row["handler"]) == ("0 6 * * *", "Europe/Berlin", "shop.report")
     assert (row["jitter"], row["priority"], row["declared_by"]) == (timedelta(minutes=5), 2, "shop")
     assert json.loads(row["payload"]) == {"n": 1e22}
     before = await dump_all_tables(conn)
-    assert await became(conn, app) == {"morning": "unchanged"}
+    assert await apply_and_return_steps(conn, app) == {"morning": "unchanged"}
     assert await dump_all_tables(conn) == before
 
 
-async def test_a_change_in_the_code_fires_nothing(conn: Connection[Record]) -> None:
-    """It is an edit as any other: what was due and not decided is recorded, what comes next is planned from now on."""
-    await start(conn, shop())
-    made = (await morning(conn))["schedule_id"]
-    await make_due(conn, made)
-    version = (await clock(conn, made))["version"]
-    assert await became(conn, shop("0 7 * * *")) == {"morning": "updated"}
-    assert (await clock(conn, made))["version"] == version + 1
+async def test_a_changed_expression_is_an_edit_and_fires_nothing(conn: Connection[Record]) -> None:
+    """A due instant that was not decided is recorded as skipped_edit, and the next fire is planned from now on."""
+    await apply_declarations(conn, shop())
+    schedule_id = (await morning(conn))["schedule_id"]
+    await make_due(conn, schedule_id)
+    version = (await clock(conn, schedule_id))["version"]
+    assert await apply_and_return_steps(conn, shop("0 7 * * *")) == {"morning": "updated"}
+    assert (await clock(conn, schedule_id))["version"] == version + 1
     assert await dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
-async def test_a_change_that_has_nothing_to_do_with_time_is_no_edit_of_it(conn: Connection[Record]) -> None:
-    """Else a new description would void what is due at that moment."""
-    await start(conn, shop())
-    made = (await morning(conn))["schedule_id"]
-    due = await make_due(conn, made)
-    await start(conn, shop(description="for the shops", release="2"))
-    assert (await clock(conn, made))["next_fire_at"] == due
+async def test_a_changed_description_keeps_the_next_fire(conn: Connection[Record]) -> None:
+    """Otherwise a new description would skip an instant that is due."""
+    await apply_declarations(conn, shop())
+    schedule_id = (await morning(conn))["schedule_id"]
+    due = await make_due(conn, schedule_id)
+    await apply_declarations(conn, shop(description="for the shops", release="2"))
+    assert (await clock(conn, schedule_id))["next_fire_at"] == due
     assert (await morning(conn))["description"] == "for the shops"
 
 
-async def test_what_operators_have_edited_or_paused_survives(conn: Connection[Record]) -> None:
-    """Restarts, and changes of the declaration elsewhere: only what has changed in the code is written."""
-    await start(conn, shop(priority=3))
+async def test_a_restart_keeps_what_operators_have_edited_or_paused(conn: Connection[Record]) -> None:
+    """Only the options that have changed in the code are written."""
+    await apply_declarations(conn, shop(priority=3))
     await conn.execute(
         "update rota.schedules set cron = '30 5 * * *', priority = 1; select rota.pause_schedule('morning')"
     )
-    assert await became(conn, shop(priority=3)) == {"morning": "unchanged"}
-    assert await became(conn, shop(priority=3, overlap="allow")) == {"morning": "updated"}
+    assert await apply_and_return_steps(conn, shop(priority=3)) == {"morning": "unchanged"}
+    assert await apply_and_return_steps(conn, shop(priority=3, overlap="allow")) == {"morning": "updated"}
     row = await morning(conn)
     assert (row["cron"], row["priority"], row["paused"], row["overlap"]) == ("30 5 * * *", 1, True, "allow")
-    await start(conn, shop("0 8 * * *", priority=3, overlap="allow"))
+    await apply_declarations(conn, shop("0 8 * * *", priority=3, overlap="allow"))
     row = await morning(conn)
     assert (row["cron"], row["priority"], row["paused"]) == ("0 8 * * *", 1, True)
 
 
-async def test_an_older_release_changes_nothing(conn: Connection[Record]) -> None:
-    """While old and new run side by side, a restart of an old one must not take the new one's change back."""
-    assert await became(conn, shop("0 7 * * *", release="2")) == {"morning": "inserted"}
-    assert await became(conn, shop("0 6 * * *", release="1")) == {"morning": "newer_release"}
-    assert await became(conn, shop(None, release="1"), prune=True) == {"morning": "newer_release"}
+async def test_a_start_of_an_older_release_changes_nothing(conn: Connection[Record]) -> None:
+    """While two releases run side by side, a restart of the older one must not undo the change of the newer one."""
+    assert await apply_and_return_steps(conn, shop("0 7 * * *", release="2")) == {"morning": "inserted"}
+    assert await apply_and_return_steps(conn, shop("0 6 * * *", release="1")) == {"morning": "newer_release"}
+    assert await apply_and_return_steps(conn, shop(None, release="1"), prune=True) == {"morning": "newer_release"}
     assert (await morning(conn))["cron"] == "0 7 * * *"
-    assert await became(conn, shop("0 6 * * *", release="1"), force=True) == {"morning": "updated"}
+    assert await apply_and_return_steps(conn, shop("0 6 * * *", release="1"), force=True) == {"morning": "updated"}
     assert (await morning(conn))["cron"] == "0 6 * * *"
 
 
-async def test_two_services_share_a_database(conn: Connection[Record]) -> None:
-    """Neither prunes, edits or takes over what the other has declared."""
-    await start(conn, shop())
+async def test_two_services_on_one_database_leave_each_others_schedules_alone(conn: Connection[Record]) -> None:
+    """Neither prunes, edits or takes over a schedule that the other has declared."""
+    await apply_declarations(conn, shop())
     other = shop("0 9 * * *", name="billing")
-    assert await became(conn, other, prune=True) == {"morning": "not_ours"}
+    assert await apply_and_return_steps(conn, other, prune=True) == {"morning": "not_ours"}
     assert (await morning(conn))["declared_by"] == "shop"
-    assert await became(conn, other, dry_run=True) == {"morning": "not_ours"}
+    assert await apply_and_return_steps(conn, other, dry_run=True) == {"morning": "not_ours"}
 
 
-async def test_what_is_no_longer_declared_goes_only_when_asked(conn: Connection[Record]) -> None:
-    """A forgotten import must not cost a schedule; made by hand, it is nobody's to prune."""
-    await start(conn, shop())
+async def test_a_schedule_that_is_no_longer_declared_is_removed_only_with_prune(conn: Connection[Record]) -> None:
+    """A forgotten import must not remove a schedule, and schedules made by hand are never pruned."""
+    await apply_declarations(conn, shop())
     await make_schedule(conn, "by hand")
-    assert await became(conn, shop(None)) == {"morning": "undeclared"}
-    assert await became(conn, shop(None), prune=True, dry_run=True) == {"morning": "undeclared"}
+    assert await apply_and_return_steps(conn, shop(None)) == {"morning": "undeclared"}
+    assert await apply_and_return_steps(conn, shop(None), prune=True, dry_run=True) == {"morning": "undeclared"}
     assert await conn.fetchval("select count(*) from rota.schedules") == 2
-    assert await became(conn, shop(None), prune=True) == {"morning": "undeclared"}
+    assert await apply_and_return_steps(conn, shop(None), prune=True) == {"morning": "undeclared"}
     assert await conn.fetchval("select array_agg(name) from rota.schedules") == ["by hand"]
     assert await conn.fetchval("select reason from rota.audit where action = 'remove'") is not None
 
 
-async def test_a_dry_run_writes_nothing(conn: Connection[Record]) -> None:
-    """It says what would be."""
+async def test_a_dry_run_reports_the_steps_and_writes_nothing(conn: Connection[Record]) -> None:
     before = await dump_all_tables(conn)
-    assert await became(conn, shop(), dry_run=True) == {"morning": "inserted"}
+    assert await apply_and_return_steps(conn, shop(), dry_run=True) == {"morning": "inserted"}
     assert await dump_all_tables(conn) == before
 
 
-async def test_what_the_server_refuses_keeps_nothing_else_out(conn: Connection[Record]) -> None:
-    """And is told of by the rule that it breaks."""
+async def test_a_declaration_that_the_server_rejects_is_reported_and_the_others_are_written(
+    conn: Connection[Record],
+) -> None:
     app = shop(priority=99)
     app.schedule("0 7 * * *", name="fine", handler="shop.report")
-    refused, fine = sorted(await start(conn, app), key=lambda step: step.name, reverse=True)
+    refused, fine = sorted(await apply_declarations(conn, app), key=lambda step: step.name, reverse=True)
     assert (refused.what, refused.why) == ("refused", "priority must lie between 0 (first) and 9 (last)")
     assert fine.what == "inserted"
 
 
-async def test_what_somebody_keeps_locked_is_told_of_as_not_written(
+async def test_a_locked_schedule_is_reported_as_refused_and_does_not_delay_the_start(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A console left open on the row must neither hold up a start nor have it say that the new expression is in force."""
-    await start(conn, shop())
+    """The report must not claim that the new expression is in force."""
+    await apply_declarations(conn, shop())
     async with database.connect() as other, other.transaction():
         await other.execute("update rota.schedules set description = 'mine'")
-        (step,) = await start(conn, shop("0 7 * * *"))
+        (step,) = await apply_declarations(conn, shop("0 7 * * *"))
         assert (step.what, step.why) == ("refused", "somebody holds it locked, or keeps changing it: sync again")
-    assert await became(conn, shop("0 7 * * *")) == {"morning": "updated"}
+    assert await apply_and_return_steps(conn, shop("0 7 * * *")) == {"morning": "updated"}
     assert ((await morning(conn))["cron"], (await morning(conn))["description"]) == ("0 7 * * *", "mine")
 
 
-async def test_ten_daemons_that_start_at_once_write_each_schedule_once(
+async def test_ten_daemons_that_start_together_write_each_schedule_once(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Losers see what is there by then; nobody waits for a row, and nobody deadlocks."""
+    """No daemon waits for a locked row, and there is no deadlock."""
     app = shop(None)
     for number in range(50):
         app.schedule("0 6 * * *", name=f"s{number}", handler="shop.report", priority=3)
 
     async def node(app: App) -> Sequence[Step]:
         async with database.connect() as own:
-            return await start(own, app)
+            return await apply_declarations(own, app)
 
     for _ in range(2):
-        told = await asyncio.gather(*(node(app) for _ in range(10)))
-        whats = [step.what for steps in told for step in steps]
-        assert whats.count("inserted") + whats.count("updated") == 50
+        steps_by_node = await asyncio.gather(*(node(app) for _ in range(10)))
+        actions = [step.what for steps in steps_by_node for step in steps]
+        assert actions.count("inserted") + actions.count("updated") == 50
         app = shop(None)
         for number in range(50):
             app.schedule("0 6 * * *", name=f"s{number}", handler="shop.report", priority=4)
@@ -191,8 +190,9 @@ async def test_ten_daemons_that_start_at_once_write_each_schedule_once(
     assert await conn.fetchval("select array_agg(distinct version) from rota.schedule_clocks") == [1]
 
 
-async def test_a_daemon_applies_its_declarations_before_it_claims(conn: Connection[Record], database: Database) -> None:
-    """And tells of what it has left alone."""
+async def test_a_daemon_applies_its_declarations_at_its_start_and_logs_what_it_left_alone(
+    conn: Connection[Record], database: Database
+) -> None:
     await make_schedule(conn, "taken")
     app = shop(every=None)
     app.schedule("0 6 * * *", name="taken", handler="shop.report")
@@ -203,10 +203,10 @@ async def test_a_daemon_applies_its_declarations_before_it_claims(conn: Connecti
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_watched_schedules_have_a_time_series_of_their_own_if_code_declares_them(
+async def test_only_declared_schedules_have_a_success_metric_of_their_own(
     conn: Connection[Record], database: Database, declared: bool
 ) -> None:
-    """A name that somebody has inserted is no label: the one that has waited longest stands for them all, as other."""
+    """All others share the label `other`, whose value is that of the schedule with the oldest success."""
     if not declared:
         await make_schedule(conn, "by hand", expect_success_within=HOUR)
         await make_schedule(conn, "by hand, too", expect_success_within=HOUR)

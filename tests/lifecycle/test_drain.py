@@ -1,4 +1,4 @@
-"""How a daemon stops: it claims nothing more, lets jobs finish under living leases, then interrupts and gives them back."""
+"""Drain: a stopping daemon claims nothing, lets its jobs finish, then interrupts and releases the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """An app with one handler that waits until it is let go, and tells how it was stopped."""
+    """An app whose handler `wait` runs until `open` is set, and records why it was interrupted."""
 
     def __init__(self, **declared: Any) -> None:
         self.app = rota.App("gate")
@@ -59,7 +59,7 @@ async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_
         later = await insert_job(conn, "wait")
 
         async def advanced_twice() -> bool:
-            return bool((await live_row(conn, job_id))["lease_expires_at"] > lease + (await _lease(conn, job_id)))
+            return bool((await live_row(conn, job_id))["lease_expires_at"] > lease + (await _half_lease(conn, job_id)))
 
         await eventually(advanced_twice, what="the lease's advance during the drain")
         assert not node.stopped.is_set()
@@ -98,15 +98,15 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
     async with run_node(database.dsn, gate.app, queues="default:1") as node:
         running = await insert_job(conn, "wait")
         await wait_for_claim(conn, running)
-        full = boottime()
+        full_since = boottime()
 
-        def looked_since() -> bool:
+        def has_searched_since() -> bool:
             (dispatcher,) = (service for service in node.daemon.services() if service.name == "dispatcher")
             assert dispatcher.well
-            return boottime() - dispatcher.age.total_seconds() > full + 1
+            return boottime() - dispatcher.age.total_seconds() > full_since + 1
 
-        await eventually(looked_since, what="a look while there is no free slot")
-        assert node.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full
+        await eventually(has_searched_since, what="a look while there is no free slot")
+        assert node.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full_since
         node.stop()
         await node.wait_for_event("node.stopping", how="drain")
         assert "dispatcher" not in {service.name for service in node.daemon.services()}
@@ -114,7 +114,7 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
         await node.wait_until_stopped()
 
 
-async def _lease(conn: Connection[Record], job_id: int) -> Any:
+async def _half_lease(conn: Connection[Record], job_id: int) -> Any:
     return await conn.fetchval("select lease / 2 from rota.jobs where job_id = $1", job_id)
 
 
@@ -129,7 +129,7 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
         node.stop()
         await node.wait_until_stopped()
         assert node.crash is None
-        assert [told["how"] for told in node.events_named("node.stopping")] == ["drain", "interrupt"]
+        assert [event["how"] for event in node.events_named("node.stopping")] == ["drain", "interrupt"]
     back = await live_row(conn, job_id)
     assert (back["state"], back["attempt"], back["releases"], back["losses"]) == ("scheduled", 0, 1, 0)
     assert back["run_at"] <= back["now"]
@@ -176,10 +176,10 @@ async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Datab
     assert gate.began == [job_id, job_id]
 
 
-async def test_a_handler_that_swallows_the_interruption_for_a_while_still_settles_within_the_grace(
+async def test_a_handler_that_finishes_after_its_interruption_has_succeeded(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Cleaning up takes a moment; a handler that then finishes its work has succeeded, interruption or not."""
+    """It may use the grace to clean up and return a result."""
     app = rota.App("stubborn")
     began = asyncio.Event()
 
@@ -202,10 +202,10 @@ async def test_a_handler_that_swallows_the_interruption_for_a_while_still_settle
     assert await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id) == '"drain"'
 
 
-async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_an_attempt(
+async def test_an_interruption_before_the_handler_is_called_uses_no_attempt(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """At-most-once jobs may be released only then: nothing has happened yet."""
+    """Only in this case may an at-most-once job be released: its handler has done nothing yet."""
     app = rota.App("once")
     called: list[int] = []
     blocked = asyncio.Event()
@@ -221,9 +221,9 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
         called.append(job.job_id)
 
     async with run_node(database.dsn, app, queues="q:2") as node:
-        held = await insert_job(conn, "block")
+        blocking_job = await insert_job(conn, "block")
         await blocked.wait()
-        # Interrupted in the very turn in which it is claimed: its task has not begun.
+        # Interrupt the job in the loop turn that claims it, before its task has started.
         claimed = node.daemon.telemetry.jobs_claimed
 
         def interrupt_now(claims: Any) -> None:
@@ -237,7 +237,7 @@ async def test_an_interruption_before_the_handler_was_called_leaves_no_trace_of_
         node.daemon.telemetry.jobs_claimed = claimed  # type: ignore[method-assign]
         assert job_id not in called
         assert await final_outcome(conn, job_id) == "succeeded"
-        assert held in called
+        assert blocking_job in called
     assert called.count(job_id) == 1
 
 

@@ -1,4 +1,4 @@
-"""Connections that die, servers that restart: every job ends exactly once, and nothing has to be mended by hand."""
+"""Lost connections and server restarts: every job ends exactly once, and the daemon recovers by itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from servers import Database, DurableServer
 
-KILL = """
+KILL_ROTA_CONNECTIONS = """
 select count(pg_terminate_backend(pid)) from (
     select pid from pg_stat_activity
     where datname = current_database() and application_name like 'rota %' and pid <> pg_backend_pid()
@@ -29,10 +29,9 @@ select count(pg_terminate_backend(pid)) from (
 """
 
 
-async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
+async def test_jobs_end_exactly_once_while_connections_are_killed_again_and_again(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Hundreds of jobs while every connection of two daemons dies again and again: one row of the ledger each."""
     app = rota.App("killed")
     await conn.execute("create table public.effects (job_id bigint)")
 
@@ -50,7 +49,7 @@ async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
         async with job.transaction() as mine:
             await mine.execute("insert into public.effects values ($1)", job.job_id)
 
-    async def outcomes() -> dict[str, int]:
+    async def count_outcomes() -> dict[str, int]:
         rows = await conn.fetch(
             "select outcome, count(*) as n from rota.job_runs group by 1 "
             "union all select 'dead: ' || reason, count(*) from rota.dead_letters group by 1"
@@ -68,7 +67,7 @@ async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
                     options = {"max_attempts": 200, "backoff_base": "interval '10 milliseconds'"}
                     await insert_job(conn, handler, **options, backoff_cap="interval '100 milliseconds'")
                     inserted += 1
-            await conn.fetchval(KILL)
+            await conn.fetchval(KILL_ROTA_CONNECTIONS)
             await other_node.wait_for_turns("trust", 1) if turn % 2 else await node.wait_for_turns("trust", 1)
 
         async def none_left() -> bool:
@@ -77,7 +76,7 @@ async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
         await eventually(none_left, within=40, what="the end of all jobs")
         assert node.crash is None
         assert other_node.crash is None
-        assert await outcomes() == {"succeeded": inserted}
+        assert await count_outcomes() == {"succeeded": inserted}
         assert await conn.fetchval("select count(distinct job_id) from rota.job_runs") == inserted
         assert await conn.fetchval("select count(*) - count(distinct job_id) from public.effects") == 0
         assert await conn.fetchval("select count(*) from public.effects") == inserted // 3
@@ -90,10 +89,10 @@ async def test_backends_killed_steadily_cost_no_job_and_count_none_twice(
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_a_restart_of_the_database_costs_no_attempt_that_outlives_it(
+async def test_a_job_that_outlives_a_restart_of_the_database_keeps_its_attempt(
     durable_server: Callable[..., DurableServer], how: str
 ) -> None:
-    """B67: the lease on the row outlives the restart, and the node extends it over a new connection."""
+    """B67: the lease is stored in the job's row, and the node extends it over a new connection."""
     server = durable_server()
     app = rota.App("restart")
     go = asyncio.Event()
@@ -111,7 +110,7 @@ async def test_a_restart_of_the_database_costs_no_attempt_that_outlives_it(
         await conn.close()
         if how == "kill":
             server.kill()
-            # Down for a while: backing off must not take longer than the lease has left.
+            # An outage of several failures: the pause between attempts must stay shorter than the lease.
             await node.wait_for_event("service.failed", service="dispatcher", failures=3)
             server.start()
         else:
@@ -130,10 +129,10 @@ async def test_a_restart_of_the_database_costs_no_attempt_that_outlives_it(
         assert node.crash is None
 
 
-async def test_a_restart_between_outcome_and_settlement_settles_once(
+async def test_a_job_that_ends_while_the_database_is_down_is_settled_once(
     durable_server: Callable[..., DurableServer],
 ) -> None:
-    """The outcome waits in the node, with its slot taken, until the database is back."""
+    """The node keeps the outcome and the slot until the database is back."""
     server = durable_server()
     app = rota.App("mid-settle")
     go = asyncio.Event()
@@ -165,10 +164,10 @@ async def test_a_restart_between_outcome_and_settlement_settles_once(
     assert calls == [1] * 5
 
 
-async def test_a_daemon_stops_in_good_time_though_the_database_is_away(
+async def test_a_daemon_without_a_database_still_stops_within_its_limits(
     durable_server: Callable[..., DurableServer],
 ) -> None:
-    """Every wait has an end, the stop as a whole included; what can't be written is the lease's affair."""
+    """Unwritten outcomes are left to the leases."""
     server = durable_server()
     app = rota.App("away")
     go = asyncio.Event()
@@ -190,10 +189,8 @@ async def test_a_daemon_stops_in_good_time_though_the_database_is_away(
         assert node.crash is None
 
 
-async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """With a lock_timeout set for everybody, a VACUUM FULL or a migration of the user's would fell the whole fleet at once."""
+async def test_lock_timeouts_end_no_daemon_and_stop_no_schedule(database: Database, conn: Connection[Record]) -> None:
+    """With a lock_timeout for the whole database, a VACUUM FULL or a user's migration causes them."""
     app = rota.App("locked")
     go = asyncio.Event()
 
@@ -218,17 +215,17 @@ async def test_locks_that_time_out_end_no_daemon_and_stop_no_schedule(
         assert await failed_attempts(conn, job_id) == []
         assert await conn.fetchval("select invalid_reason from rota.schedules") is None
 
-        async def fired() -> bool:
+        async def has_fired_again() -> bool:
             return bool(await conn.fetchval("select count(*) from rota.fires") > fires)
 
-        await eventually(fired, what="the next fire")
+        await eventually(has_fired_again, what="the next fire")
         assert node.crash is None
 
 
-async def test_a_pause_in_an_open_transaction_neither_keeps_a_daemon_from_starting_nor_silences_it(
+async def test_a_handler_paused_in_an_open_transaction_does_not_block_the_start_of_a_daemon(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Daemons write their handlers' rows at their start and once a minute: one that waited there would be taken for dead."""
+    """Daemons write the rows of their handlers at the start and once a minute, and skip locked ones."""
     app = rota.App("paused")
 
     @app.handler("paused", max_attempts=3)
@@ -251,10 +248,10 @@ async def test_a_pause_in_an_open_transaction_neither_keeps_a_daemon_from_starti
             )
 
 
-async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job(
+async def test_a_running_job_survives_while_the_server_rejects_new_connections(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A password that is being changed, a pg_hba.conf mended a minute later: what runs goes on, and so does the daemon."""
+    """This happens while a password or pg_hba.conf is changed."""
     go, calls = asyncio.Event(), list[int]()
     login = dsn_for_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login superuser password 'secret'")
@@ -264,7 +261,7 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
             await wait_for_claim(conn, job_id)
             await conn.execute("alter role rota_test_refused nologin")
             try:
-                await conn.fetchval(KILL)
+                await conn.fetchval(KILL_ROTA_CONNECTIONS)
                 for service in ("dispatcher", "heartbeat", "reaper"):
                     await node.wait_for_event("service.failed", service=service, failures=2)
             finally:
@@ -278,7 +275,7 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
 
 
 @pytest.mark.parametrize(
-    ("gone", "back"),
+    ("take_away", "give_back"),
     [
         ("alter schema rota rename to rota_away", "alter schema rota_away rename to rota"),
         ("revoke usage on schema rota from rota_test_refused", "grant usage on schema rota to rota_test_refused"),
@@ -290,10 +287,10 @@ async def test_a_server_that_refuses_new_connections_for_a_while_cuts_off_no_job
     ],
     ids=["schema", "rights on the schema", "rights on the jobs", "rights on a function"],
 )
-async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
-    database: Database, conn: Connection[Record], gone: str, back: str
+async def test_a_running_job_survives_while_the_schema_or_its_rights_are_missing(
+    database: Database, conn: Connection[Record], take_away: str, give_back: str
 ) -> None:
-    """A backup is put back, rights are given anew: the whole fleet would fall at once, and every running job with it."""
+    """This happens while a backup is restored or rights are granted again."""
     go, calls = asyncio.Event(), list[int]()
     login = dsn_for_login(database.dsn, "rota_test_refused")
     await conn.execute("create role rota_test_refused login password 'secret'")
@@ -308,11 +305,11 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
         async with run_node(login, gated_app(go, calls), lease__duration="10s") as node:
             job_id = await insert_job(conn, "wait")
             await wait_for_claim(conn, job_id)
-            await conn.execute(gone)
+            await conn.execute(take_away)
             try:
                 await node.wait_for_event("service.failed", service="scheduler", failures=2)
             finally:
-                await conn.execute(back)
+                await conn.execute(give_back)
             go.set()
             assert await final_outcome(conn, job_id) == "succeeded"
             assert calls == [job_id]
@@ -323,10 +320,10 @@ async def test_what_is_being_restored_or_given_new_rights_cuts_off_no_job(
         await conn.execute("drop role rota_test_refused")
 
 
-async def test_a_day_is_24_hours_in_whatever_timezone_was_set_for_everybody(
+async def test_a_day_is_24_hours_whatever_timezone_the_database_has(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The server adds days by the clock of the session's zone. At any time of the year one of these crosses a change of it."""
+    """PostgreSQL adds days in the zone of the session. One of the three spans always crosses a clock change."""
     app = rota.App("days")
 
     @app.handler("wait")
@@ -344,19 +341,19 @@ async def test_a_day_is_24_hours_in_whatever_timezone_was_set_for_everybody(
                 timedelta(days=days),
             )
 
-            async def waits(job_id: int = job_id) -> Any:
+            async def is_snoozed(job_id: int = job_id) -> Any:
                 return await conn.fetchval("select releases = 1 from rota.jobs where job_id = $1", job_id)
 
-            await eventually(waits, what="the snooze")
+            await eventually(is_snoozed, what="the snooze")
             waiting = await conn.fetchval(
                 "select extract(epoch from run_at - now())::float8 from rota.jobs where job_id = $1", job_id
             )
             assert abs(waiting - days * 86400) < 60
 
-        async def three() -> Any:
+        async def all_have_fired() -> Any:
             return await conn.fetchval("select count(*) = 3 from rota.jobs where handler = 'nobody'")
 
-        await eventually(three, what="their first fires")
+        await eventually(all_have_fired, what="their first fires")
         for name, within in await conn.fetch(
             "select name, extract(epoch from start_by - run_at)::float8 from rota.jobs join rota.schedules using (schedule_id)"
         ):
@@ -371,10 +368,8 @@ async def test_a_day_is_24_hours_in_whatever_timezone_was_set_for_everybody(
             assert abs(within - int(name.split()[1]) * 86400) < 60
 
 
-async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """Under a stricter one every statement that meets another node's at a row would fail instead of looking again."""
+async def test_a_serializable_default_isolation_causes_no_errors(database: Database, conn: Connection[Record]) -> None:
+    """In that isolation level, statements that meet at a row would fail instead of reading it again."""
     app = rota.App("isolated")
 
     @app.handler("plain")
@@ -383,7 +378,7 @@ async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
 
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
     nodes = [run_node(database.dsn, app, queues="default:20") for _ in range(3)]
-    async with nodes[0] as node, nodes[1] as other_node, nodes[2] as three:
+    async with nodes[0] as node, nodes[1] as other_node, nodes[2] as all_have_fired:
         for _ in range(10):
             await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
 
@@ -391,5 +386,5 @@ async def test_an_isolation_that_was_set_for_everybody_makes_nobody_fail(
             return not await conn.fetchval("select count(*) from rota.jobs")
 
         await eventually(none_left, within=40, what="the end of all jobs")
-        for each in (node, other_node, three):
+        for each in (node, other_node, all_have_fired):
             assert not each.events_named("service.failed", kind="SerializationError")

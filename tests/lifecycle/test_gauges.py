@@ -1,4 +1,4 @@
-"""What a daemon tells of the whole installation: due jobs that nobody would claim."""
+"""Gauges that each daemon reports for the whole installation."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-Told = list[tuple[str, "Mapping[str, Any]"]]
+Events = list[tuple[str, "Mapping[str, Any]"]]
 
 
 @pytest.fixture
-def told() -> Told:
-    """The events so far."""
+def events() -> Events:
+    """The events logged so far, as (name, fields)."""
     return []
 
 
 @pytest.fixture
-def gauges(conn: Connection[Record], told: Told) -> Gauges:
-    """The service, on the test's connection."""
+def gauges(conn: Connection[Record], events: Events) -> Gauges:
+    """The gauges service on the test's connection."""
     telemetry = Telemetry(
         make_logger(level="error", format="json"),
         handlers=["send_receipt"],
         queues=["default"],
-        watch=lambda name, fields: told.append((name, fields)),
+        watch=lambda name, fields: events.append((name, fields)),
     )
     return Gauges(cast("Any", Lent(conn)), telemetry)
 
 
-def shown(gauges: Gauges, name: str) -> float | None:
-    """What a scrape would show."""
+def metric_value(gauges: Gauges, name: str) -> float | None:
+    """The current value of a metric without labels."""
     return gauges._telemetry.registry.get_sample_value(name)
 
 
-async def alive(
+async def register_daemon(
     conn: Connection[Record], *, handlers: list[str], queues: list[str], state: str = "running", slots: str = "{}"
 ) -> None:
-    """Register a daemon that was seen just now."""
+    """Insert the row of a daemon that was seen just now."""
     await conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, handlers, queues, slots, state) "
         "values (gen_random_uuid(), 'here', 1, '0', $1, $2, $4::text::jsonb, $3)",
@@ -65,39 +65,40 @@ async def alive(
     )
 
 
-async def test_due_jobs_that_nobody_would_claim_are_counted_apart(conn: Connection[Record], gauges: Gauges) -> None:
-    """A name that nobody has is a slip or a service that is down; a queue that nobody serves is a setting."""
-    await alive(conn, handlers=["send_receipt"], queues=["default"])
-    await alive(conn, handlers=["other"], queues=["mail", "*"])
+async def test_due_jobs_without_a_handler_and_without_a_serving_queue_are_counted_separately(
+    conn: Connection[Record], gauges: Gauges
+) -> None:
+    await register_daemon(conn, handlers=["send_receipt"], queues=["default"])
+    await register_daemon(conn, handlers=["other"], queues=["mail", "*"])
     await make_jobs(conn, 1, handler="send_receipt")
     await make_jobs(conn, 2, handler="send_receipt", queue="mail")
     await make_jobs(conn, 3, handler="send_reciept")
     await make_jobs(conn, 4, handler="other", queue="whatever")
     await gauges.run_once()
-    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (3, 2)
+    assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_jobs_unserved")) == (3, 2)
 
     await conn.execute("update rota.nodes set state = 'draining' where handlers = '{send_receipt}'")
     await gauges.run_once()
-    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (3, 3)
+    assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_jobs_unserved")) == (3, 3)
 
     await conn.execute("truncate rota.jobs")
     await gauges.run_once()
-    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 0)
+    assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_jobs_unserved")) == (0, 0)
 
 
-async def test_due_jobs_of_a_queue_without_a_slot_are_unserved(conn: Connection[Record], gauges: Gauges) -> None:
-    """It was taken out of what `*` stands for, here and maybe by mistake everywhere."""
-    await alive(conn, handlers=["h"], queues=["mail", "*"], slots='{"mail": 0, "*": 5}')
+async def test_due_jobs_of_a_queue_with_zero_slots_are_unserved(conn: Connection[Record], gauges: Gauges) -> None:
+    """A queue that is listed with zero slots is not covered by `*`."""
+    await register_daemon(conn, handlers=["h"], queues=["mail", "*"], slots='{"mail": 0, "*": 5}')
     await make_jobs(conn, 2, handler="h", queue="mail")
     await make_jobs(conn, 1, handler="h", queue="other")
     await gauges.run_once()
-    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_jobs_unserved")) == (0, 2)
+    assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_jobs_unserved")) == (0, 2)
 
 
-async def test_a_row_that_says_running_and_not_since_when_is_counted_and_has_no_age(
+async def test_a_running_row_without_started_at_is_counted_and_has_no_age(
     conn: Connection[Record], gauges: Gauges
 ) -> None:
-    """Somebody with all rights wrote it; it must not cost the others their gauges."""
+    """The owner of the tables can write such a row; the other gauges must still work."""
     await make_running_job(conn, queue="default", started_at=timedelta(hours=-2))
     await conn.execute("update rota.jobs set started_at = null")
     await gauges.run_once()
@@ -105,10 +106,9 @@ async def test_a_row_that_says_running_and_not_since_when_is_counted_and_has_no_
     assert gauges._telemetry.registry.get_sample_value("rota_oldest_running_seconds", {"queue": "default"}) is None
 
 
-async def test_what_slows_or_stops_a_queue_is_shown(
+async def test_pauses_long_attempts_and_old_snapshots_are_reported(
     conn: Connection[Record], database: Database, gauges: Gauges
 ) -> None:
-    """Who wonders why nothing runs sees the pause, the attempt that never ends, and the transaction that holds dead rows."""
     await make_running_job(conn, queue="default", started_at=timedelta(hours=-2))
     await make_running_job(conn, queue="somebody's", started_at=timedelta(hours=-1))
     await make_running_job(conn, queue="anybody's", started_at=timedelta(hours=-3))
@@ -133,18 +133,19 @@ async def test_what_slows_or_stops_a_queue_is_shown(
     assert show("rota_paused", {"kind": "queue", "name": "*"}) is None
 
 
-async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(
-    conn: Connection[Record], gauges: Gauges, told: Told, monkeypatch: pytest.MonkeyPatch
+async def test_a_daemon_warns_once_an_hour_of_jobs_that_no_daemon_claims(
+    conn: Connection[Record], gauges: Gauges, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who inserts by SQL sees no warning of the command's: the log names the slip, the name that was meant, and that nothing
-    is lost. Not at the first look, because a fleet doesn't start all at once; and not at every look.
+    """The warning names the handler, a similar registered name, and the consequence.
+
+    The first sample does not warn, because the daemons of a fleet do not start at the same moment.
     """
-    await alive(conn, handlers=["send_receipt"], queues=["default"])
+    await register_daemon(conn, handlers=["send_receipt"], queues=["default"])
     await make_jobs(conn, 3, handler="send_reciept")
     await make_jobs(conn, 1, handler="send_receipt", queue="mail")
 
-    def warnings() -> Told:
-        return [each for each in told if each[0] == "jobs.unclaimed"]
+    def warnings() -> Events:
+        return [each for each in events if each[0] == "jobs.unclaimed"]
 
     await gauges.run_once()
     assert warnings() == []
@@ -163,12 +164,12 @@ async def test_a_daemon_warns_of_jobs_that_nobody_would_claim_once_an_hour(
     assert len(warnings()) == 4
 
 
-async def test_age_and_coverage_are_exact_however_many_jobs_there_are(
+async def test_ages_and_unclaimable_jobs_are_exact_for_any_number_of_jobs(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that are due next year must not hide the few that nobody claims; only counts may become lower bounds."""
+    """Only the counts per state may become lower bounds."""
     monkeypatch.setattr(module, "COUNTED", 400)
-    await alive(conn, handlers=["send_receipt"], queues=["default"])
+    await register_daemon(conn, handlers=["send_receipt"], queues=["default"])
     await make_jobs(conn, 500, handler="send_receipt", run_at=timedelta(days=365))
     for priority in (0, 7):
         await make_jobs(conn, 1, handler="send_receipt", run_at=timedelta(minutes=-priority - 1), priority=priority)
@@ -180,15 +181,15 @@ async def test_age_and_coverage_are_exact_however_many_jobs_there_are(
     ages = [show("rota_oldest_due_seconds", {"queue": "default", "priority": each}) for each in ("0", "5", "7")]
     assert ages == [pytest.approx(expected, abs=5) for expected in (60, 3600, 480)]
     assert show("rota_oldest_running_seconds", {"queue": "default"}) == pytest.approx(7200, abs=5)
-    assert (shown(gauges, "rota_jobs_unclaimable"), shown(gauges, "rota_leases_expired")) == (20, 1)
-    assert shown(gauges, "rota_jobs_capped") == 1
+    assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_leases_expired")) == (20, 1)
+    assert metric_value(gauges, "rota_jobs_capped") == 1
     assert 10 <= (show("rota_jobs", {"queue": "default", "state": "future"}) or 0) <= 500
 
 
-async def test_a_row_inserted_with_a_run_at_in_the_past_hides_no_older_one(
+async def test_a_row_inserted_with_a_past_run_at_does_not_hide_an_older_job(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag counts from the later of run_at and creation, also where the first index entry is a back-dated row."""
+    """The lag counts from the later of run_at and created_at, also if the first index entry is a back-dated row."""
     monkeypatch.setattr(module, "COUNTED", 2)
     await make_jobs(conn, 3, run_at=timedelta(days=-3))
     old, *_ = await make_jobs(conn, 1, run_at=timedelta(hours=-1))
@@ -198,13 +199,13 @@ async def test_a_row_inserted_with_a_run_at_in_the_past_hides_no_older_one(
     assert show("rota_oldest_due_seconds", {"queue": "default", "priority": "5"}) == pytest.approx(3600, abs=5)
 
 
-async def test_names_that_a_client_makes_up_hide_no_registered_lane(
+async def test_invented_names_do_not_hide_the_jobs_of_registered_queues(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search for lanes is bounded, so what daemons have registered and serve is looked at first."""
+    """The search is bounded, so it begins with the queues and handlers that daemons have registered."""
     monkeypatch.setattr(module, "COUNTED", 10)
     monkeypatch.setattr(module, "EXPLORED", 5)
-    await alive(conn, handlers=["send_receipt"], queues=["zone"])
+    await register_daemon(conn, handlers=["send_receipt"], queues=["zone"])
     await make_handler(conn, "send_receipt")
     await conn.execute(
         "insert into rota.jobs (handler, queue) select 'a' || n, 'a' || n from generate_series(1, 300) as n"
@@ -216,14 +217,14 @@ async def test_names_that_a_client_makes_up_hide_no_registered_lane(
     assert gauges._telemetry.registry.get_sample_value(
         "rota_oldest_due_seconds", {"queue": "other", "priority": "5"}
     ) == (pytest.approx(3600, abs=5))
-    assert shown(gauges, "rota_jobs_unserved") == 2
-    assert (shown(gauges, "rota_jobs_unclaimable") or 0) >= 5
+    assert metric_value(gauges, "rota_jobs_unserved") == 2
+    assert (metric_value(gauges, "rota_jobs_unclaimable") or 0) >= 5
 
 
-async def test_no_row_with_an_odd_instant_costs_the_gauges(
+async def test_rows_with_extreme_instants_do_not_break_the_gauges(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Restored rows and rows of an owner may hold any instant, small table or large."""
+    """Restored rows, and rows written by the owner, may contain any instant."""
     for constraint in await conn.fetch(
         "select conname from pg_constraint where conrelid = 'rota.jobs'::regclass and contype = 'c'"
     ):
@@ -237,21 +238,21 @@ async def test_no_row_with_an_odd_instant_costs_the_gauges(
             "lease_expires_at = $1::text::timestamptz, started_at = $1::text::timestamptz",
             instant,
         )
-        for most in (100, 1):
-            monkeypatch.setattr(module, "COUNTED", most)
+        for limit in (100, 1):
+            monkeypatch.setattr(module, "COUNTED", limit)
             await gauges.run_once()
 
 
-async def test_a_daemon_that_is_cut_off_shows_no_old_values(
+async def test_a_daemon_that_is_cut_off_reports_no_outdated_values(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last value of a lag may well be 0. What the daemon knows by itself is still shown, and the age of the sample."""
+    """It still reports what it knows without the database, and the age of the last sample."""
     await make_jobs(conn, 1)
     telemetry = gauges._telemetry
     local = LocalGauges(telemetry, Running({"default": 1}, Wake(), grace=1), ServiceMonitor(), lambda: gauges)
     await gauges.run_once()
     await local.run_once()
-    assert shown(gauges, "rota_leases_expired") == 0
+    assert metric_value(gauges, "rota_leases_expired") == 0
     monkeypatch.setattr(gauges, "valid_until", 0.0)
     await local.run_once()
     page = generate_latest(telemetry.registry).decode()
@@ -260,4 +261,4 @@ async def test_a_daemon_that_is_cut_off_shows_no_old_values(
     assert {"rota_slots", "rota_sample_age_seconds"} <= {re.split(r"[{ ]", line)[0] for line in page.splitlines()}
     await gauges.run_once()
     await local.run_once()
-    assert shown(gauges, "rota_leases_expired") == 0
+    assert metric_value(gauges, "rota_leases_expired") == 0

@@ -1,4 +1,4 @@
-"""What handlers can do with their job, in a living daemon: complete it on any driver, guard, stop, run elsewhere."""
+"""What handlers can do with their job in a running daemon: complete it with any driver, guard, stop, run in a process."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-class Undo(Exception):
-    """Leaves a transaction without committing it."""
+class Rollback(Exception):
+    """Raised to leave a transaction without committing it."""
 
 
 @dataclass
 class Receipt:
-    """A payload."""
+    """A payload type."""
 
     order: int
 
@@ -52,10 +52,10 @@ async def _result(conn: Connection[Record], job_id: int) -> Any:
 
 
 @pytest.mark.parametrize("driver", ASYNC)
-async def test_a_job_completes_inside_the_users_own_transaction(
+async def test_a_job_completes_exactly_when_the_users_transaction_commits(
     driver: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """It counts when, and only when, that commits: rolled back, the job is retried; committed, it is done."""
+    """After a rollback the job is retried."""
     app = rota.App("own")
 
     @app.handler("own", backoff=[timedelta(milliseconds=1)])
@@ -65,8 +65,8 @@ async def test_a_job_completes_inside_the_users_own_transaction(
                 await job.guard(theirs, f"order:{job.attempt}")
                 await job.complete(theirs, {"attempt": job.attempt})
                 if job.attempt == 1:
-                    raise Undo  # noqa: TRY301
-        except Undo:
+                    raise Rollback  # noqa: TRY301
+        except Rollback:
             return "undone"
         return "ignored"
 
@@ -79,10 +79,9 @@ async def test_a_job_completes_inside_the_users_own_transaction(
 
 
 @pytest.mark.parametrize("driver", SYNC)
-async def test_a_job_completes_inside_the_users_own_blocking_transaction(
+async def test_a_job_completes_exactly_when_the_users_blocking_transaction_commits(
     driver: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """The twin, in a thread."""
     app = rota.App("own")
 
     @app.handler("own", backoff=[timedelta(milliseconds=1)])
@@ -92,8 +91,8 @@ async def test_a_job_completes_inside_the_users_own_blocking_transaction(
                 job.guard(theirs, f"order:{job.attempt}")
                 job.complete(theirs, {"attempt": job.attempt})
                 if job.attempt == 1:
-                    raise Undo  # noqa: TRY301
-        except Undo:
+                    raise Rollback  # noqa: TRY301
+        except Rollback:
             return "undone"
         return "ignored"
 
@@ -104,22 +103,21 @@ async def test_a_job_completes_inside_the_users_own_blocking_transaction(
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
 
 
-STEAL = """
+STEAL_JOB = """
 update rota.jobs set fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid() where job_id = $1
 """
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "sqlalchemy-session"])
-async def test_a_straggler_completes_and_guards_nothing_on_any_driver(
+async def test_a_stale_token_is_rejected_on_every_driver_and_nothing_is_committed(
     driver: str, database: Database, conn: Connection[Record]
 ) -> None:
-    """StaleToken, whatever the driver calls its errors, and nothing of it is committed."""
     app = rota.App("stale")
     raised: list[BaseException] = []
 
     @app.handler("stale")
     async def stale(job: rota.Job[Any]) -> None:
-        await conn.execute(STEAL, job.job_id)
+        await conn.execute(STEAL_JOB, job.job_id)
         await conn.execute("select rota.guard('r', last_value) from rota.fence_tokens")
         for write in (
             job.complete,
@@ -135,7 +133,7 @@ async def test_a_straggler_completes_and_guards_nothing_on_any_driver(
     @app.handler("stale_sync")
     def stale_sync(job: rota.SyncJob[Any]) -> None:
         with psycopg.connect(database.dsn) as other:
-            other.execute(STEAL.replace("$1", "%s"), (job.job_id,))
+            other.execute(STEAL_JOB.replace("$1", "%s"), (job.job_id,))
         for write in (job.complete, lambda theirs: job.save_checkpoint(1, theirs)):
             try:
                 with SYNC[driver](database.dsn) as theirs:
@@ -160,7 +158,6 @@ async def test_a_straggler_completes_and_guards_nothing_on_any_driver(
 async def test_a_threads_transaction_commits_effect_and_completion_together(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The same promise as on the loop: rolled back, neither is there; committed, both are."""
     await conn.execute("create table effects (job_id int8, attempt int)")
     app = rota.App("threads")
 
@@ -183,10 +180,9 @@ async def test_a_threads_transaction_commits_effect_and_completion_together(
     assert [row["attempt"] for row in rows] == [0, 0, 2]
 
 
-async def test_without_psycopg_a_threads_transaction_says_what_to_install(
+async def test_without_psycopg_a_threads_transaction_fails_and_names_the_package_to_install(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An optional driver must not be missed by an ImportError from the depths."""
     import sys
 
     app = rota.App("threads")
@@ -203,10 +199,10 @@ async def test_without_psycopg_a_threads_transaction_says_what_to_install(
     assert "pip install 'rota[psycopg]'" in (await dead_letter(conn, job_id))["error"]
 
 
-async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
+async def test_a_payload_that_does_not_decode_makes_a_dead_letter_at_once(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It can't get better by waiting; a redrive with another payload can help."""
+    """A retry cannot help, but a redrive with another payload can."""
     app = rota.App("typed")
     seen: list[Receipt] = []
 
@@ -223,8 +219,7 @@ async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
     assert "S3CRET" not in (await dead_letter(conn, bad))["error"]
 
 
-async def test_the_handlers_own_delay_is_written_as_it_is(database: Database, conn: Connection[Record]) -> None:
-    """On the database's clock, not jittered, and not the row's own backoff."""
+async def test_a_handlers_own_backoff_list_is_used_without_jitter(database: Database, conn: Connection[Record]) -> None:
     app = rota.App("backoff")
 
     @app.handler("fail", backoff=[timedelta(hours=1), timedelta(hours=2)])
@@ -238,10 +233,9 @@ async def test_the_handlers_own_delay_is_written_as_it_is(database: Database, co
         await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", due_in_s=7200.0)
 
 
-async def test_middleware_and_records_in_a_living_daemon(
+async def test_middleware_runs_around_each_handler_and_log_records_carry_the_job(
     database: Database, conn: Connection[Record], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is composed at start is what runs, and what is logged can be told apart."""
     app = rota.App("around")
     logger = logging.getLogger("theirs")
 
@@ -267,9 +261,9 @@ async def test_middleware_and_records_in_a_living_daemon(
         }
         for job_id in jobs.values():
             assert await final_outcome(conn, job_id) == "succeeded"
-    said = [record for record in caplog.records if record.name == "theirs"]
-    assert len(said) == 25
-    for record in said:
+    records = [record for record in caplog.records if record.name == "theirs"]
+    assert len(records) == 25
+    for record in records:
         number = int(record.message.split()[1])
         assert record.job_id == jobs[number]  # type: ignore[attr-defined]
         assert record.handler == ("on_loop" if number % 2 else "in_thread")  # type: ignore[attr-defined]
@@ -277,21 +271,21 @@ async def test_middleware_and_records_in_a_living_daemon(
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> rota.App:
-    """The app whose handlers run in processes of their own."""
+def processes_app(monkeypatch: pytest.MonkeyPatch) -> rota.App:
+    """The app whose handlers run in a process of their own."""
     folder = str(Path(__file__).parent)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     return find_app("handlers_app:app")
 
 
-async def test_a_handler_may_run_in_a_process_of_its_own(
-    processes: rota.App, database: Database, conn: Connection[Record], capfd: pytest.CaptureFixture[str]
+async def test_a_handler_in_a_process_returns_its_result_and_logs_with_its_job(
+    processes_app: rota.App, database: Database, conn: Connection[Record], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets the facts and gives a result; its death is a failure like any other; its records carry the job."""
-    async with run_node(database.dsn, processes, reference="handlers_app:app", log__level="info"):
-        job_id = await insert_job(conn, "where", '{"n": 1}')
-        dead = await insert_job(conn, "dies")
+    """The death of a process is a failure like any other."""
+    async with run_node(database.dsn, processes_app, reference="handlers_app:app", log__level="info"):
+        job_id = await insert_job(conn, "report_process", '{"n": 1}')
+        dead = await insert_job(conn, "exit_without_result")
         assert await final_outcome(conn, job_id) == "succeeded"
         assert await final_outcome(conn, dead) == "dead: exhausted"
     result = await _result(conn, job_id)
@@ -299,140 +293,150 @@ async def test_a_handler_may_run_in_a_process_of_its_own(
     assert result == {"attempt": 1, "payload": {"n": 1}}
     assert (await dead_letter(conn, dead))["error_kind"] == "ProcessDied"
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "from the child" in line]
-    assert [(line["event"], line["job_id"], line["handler"]) for line in lines] == [("from the child", job_id, "where")]
+    assert [(line["event"], line["job_id"], line["handler"]) for line in lines] == [
+        ("from the child", job_id, "report_process")
+    ]
 
 
-async def test_a_process_is_told_to_stop_and_why(
-    processes: rota.App, database: Database, conn: Connection[Record]
+async def test_a_handler_in_a_process_gets_the_reason_of_a_stop(
+    processes_app: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
-    """The reason decides what there is to save."""
     async with run_node(
-        database.dsn, processes, reference="handlers_app:app", drain__timeout="0s", drain__grace="10s"
+        database.dsn, processes_app, reference="handlers_app:app", drain__timeout="0s", drain__grace="10s"
     ) as node:
-        job_id = await insert_job(conn, "stops")
+        job_id = await insert_job(conn, "wait_for_stop")
 
-        async def begun() -> bool:
+        async def has_reported() -> bool:
             return (await live_row(conn, job_id))["progress"] is not None
 
         await wait_for_claim(conn, job_id)
-        await eventually(begun, what="the child's first report")
+        await eventually(has_reported, what="the child's first report")
         node.stop()
         assert await final_outcome(conn, job_id) == "succeeded"
     assert await _result(conn, job_id) == "drain"
 
 
-@pytest.mark.parametrize("handler", ["commits", "commits_async", "completes", "completes_async"])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "commit_with_completion",
+        "commit_with_completion_async",
+        "complete_in_own_transaction",
+        "complete_in_own_transaction_async",
+    ],
+)
 async def test_a_process_commits_effect_and_completion_together(
-    handler: str, processes: rota.App, database: Database, conn: Connection[Record]
+    handler: str, processes_app: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
-    """Wherever a handler runs, its job has the same names and the same promises."""
     await conn.execute("create table effects (job_id int8)")
-    async with run_node(database.dsn, processes, reference="handlers_app:app"):
+    async with run_node(database.dsn, processes_app, reference="handlers_app:app"):
         job_id = await insert_job(conn, handler, json.dumps({"dsn": database.dsn}))
         assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select job_id from effects") == job_id
-    assert await _result(conn, job_id) == ({"done": True} if handler.startswith("completes") else None)
+    assert await _result(conn, job_id) == (
+        {"done": True} if handler.startswith("complete_in_own_transaction") else None
+    )
     assert not await failed_attempts(conn, job_id)
 
 
-SHOW = "show idle_in_transaction_session_timeout"
+SHOW_IDLE_TIMEOUT = "show idle_in_transaction_session_timeout"
 
 
-@pytest.mark.parametrize("handler", ["steps", "steps_async"])
-async def test_a_process_commits_its_steps_with_their_checkpoints(
-    handler: str, processes: rota.App, database: Database, conn: Connection[Record]
+@pytest.mark.parametrize("handler", ["commit_steps", "commit_steps_async"])
+async def test_a_process_commits_each_step_with_its_checkpoint(
+    handler: str, processes_app: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
-    """At READ COMMITTED, whatever was set for everybody; a step that fails takes its checkpoint back."""
+    """The isolation is READ COMMITTED whatever the database's default, and a failed step undoes its checkpoint."""
     await conn.execute("create table effects (job_id int8)")
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
-    async with run_node(database.dsn, processes, reference="handlers_app:app"):
+    async with run_node(database.dsn, processes_app, reference="handlers_app:app"):
         job_id = await insert_job(conn, handler, json.dumps({"dsn": database.dsn}))
         assert await final_outcome(conn, job_id) == "succeeded"
     assert [row["error_kind"] for row in await failed_attempts(conn, job_id)] == ["ValueError", "ValueError"]
     assert await conn.fetchval("select count(*) from effects") == 2, "one step and the last; the second was taken back"
 
 
-async def test_a_straggler_in_a_process_is_refused_and_counted(
-    processes: rota.App, database: Database, conn: Connection[Record]
+async def test_writes_of_a_process_with_a_stale_token_are_rejected_and_counted(
+    processes_app: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
-    """Its writes go by connections of its own; the daemon is told of them all the same."""
-    async with run_node(database.dsn, processes, reference="handlers_app:app") as node:
-        await insert_job(conn, "straggles", json.dumps({"dsn": database.dsn}))
+    """The child has connections of its own, and reports the rejections to the daemon."""
+    async with run_node(database.dsn, processes_app, reference="handlers_app:app") as node:
+        await insert_job(conn, "write_with_stale_token", json.dumps({"dsn": database.dsn}))
         await node.wait_for_event("write.refused", what="complete")
         await node.wait_for_event("write.refused", what="checkpoint")
         await node.wait_for_event("lease.lost")
         assert node.metric("rota_stale_writes_total") >= 2
 
 
-async def test_a_transaction_may_idle_for_as_long_as_the_jobs_own_lease(
-    processes: rota.App, database: Database, conn: Connection[Record]
+async def test_the_idle_timeout_of_a_handlers_transaction_is_the_jobs_lease(
+    processes_app: rota.App, database: Database, conn: Connection[Record]
 ) -> None:
-    """Longer, and a holder that was cut off keeps its locks beyond its lease; shorter, and one in order loses its work."""
+    """A longer timeout would keep locks after the lease has ended. A shorter one would end healthy transactions."""
     app = rota.App("idling")
-    app.include(processes)
+    app.include(processes_app)
 
     @app.handler("on the loop")
     async def on_the_loop(job: rota.Job[Any]) -> Any:
         async with job.transaction(checkpoint=1) as theirs:
-            return await theirs.fetchval(SHOW)
+            return await theirs.fetchval(SHOW_IDLE_TIMEOUT)
 
     @app.handler("in a thread")
     def in_a_thread(job: rota.SyncJob[Any]) -> Any:
         with job.transaction(checkpoint=1) as theirs:
-            [(limit,)] = theirs.execute(SHOW)
+            [(limit,)] = theirs.execute(SHOW_IDLE_TIMEOUT)
         return limit
 
-    told = {}
+    timeouts = {}
     async with run_node(database.dsn, app, reference="handlers_app:app", lease__duration="7s"):
-        for handler in ("on the loop", "in a thread", "idles", "idles_async"):
+        for handler in ("on the loop", "in a thread", "show_idle_timeout", "show_idle_timeout_async"):
             own, daemons = (
                 await insert_job(conn, handler, lease="interval '90 seconds'"),
                 await insert_job(conn, handler),
             )
             assert {await final_outcome(conn, own), await final_outcome(conn, daemons)} == {"succeeded"}
-            told[handler] = (await _result(conn, own), await _result(conn, daemons))
-    assert set(told.values()) == {("90s", "7s")}, told
+            timeouts[handler] = (await _result(conn, own), await _result(conn, daemons))
+    assert set(timeouts.values()) == {("90s", "7s")}, timeouts
 
 
-LEAVE = """
+CHANGE_SESSION_STATE = """
     set role rota_test_left_behind; set search_path = ''; set statement_timeout = '1min'; listen left_behind;
     create temp table left_behind (); select pg_advisory_lock(1919906913, 77)
 """
-LOOK = """
+READ_SESSION_STATE = """
     select current_user <> session_user, current_setting('search_path') = '', current_setting('statement_timeout') <> '0',
         exists (select from pg_listening_channels()), to_regclass('left_behind') is not null, '[]'::jsonb
 """
-HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919906913 and objid = 77"
+COUNT_LEFT_LOCKS = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919906913 and objid = 77"
 
 
-async def test_b75_what_a_handler_leaves_in_a_session_is_gone_for_the_next(
+async def test_b75_session_state_left_by_a_handler_is_reset_before_the_next_job(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A role, a setting, a temporary table, a lock, a codec: the next job on that connection would find it, and wonder."""
+    """This covers roles, settings, temporary tables, locks, channels and codecs."""
     app = rota.App("leaves")
 
     @app.handler("leave on the loop")
     async def leave_on_the_loop(job: rota.Job[Any]) -> None:
         async with job.transaction() as theirs:
-            await theirs.execute(LEAVE)
+            await theirs.execute(CHANGE_SESSION_STATE)
             await theirs.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
 
     @app.handler("leave in a thread")
     def leave_in_a_thread(job: rota.SyncJob[Any]) -> None:
         with job.transaction() as theirs:
-            theirs.execute(LEAVE)
+            theirs.execute(CHANGE_SESSION_STATE)
             theirs.row_factory = psycopg.rows.dict_row
             theirs.cursor_factory = psycopg.ClientCursor
 
     @app.handler("look on the loop")
     async def look_on_the_loop(job: rota.Job[Any]) -> Any:
         async with job.transaction(checkpoint=1) as theirs:
-            return [list(row) for row in await theirs.fetch(LOOK)]
+            return [list(row) for row in await theirs.fetch(READ_SESSION_STATE)]
 
     @app.handler("look in a thread")
     def look_in_a_thread(job: rota.SyncJob[Any]) -> Any:
         with job.transaction(checkpoint=1) as theirs:
-            cursor = theirs.execute(LOOK)
+            cursor = theirs.execute(READ_SESSION_STATE)
             return [type(cursor) is psycopg.Cursor, *cursor.fetchall()]
 
     await conn.execute("create role rota_test_left_behind superuser")
@@ -446,6 +450,6 @@ async def test_b75_what_a_handler_leaves_in_a_session_is_gone_for_the_next(
                 job_id = await insert_job(conn, f"look {where}")
                 assert await final_outcome(conn, job_id) == "succeeded"
                 assert await _result(conn, job_id) == clean, where
-                assert await conn.fetchval(HELD) == 0, where
+                assert await conn.fetchval(COUNT_LEFT_LOCKS) == 0, where
     finally:
         await conn.execute("drop role rota_test_left_behind")

@@ -1,4 +1,4 @@
-"""Housekeeping fails piece by piece, and each failure is on record until it is mended."""
+"""Housekeeping: each task fails alone, and its failure stays recorded until it succeeds again."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 LONG_AGO = timedelta(days=-500)
 
-Told = list[tuple[str, "Mapping[str, Any]"]]
+Events = list[tuple[str, "Mapping[str, Any]"]]
 
 
-def pruner(conn: Connection[Record], told: Told, **retention: timedelta) -> Pruner:
-    """The service on the test's connection."""
+def make_pruner(conn: Connection[Record], events: Events, **retention: timedelta) -> Pruner:
+    """The pruner service on the test's connection."""
     telemetry = Telemetry(
-        make_logger(level="error", format="json"), watch=lambda name, fields: told.append((name, fields))
+        make_logger(level="error", format="json"), watch=lambda name, fields: events.append((name, fields))
     )
     return Pruner(Lent(conn), telemetry, Retention(**retention))  # type: ignore[arg-type]
 
 
-async def broken(conn: Connection[Record]) -> dict[str, str | None]:
-    """Return piece -> error of what is not in order."""
+async def failing_tasks(conn: Connection[Record]) -> dict[str, str | None]:
+    """Return task -> error of the housekeeping tasks that fail."""
     return {
         each.piece: each.error for each in await server_reports.list_housekeeping(conn, patience=timedelta(minutes=15))
     }
 
 
-async def _partition(conn: Connection[Record], days_ago: int) -> str:
-    """Make the ledger's partition of a day in the past."""
+async def _make_partition(conn: Connection[Record], days_ago: int) -> str:
+    """Create the ledger partition of a past day and return its name."""
     name: str = await conn.fetchval(
         "select 'job_runs_' || to_char((now() at time zone 'UTC')::date - $1::int, 'YYYYMMDD')", days_ago
     )
@@ -54,10 +54,10 @@ async def _partition(conn: Connection[Record], days_ago: int) -> str:
     return name
 
 
-async def test_a_view_on_an_old_partition_keeps_only_that_one(conn: Connection[Record]) -> None:
-    """The other old partitions are dropped, the coming ones are made, history is pruned, and the error names the view."""
-    told: Told = []
-    held, other = await _partition(conn, 30), await _partition(conn, 29)
+async def test_a_view_on_an_old_partition_keeps_only_that_partition(conn: Connection[Record]) -> None:
+    """Other partitions are dropped and created, history is pruned, and the error names the view."""
+    events: Events = []
+    held, other = await _make_partition(conn, 30), await _make_partition(conn, 29)
     await conn.execute(f"create view report as select * from rota.{held}")
     coming: str = await conn.fetchval(
         "select max(inhrelid::regclass::text) from pg_inherits "
@@ -65,66 +65,66 @@ async def test_a_view_on_an_old_partition_keeps_only_that_one(conn: Connection[R
     )
     await conn.execute(f"drop table {coming}")
     await make_attempts(conn, 3, finished_at=LONG_AGO)
-    service = pruner(conn, told)
+    service = make_pruner(conn, events)
     for _ in range(2):
         await service.run_once()
     assert await conn.fetchval("select to_regclass('rota.' || $1) is not null", held)
     assert await conn.fetchval("select to_regclass('rota.' || $1) is null", other)
     assert await conn.fetchval("select to_regclass($1) is not null", coming)
     assert not await conn.fetchval("select count(*) from rota.attempts")
-    (piece,) = errors = await broken(conn)
+    (piece,) = errors = await failing_tasks(conn)
     assert piece == "ledger_drop"
     assert f"{held}: cannot drop table" in str(errors[piece])
     assert "report depends on" in str(errors[piece])
-    failed = [fields for name, fields in told if name == "housekeeping.failed"]
+    failed = [fields for name, fields in events if name == "housekeeping.failed"]
     assert [fields["piece"] for fields in failed] == ["ledger_drop"], "once, not at every turn"
 
     await conn.execute("drop view report")
     await service.run_once()
-    assert await broken(conn) == {}
+    assert await failing_tasks(conn) == {}
     assert await conn.fetchval("select to_regclass('rota.' || $1) is null", held)
 
 
 @pytest.mark.parametrize("piece", ["attempts", "fires", "dead_letters", "guards", "audit", "lost_nodes"])
-async def test_each_piece_fails_alone(conn: Connection[Record], piece: str) -> None:
-    """A trigger, a rule or a missing right on one table of history must not keep the others."""
-    old = pruner(conn, [])
+async def test_each_housekeeping_task_fails_alone(conn: Connection[Record], piece: str) -> None:
+    """A trigger, a rule or a missing right on one table must not stop the others."""
+    old = make_pruner(conn, [])
     await make_ledger_rows(conn, 1)
     await make_attempts(conn, 2, finished_at=LONG_AGO)
     await conn.execute("insert into rota.guards values ('a', 1, now() - interval '500 days')")
     await conn.execute(f"alter table rota.{piece} rename to elsewhere")
     try:
         await old.run_once()
-        failed = set(await broken(conn))
+        failed = set(await failing_tasks(conn))
         assert ("nodes" if piece == "lost_nodes" else piece) in failed
         assert len(failed) <= 2, "a dead letter's end in the ledger may need another table"
     finally:
         await conn.execute(f"alter table rota.elsewhere rename to {piece}")
     await old.run_once()
-    assert await broken(conn) == {}
+    assert await failing_tasks(conn) == {}
     assert not await conn.fetchval("select count(*) from rota.attempts")
     assert not await conn.fetchval("select count(*) from rota.guards")
 
 
-async def test_an_odd_table_among_the_partitions_stops_nothing(conn: Connection[Record]) -> None:
-    """A name that looks like a day and is none is one failure, not the end of all dropping."""
+async def test_an_unexpected_table_among_the_partitions_stops_no_other_drop(conn: Connection[Record]) -> None:
+    """Its name looks like a day but is not one."""
     await conn.execute("create table rota.job_runs_20261399 (like rota.job_runs including all)")
     await conn.execute(
         "alter table rota.job_runs attach partition rota.job_runs_20261399 for values from ('2001-01-01') to ('2001-01-02')"
     )
-    old = await _partition(conn, 30)
-    await pruner(conn, []).run_once()
-    assert set(await broken(conn)) == {"ledger_drop"}
+    old = await _make_partition(conn, 30)
+    await make_pruner(conn, []).run_once()
+    assert set(await failing_tasks(conn)) == {"ledger_drop"}
     assert await conn.fetchval("select to_regclass('rota.' || $1) is null", old)
 
 
-async def test_the_audit_is_kept_for_its_retention_and_for_a_day_at_least(conn: Connection[Record]) -> None:
-    """It grows with everything that operators do; a daemon's login can't use the pruning to remove what happened today."""
+async def test_audit_rows_are_kept_for_their_retention_and_at_least_one_day(conn: Connection[Record]) -> None:
+    """A daemon's login must not be able to remove today's audit rows through pruning."""
     await conn.execute(
         "insert into rota.audit (action, target, done_at) values ('pause', 'old', now() - interval '401 days'), "
         "('pause', 'kept', now() - interval '399 days'), ('pause', 'today', now())"
     )
-    await pruner(conn, []).run_once()
+    await make_pruner(conn, []).run_once()
     assert [row[0] for row in await conn.fetch("select target from rota.audit order by 1")] == ["kept", "today"]
     assert await queries.prune(conn, what="audit", keep=timedelta(0), limit=10) == 1
     assert [row[0] for row in await conn.fetch("select target from rota.audit")] == ["today"]

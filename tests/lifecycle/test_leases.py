@@ -1,4 +1,4 @@
-"""Leases: who holds one, how it is kept, how it is lost, and that nothing counts once it is."""
+"""Leases: how a node keeps them, how it loses them, and that a lost lease makes every write fail."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ async def test_a_lost_lease_cancels_the_handler_and_rejects_its_writes(
 ) -> None:
     """Checkpoint, progress, completion and transaction all raise StaleToken; the new claim stays unchanged."""
     app = rota.App("zombie")
-    refused: dict[str, str] = {}
-    told: list[str | None] = []
-    taken = asyncio.Event()
+    stale_errors: dict[str, str] = {}
+    stop_reasons: list[str | None] = []
+    stolen = asyncio.Event()
     await conn.execute("create table public.effects (n int)")
 
     @app.handler("work")
     async def work(job: rota.Job[Any]) -> None:
-        await taken.wait()
+        await stolen.wait()
 
         async def complete_in_mine() -> None:
             async with database.connect() as mine, mine.transaction():
@@ -81,11 +81,11 @@ async def test_a_lost_lease_cancels_the_handler_and_rejects_its_writes(
             try:
                 await write()
             except rota.StaleToken as error:
-                refused[name] = str(error)
+                stale_errors[name] = str(error)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            told.append(job.stop_reason)
+            stop_reasons.append(job.stop_reason)
             raise
 
     async with run_node(database.dsn, app) as node:
@@ -93,11 +93,11 @@ async def test_a_lost_lease_cancels_the_handler_and_rejects_its_writes(
         mine = await wait_for_claim(conn, job_id)
         token = await conn.fetchval(STEAL_JOB, job_id)
         before = await live_row(conn, job_id)
-        taken.set()
+        stolen.set()
         await node.wait_for_event("lease.lost", job_id=job_id)
-        assert refused.keys() == {"checkpoint", "progress", "complete", "transaction", "step"}
-        assert all(str(mine["fence_token"]) in text for text in refused.values())
-        assert told == ["lease_lost"]
+        assert stale_errors.keys() == {"checkpoint", "progress", "complete", "transaction", "step"}
+        assert all(str(mine["fence_token"]) in text for text in stale_errors.values())
+        assert stop_reasons == ["lease_lost"]
         assert token > mine["fence_token"]
         assert node.metric("rota_leases_lost_total") == 1
         assert node.metric("rota_stale_writes_total") == 5
@@ -189,7 +189,7 @@ async def test_a_heartbeat_extends_no_lease_past_the_jobs_timeout(database: Data
         await node.wait_for_event("handler.stuck", job_id=job_id, why="timeout")
 
         await node.wait_for_event("job.settled", job_id=job_id, settlement="retried", outcome="timed_out")
-        # Rule 12: the slot is the thread's until it ends, so no second one runs beside it here.
+        # Rule 12: the thread keeps its slot until it ends, so no second attempt runs beside it.
         await node.wait_for_turns("reaper", 3)
         assert tries == [1]
         (abandoned,) = await failed_attempts(conn, job_id)
@@ -287,13 +287,13 @@ async def test_a_job_dropped_on_an_untrusted_lease_counts_as_started(
             await asyncio.Event().wait()
 
     with FaultyProxy(database.dsn) as proxy:
-        # A long lease and a patient reaper: the node is back well before anybody may take the job from it.
+        # The lease is long, so the node is back before another node may reap it.
         async with run_node(proxy.dsn, app) as node:
             job_id = await insert_job(conn, "work", delivery=f"'{delivery}'", lease="interval '6 seconds'")
-            await node.wait_for_event("jobs.claimed")  # and not only committed: the answer has to have come
+            await node.wait_for_event("jobs.claimed")  # not only committed: the node has the reply
             proxy.refuse()
             await node.wait_for_event("service.failed", service="dispatcher")
-            # As after a cut that lasted: the node no longer trusts the lease, which in truth still holds.
+            # Simulate a long outage: the node no longer trusts the lease, although it is still valid.
             (attempt,) = node.daemon._loops.running.attempts  # type: ignore[union-attr]
             attempt.trusted_until = 0.0
             await node.wait_for_event("lease.lost", job_id=job_id)
@@ -361,12 +361,12 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
         real = queries.settle_succeeded
         gone = asyncio.Event()
 
-        async def away(*args: Any, **kwargs: Any) -> Any:
+        async def fail_while_away(*args: Any, **kwargs: Any) -> Any:
             if not gone.is_set():
                 raise ConnectionResetError
             return await real(*args, **kwargs)
 
-        patch.setattr(queries, "settle_succeeded", away)
+        patch.setattr(queries, "settle_succeeded", fail_while_away)
         async with run_node(database.dsn, app) as node, run_node(database.dsn, rota.App("reaper")) as other_node:
             job_id = await insert_job(conn, "quick")
             await node.wait_for_event("service.failed", service="settle")
@@ -423,7 +423,7 @@ async def test_a_cancel_request_that_arrives_before_the_claims_reply_is_obeyed(
             assert not node.events_named("jobs.claimed")
             await node.wait_for_event("jobs.claimed")
             proxy.heal()
-            assert await final_outcome(conn, job_id) == "cancelled"  # and not at the next beat, a minute later
+            assert await final_outcome(conn, job_id) == "cancelled"  # at once, not at the next heartbeat a minute later
 
 
 @pytest.mark.parametrize("does", ["retry", "snooze", "bury", "interrupted", "succeed"])
@@ -450,7 +450,7 @@ async def test_a_cancel_request_wins_over_everything_but_success(
     async with run_node(database.dsn, app, lease__duration="60s") as node:
         job_id = await insert_job(conn, "work")
         await wait_for_claim(conn, job_id)
-        # Without a notification, so that only the settlement can see it.
+        # Insert without a notification, so that only the settlement can see the request.
         await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", job_id)
         if does == "interrupted":
             node.stop()
@@ -461,10 +461,10 @@ async def test_a_cancel_request_wins_over_everything_but_success(
 
     async with run_node(database.dsn, app) as node:
 
-        async def answered() -> bool:
+        async def is_answered() -> bool:
             return not await conn.fetchval("select count(*) from rota.cancel_requests")
 
-        await eventually(answered, what="the end of the request")
+        await eventually(is_answered, what="the end of the request")
     assert len(await ledger_rows(conn, job_id)) == 1
 
 

@@ -1,4 +1,4 @@
-"""The listening connection: a link that carries nothing any more is found out, whatever the dispatcher does meanwhile."""
+"""The listening connection: a dead link is detected, and idle connections are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
+async def test_a_dead_link_is_detected_while_the_dispatcher_keeps_changing_its_wish_to_listen(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change ends the listener's wait; a turn without a round trip must not count as one."""
@@ -54,12 +54,12 @@ async def test_a_dispatcher_that_changes_its_mind_puts_off_no_round_trip(
         await eventually(lambda: listener.armed)
         proxy.freeze(lambda _: True)
 
-        def found_out() -> bool:
+        def change_wish_twice() -> bool:
             listener.want(False)
-            listener.want(True)  # before anybody could act upon the first
+            listener.want(True)  # before the listener could act on the first change
             return turns.done()
 
-        await eventually(found_out)
+        await eventually(change_wish_twice)
         with pytest.raises((ConnectionLost, TimeoutError)):
             await turns
     assert not listener.armed
@@ -85,7 +85,7 @@ async def test_an_idle_daemon_keeps_three_connections_at_most(
 
     opened = "select count(*) from pg_stat_activity where datname = current_database() and application_name ~ '^rota '"
 
-    async def few() -> bool:
+    async def has_few_connections() -> bool:
         return bool(await conn.fetchval(opened) <= 3)
 
     async with run_node(database.dsn, app) as running:
@@ -95,8 +95,8 @@ async def test_an_idle_daemon_keeps_three_connections_at_most(
             for job in jobs:
                 assert await final_outcome(conn, job) == "succeeded"
             assert await conn.fetchval(opened) > 3
-            await eventually(few, within=10, what="three connections at most")
-        # No connection comes and goes under light load: the same sessions are seen throughout.
+            await eventually(has_few_connections, within=10, what="three connections at most")
+        # Under light load no connection is opened or closed: the set of sessions stays the same.
         seen = set()
         for _ in range(20):
             rows = await conn.fetch(

@@ -1,4 +1,4 @@
-"""Losses: a holder that is gone, what is done about it, and how often."""
+"""Lost leases: jobs whose holder is gone run again, with limits."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ set state = 'running', attempt = attempt + 1, fence_token = nextval('rota.fence_
     delivery = coalesce(delivery, 'at_least_once')
 where job_id = $1
 """
-"""A claim by a node that is nowhere; the second parameter is what is left of its lease."""
+"""Claim a job for a node that does not exist; $2 is the remaining time of its lease."""
 
 EXPIRED, HELD = timedelta(seconds=-1), timedelta(hours=1)
 
 
-async def held(conn: Connection[Record], handler: str, left: timedelta = EXPIRED, **columns: Any) -> int:
-    """A job whose holder is gone."""
+async def insert_held_job(conn: Connection[Record], handler: str, left: timedelta = EXPIRED, **columns: Any) -> int:
+    """Insert a job that is claimed by a node that does not exist."""
     async with conn.transaction():
         job_id = await insert_job(conn, handler, **columns)
         await conn.execute(HOLD, job_id, left)
@@ -49,7 +49,7 @@ async def held(conn: Connection[Record], handler: str, left: timedelta = EXPIRED
 
 
 def plain_app(calls: list[int]) -> rota.App:
-    """A handler that just works."""
+    """An app whose handler `work` succeeds."""
     app = rota.App("plain")
 
     @app.handler("work")
@@ -63,7 +63,7 @@ async def test_the_first_loss_is_retried_at_once(database: Database, conn: Conne
     """A dead worker proves nothing against its job. The reaper reads the job's row, not a table of workers."""
     calls: list[int] = []
     async with run_node(database.dsn, plain_app(calls)) as node:
-        job_id = await held(conn, "work")
+        job_id = await insert_held_job(conn, "work")
         assert await final_outcome(conn, job_id, within=3) == "succeeded"
         assert node.metric("rota_reaped_total") == 1
     assert calls == [2]
@@ -73,7 +73,7 @@ async def test_the_first_loss_is_retried_at_once(database: Database, conn: Conne
 async def test_a_valid_lease_is_never_reaped(database: Database, conn: Connection[Record]) -> None:
     """This holds even when the node has no row in rota.nodes."""
     async with run_node(database.dsn, plain_app([])) as node:
-        job_id = await held(conn, "work", HELD)
+        job_id = await insert_held_job(conn, "work", HELD)
         await node.wait_for_turns("reaper", 3)
         assert (await live_row(conn, job_id))["state"] == "running"
 
@@ -81,7 +81,7 @@ async def test_a_valid_lease_is_never_reaped(database: Database, conn: Connectio
 async def test_later_losses_wait_and_the_third_is_poison(database: Database, conn: Connection[Record]) -> None:
     """A job that kills its workers is delayed, then becomes a dead letter, by its own limit of losses."""
     async with run_node(database.dsn, rota.App("reaper")) as node:
-        job_id = await held(conn, "killer")
+        job_id = await insert_held_job(conn, "killer")
         await node.wait_for_event("lease.reaped", job_id=job_id)
         first = await live_row(conn, job_id)
         assert (first["losses"], first["run_at"] <= first["now"]) == (1, True)
@@ -114,7 +114,7 @@ async def test_a_job_lost_twice_gets_its_turn_while_other_work_fills_every_slot(
 async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, conn: Connection[Record]) -> None:
     """The retry limits apply to losses as they do to failures."""
     async with run_node(database.dsn, rota.App("reaper")):
-        job_id = await held(conn, "work", max_attempts=1)
+        job_id = await insert_held_job(conn, "work", max_attempts=1)
         assert await final_outcome(conn, job_id) == "dead: exhausted"
 
 
@@ -186,7 +186,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
     real = queries.find_expired_leases
     jobs: dict[str, int] = {}
 
-    async def meanwhile(*args: Any, **kwargs: Any) -> Any:
+    async def change_jobs_after_search(*args: Any, **kwargs: Any) -> Any:
         found = await real(*args, **kwargs)
         if found:
             await conn.execute(
@@ -200,7 +200,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
 
     async with run_node(database.dsn, rota.App("reaper")) as node:
         await node.wait_for_turns("reaper")
-        monkeypatch.setattr(queries, "find_expired_leases", meanwhile)
+        monkeypatch.setattr(queries, "find_expired_leases", change_jobs_after_search)
         async with conn.transaction():
             for name in ("settled", "renewed", "claimed"):
                 jobs[name] = await insert_job(conn, name)
@@ -269,7 +269,7 @@ async def test_a_job_referenced_by_a_foreign_key_crashes_no_daemon(
     asked = await insert_job(conn, "nobody")
     await conn.execute("insert into public.orders values ($1), ($2)", late, asked)
     await conn.execute("insert into rota.cancel_requests (job_id, requested_by) values ($1, 'me')", asked)
-    lost = await held(conn, "work")
+    lost = await insert_held_job(conn, "work")
     async with run_node(database.dsn, plain_app(calls)) as node:
         assert await final_outcome(conn, lost) == "succeeded"
         await node.wait_for_event("row.refused", doing="expire", times=2)
@@ -296,7 +296,7 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
         await node.wait_for_turns("reaper")
         ahead[0] = timedelta(seconds=30)
         await node.wait_for_event("reaper.waits")
-        job_id = await held(conn, "work")
+        job_id = await insert_held_job(conn, "work")
         assert not node.events_named("lease.reaped")
         await node.wait_for_event("lease.reaped", job_id=job_id)
         waited = await conn.fetchval(
@@ -317,7 +317,7 @@ async def test_a_slow_reply_is_not_taken_for_a_clock_jump(database: Database, co
             proxy.heal()
             await node.wait_for_turns("reaper")
             assert not node.events_named("reaper.waits")
-            job_id = await held(conn, "work")
+            job_id = await insert_held_job(conn, "work")
             await node.wait_for_event("lease.reaped", job_id=job_id)
 
 
@@ -326,7 +326,7 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
     async with (
         run_node(database.dsn, rota.App("a")) as node,
         run_node(database.dsn, rota.App("b")) as other_node,
-        run_node(database.dsn, rota.App("c")) as three,
+        run_node(database.dsn, rota.App("c")) as third_node,
     ):
         jobs = []
         async with conn.transaction():
@@ -335,11 +335,11 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
                 await conn.execute(HOLD, job_id, EXPIRED)
                 jobs.append(job_id)
 
-        async def all_back() -> bool:
+        async def all_are_reaped() -> bool:
             return not await conn.fetchval("select count(*) from rota.jobs where state = 'running'")
 
-        await eventually(all_back, what="the end of all leases")
-        assert sum(each.metric("rota_reaped_total") for each in (node, other_node, three)) == 200
+        await eventually(all_are_reaped, what="the end of all leases")
+        assert sum(each.metric("rota_reaped_total") for each in (node, other_node, third_node)) == 200
     assert await conn.fetchval("select count(*) from rota.attempts") == 200
     assert await conn.fetchval("select max(losses) from rota.jobs") == 1
 

@@ -1,4 +1,4 @@
-"""What handlers do, and what becomes of their jobs: nothing that a handler does is anybody else's fault."""
+"""Outcomes: whatever a handler raises or returns affects its own job only."""
 
 from __future__ import annotations
 
@@ -22,95 +22,95 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-class Namelessness(type):
-    """Makes a type that won't say its name."""
+class RaisesOnName(type):
+    """A metaclass whose classes raise an error when asked for their name."""
 
     @property
     def __name__(cls) -> str:  # type: ignore[override]  # that is the oddity
         raise ValueError("no name")
 
 
-class Nameless(Exception, metaclass=Namelessness):
-    """Whoever asks its type for a name gets an error."""
+class NamelessError(Exception, metaclass=RaisesOnName):
+    """An exception whose type has no readable name."""
 
 
-class Unspeakable(Exception):
-    """An exception whose text can't be had."""
+class UnprintableError(Exception):
+    """An exception whose text raises an error."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class Abort(BaseException):
-    """What some libraries raise to get past `except Exception`."""
+    """A BaseException, as some libraries raise it to get past `except Exception`."""
 
 
 class NoOrder(Exception):
-    """What the handler below declares to be permanent."""
+    """An exception that a handler declares as permanent."""
 
 
-class Wordless(rota.Snooze):
-    """A wish without what is wished for: it never called super().__init__."""
+class SnoozeWithoutInit(rota.Snooze):
+    """A Snooze that never called super().__init__."""
 
     def __init__(self) -> None:
         self.args = ()
 
 
-class Groundless(rota.Cancel):
-    """A cancellation that lacks its reason in the same way."""
+class CancelWithoutInit(rota.Cancel):
+    """A Cancel that never called super().__init__."""
 
     def __init__(self) -> None:
         self.args = ()
 
 
 class OddKey:
-    """A dict's key that has no text."""
+    """A dictionary key whose text raises an error."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-def _raised(error: BaseException) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 
-def _deeper() -> None:
-    _deeper()
+def _recurse() -> None:
+    _recurse()
 
 
-ODD: dict[str, Callable[[], Any]] = {
-    "CancelledError": lambda: _raised(asyncio.CancelledError("mine")),
-    "TimeoutError": lambda: _raised(TimeoutError("mine")),
-    "SystemExit": lambda: _raised(SystemExit(3)),
-    "KeyError": lambda: _raised(KeyError("nul \x00 and \udcff lone surrogate")),
-    "ValueError": lambda: _raised(ValueError("x" * 5_000_000)),
-    "Unspeakable": lambda: _raised(Unspeakable()),
-    "RecursionError": _deeper,
-    "ExceptionGroup": lambda: _raised(ExceptionGroup("several", [ValueError("one"), Unspeakable()])),
-    "Abort": lambda: _raised(Abort("past except Exception")),
-    "GeneratorExit": lambda: _raised(GeneratorExit()),
+RAISES: dict[str, Callable[[], Any]] = {
+    "CancelledError": lambda: _raise(asyncio.CancelledError("mine")),
+    "TimeoutError": lambda: _raise(TimeoutError("mine")),
+    "SystemExit": lambda: _raise(SystemExit(3)),
+    "KeyError": lambda: _raise(KeyError("nul \x00 and \udcff lone surrogate")),
+    "ValueError": lambda: _raise(ValueError("x" * 5_000_000)),
+    "Unspeakable": lambda: _raise(UnprintableError()),
+    "RecursionError": _recurse,
+    "ExceptionGroup": lambda: _raise(ExceptionGroup("several", [ValueError("one"), UnprintableError()])),
+    "Abort": lambda: _raise(Abort("past except Exception")),
+    "GeneratorExit": lambda: _raise(GeneratorExit()),
     "StopIteration": lambda: next(iter(())),
-    "KeyboardInterrupt": lambda: _raised(KeyboardInterrupt()),
-    "Nameless": lambda: _raised(Nameless()),
-    "Wordless": lambda: _raised(Wordless()),
-    "Groundless": lambda: _raised(Groundless()),
+    "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
+    "Nameless": lambda: _raise(NamelessError()),
+    "Wordless": lambda: _raise(SnoozeWithoutInit()),
+    "Groundless": lambda: _raise(CancelWithoutInit()),
 }
 
 KINDS = {"StopIteration": "RuntimeError", "Wordless": "AttributeError", "Groundless": "AttributeError"}
-"""Python itself turns a StopIteration that leaves a coroutine into a RuntimeError."""
+"""The kinds that differ: Python turns a StopIteration that leaves a coroutine into a RuntimeError."""
 
 
 def odd_app() -> rota.App:
-    """One handler for each oddity, and a plain one beside them."""
+    """An app whose handlers call a function of RAISES, and a plain handler beside them."""
     app = rota.App("odd")
 
     @app.handler("odd", max_attempts=1)
     async def odd(job: rota.Job[Any]) -> None:
-        ODD[job.payload["raises"]]()
+        RAISES[job.payload["raises"]]()
 
     @app.handler("odd in a thread", max_attempts=1)
     def odd_in_a_thread(job: rota.SyncJob[Any]) -> None:
-        ODD[job.payload["raises"]]()
+        RAISES[job.payload["raises"]]()
 
     @app.handler("plain")
     async def plain(job: rota.Job[Any]) -> Any:
@@ -120,27 +120,27 @@ def odd_app() -> rota.App:
 
 
 @pytest.mark.parametrize("handler", ["odd", "odd in a thread"])
-async def test_whatever_a_handler_raises_is_its_own_jobs_failure(
+async def test_any_exception_of_a_handler_fails_only_its_own_job(
     database: Database, conn: Connection[Record], handler: str
 ) -> None:
-    """CancelledError, SystemExit, 5 MB of text, NULs: the job fails with a text that can be stored, the node goes on."""
+    """The error is stored with a text of at most 8 KB, whatever the exception is."""
     async with run_node(database.dsn, odd_app()) as node:
-        jobs = {name: await insert_job(conn, handler, f'{{"raises": "{name}"}}') for name in ODD}
+        jobs = {name: await insert_job(conn, handler, f'{{"raises": "{name}"}}') for name in RAISES}
         for name, job_id in jobs.items():
             assert await final_outcome(conn, job_id) == "dead: exhausted", name
-            (tried,) = await failed_attempts(conn, job_id)
-            assert tried["outcome"] == "failed"
-            assert len(tried["error"].encode()) <= 8192
-            assert tried["error_kind"] == KINDS.get(name, name)
+            (attempt,) = await failed_attempts(conn, job_id)
+            assert attempt["outcome"] == "failed"
+            assert len(attempt["error"].encode()) <= 8192
+            assert attempt["error_kind"] == KINDS.get(name, name)
         after = await insert_job(conn, "plain")
         assert await final_outcome(conn, after) == "succeeded"
         assert node.crash is None
 
 
-async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing_else(
+async def test_a_handler_that_cancels_its_own_task_fails_and_is_retried(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """It fails with a text that says so, and neither its lease nor another attempt is lost."""
+    """The error says so, and the lease is not lost."""
     app = rota.App("self")
     tries: list[int] = []
 
@@ -168,10 +168,9 @@ async def test_a_handler_that_cancels_its_own_task_costs_its_attempt_and_nothing
     ["out of stock", "nul \x00", "long " * 100_000, "", "\udcff", None, 7, OddKey()],
     ids=lambda r: repr(r)[:12],
 )
-async def test_a_cancel_ends_the_job_whatever_its_reason_looks_like(
+async def test_a_cancel_ends_the_job_whatever_type_or_text_its_reason_has(
     database: Database, conn: Connection[Record], reason: Any
 ) -> None:
-    """A reason that can't be stored as it is must neither fell the node nor have the job run again."""
     app = rota.App("moot")
     calls: list[int] = []
 
@@ -189,7 +188,7 @@ async def test_a_cancel_ends_the_job_whatever_its_reason_looks_like(
     assert calls == [1]
 
 
-def _circle() -> list[Any]:
+def _circular_list() -> list[Any]:
     circle: list[Any] = []
     circle.append(circle)
     return circle
@@ -204,20 +203,20 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "16 KB": lambda: "x" * 16384,
     "just too long once stored": lambda: list(range(1680)),
     "huge": lambda: 10**5000,
-    "circular": _circle,
+    "circular": _circular_list,
     "an odd key": lambda: {OddKey(): 1},
 }
 
 
-async def test_a_batch_with_bad_results_settles_every_one_of_its_jobs_as_done(
+async def test_results_that_cannot_be_stored_are_dropped_and_all_jobs_of_the_batch_succeed(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The work is done when a result is looked at: one that can't be stored is dropped, alone."""
+    """The work is done by then, so a bad result must not cause a retry."""
     app = rota.App("results")
     all_there = asyncio.Barrier(len(RESULTS))
 
     @app.handler("return")
-    async def give(job: rota.Job[Any]) -> Any:
+    async def return_result(job: rota.Job[Any]) -> Any:
         await all_there.wait()
         return RESULTS[job.payload["returns"]]()
 
@@ -236,25 +235,25 @@ async def test_a_batch_with_bad_results_settles_every_one_of_its_jobs_as_done(
 
 @dataclass
 class Receipt:
-    """A payload's type."""
+    """A dataclass payload."""
 
     order: int
     email: str
 
 
 class Order(BaseModel):
-    """Another one."""
+    """A Pydantic payload."""
 
     order: int
 
 
 class Strict(Order, extra="forbid"):
-    """One whose refusals name the keys that it doesn't know."""
+    """A Pydantic payload whose errors name unknown keys."""
 
 
 @dataclass
 class Picky:
-    """A type that refuses with an error of its own."""
+    """A payload that raises an error of its own."""
 
     order: int
 
@@ -263,7 +262,7 @@ class Picky:
 
 
 def typed_app(seen: list[Any]) -> rota.App:
-    """Handlers with and without types."""
+    """An app with typed and untyped handlers that append their payload to `seen`."""
     app = rota.App("typed")
 
     @app.handler("receipt")
@@ -294,7 +293,6 @@ def typed_app(seen: list[Any]) -> rota.App:
 
 
 async def test_payloads_decode_into_the_handlers_type(database: Database, conn: Connection[Record]) -> None:
-    """Dataclasses and models: the handler sees what it declared."""
     seen: list[Any] = []
     async with run_node(database.dsn, typed_app(seen)):
         for handler in ("receipt", "thread"):
@@ -318,10 +316,10 @@ async def test_payloads_decode_into_the_handlers_type(database: Database, conn: 
     ],
     ids=lambda each: each[:40],
 )
-async def test_a_payload_that_does_not_decode_is_that_jobs_own_dead_letter(
+async def test_a_payload_that_does_not_decode_makes_a_dead_letter_of_its_own_job_only(
     database: Database, conn: Connection[Record], handler: str, payload: str
 ) -> None:
-    """Never the batch's failure, never a retry of what can't get better, and never in the clear in the error's text."""
+    """It is not retried, and the error does not contain the payload."""
     seen: list[Any] = []
     async with run_node(database.dsn, typed_app(seen)) as node:
         async with conn.transaction():
@@ -338,10 +336,9 @@ async def test_a_payload_that_does_not_decode_is_that_jobs_own_dead_letter(
     assert "secret" not in dead["error"]
 
 
-async def test_meta_and_instants_that_no_codec_likes_harm_no_batch(
+async def test_extreme_values_in_meta_and_instants_block_no_other_job(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """What a client can write is decoded inside the attempt, if at all."""
     seen: list[Any] = []
     async with run_node(database.dsn, typed_app(seen)) as node:
         job_id = await insert_job(
@@ -361,8 +358,9 @@ async def test_meta_and_instants_that_no_codec_likes_harm_no_batch(
         assert await final_outcome(conn, await insert_job(conn, "plain")) == "succeeded"
 
 
-async def test_permanent_failures_are_buried_at_once(database: Database, conn: Connection[Record]) -> None:
-    """rota.Permanent, and what the handler declares: no attempt is wasted on what can't work."""
+async def test_permanent_failures_become_dead_letters_without_a_retry(
+    database: Database, conn: Connection[Record]
+) -> None:
     app = rota.App("permanent")
 
     @app.handler("says so")
@@ -380,8 +378,10 @@ async def test_permanent_failures_are_buried_at_once(database: Database, conn: C
             assert (await dead_letter(conn, job_id))["attempt"] == 1
 
 
-async def test_retry_is_tried_again_when_the_handler_said(database: Database, conn: Connection[Record]) -> None:
-    """after= and at= stand instead of the backoff, on the database's clock; the attempt counts."""
+async def test_retry_sets_the_time_of_the_next_attempt_and_uses_an_attempt(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """after= and at= replace the backoff; an invalid value fails the attempt."""
     app = rota.App("again")
 
     @app.handler("after")
@@ -411,7 +411,7 @@ async def test_retry_is_tried_again_when_the_handler_said(database: Database, co
 async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """History never grows inside the row, and beside it the last twenty are kept."""
+    """The row does not grow, and the last 20 attempts are kept in rota.attempts."""
     app = rota.App("snooze")
 
     @app.handler("snooze")
@@ -426,22 +426,22 @@ async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
         await conn.execute("select rota.pause_queue('default')")
         await node.wait_for_turns("dispatcher")
 
-        async def rests() -> bool:
+        async def is_scheduled() -> bool:
             return bool((await live_row(conn, job_id))["state"] == "scheduled")
 
-        await eventually(rests, what="the end of the snoozing")
-        at_rest = await live_row(conn, job_id)
-        assert at_rest["attempt"] == 0
-        assert at_rest["releases"] >= 30
+        await eventually(is_scheduled, what="the end of the snoozing")
+        snoozed = await live_row(conn, job_id)
+        assert snoozed["attempt"] == 0
+        assert snoozed["releases"] >= 30
         size = await conn.fetchval("select pg_column_size(jobs) from rota.jobs where job_id = $1", job_id)
         assert size < 400
         assert len(await failed_attempts(conn, job_id)) == 20
 
 
-async def test_a_job_that_fails_often_with_long_texts_keeps_a_short_history(
+async def test_b71_long_error_texts_are_cut_and_only_the_last_attempts_are_kept(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """B71: texts are cut at 8 KB, with the end kept, where the reason stands."""
+    """A text is cut to 8 KB at its start, because the reason is usually at the end."""
     app = rota.App("long")
 
     @app.handler("long", max_attempts=25, backoff_base=timedelta(microseconds=1), backoff_cap=timedelta(microseconds=1))
@@ -451,14 +451,15 @@ async def test_a_job_that_fails_often_with_long_texts_keeps_a_short_history(
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "long")
         assert await final_outcome(conn, job_id, within=20) == "dead: exhausted"
-    told = await failed_attempts(conn, job_id)
-    assert len(told) <= 21
-    assert all(len(a["error"].encode()) <= 8192 for a in told)
-    assert told[-1]["error"].rstrip().endswith("number 25")
+    event = await failed_attempts(conn, job_id)
+    assert len(event) <= 21
+    assert all(len(a["error"].encode()) <= 8192 for a in event)
+    assert event[-1]["error"].rstrip().endswith("number 25")
 
 
-async def test_a_checkpoint_is_seen_by_this_attempt_and_the_next(database: Database, conn: Connection[Record]) -> None:
-    """What was saved is what `job.checkpoint` says, at once and after a failure."""
+async def test_a_saved_checkpoint_is_visible_to_this_attempt_and_the_next(
+    database: Database, conn: Connection[Record]
+) -> None:
     app = rota.App("checkpoints")
     seen: list[Any] = []
 
@@ -487,10 +488,8 @@ async def test_a_checkpoint_is_seen_by_this_attempt_and_the_next(database: Datab
             assert seen == [None, {"done": 1}, {"done": 1}]
 
 
-async def test_a_dead_letter_calls_the_handler_that_was_configured_for_it(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """An alert that needs no Prometheus, inserted by the statement that buries; and its own death alerts nobody."""
+async def test_a_dead_letter_enqueues_the_configured_handler_once(database: Database, conn: Connection[Record]) -> None:
+    """A dead letter of that handler itself does not enqueue another job."""
     app = rota.App("alerts")
     alerts: list[Any] = []
 
@@ -510,10 +509,9 @@ async def test_a_dead_letter_calls_the_handler_that_was_configured_for_it(
     assert [(a["job_id"], a["reason"], a["error_kind"]) for a in alerts] == [(job_id, "exhausted", "ValueError")]
 
 
-async def test_a_failed_attempt_says_which_it_was_what_happens_next_and_when_it_ends(
+async def test_a_failed_attempt_logs_its_number_the_next_retry_and_the_final_deadline(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Whoever reads the log at night must not have to compute it."""
     app = rota.App("fails")
 
     @app.handler("fails")
@@ -529,29 +527,31 @@ async def test_a_failed_attempt_says_which_it_was_what_happens_next_and_when_it_
     columns = {"max_attempts": 3, "backoff_base": "interval '100 s'"}
     async with run_node(database.dsn, app) as node:
         first = await insert_job(conn, "fails", **columns)
-        told = await node.wait_for_event("job.settled", job_id=first)
-        assert (told["settlement"], told["attempt"], told["max_attempts"], told["kind"]) == (
+        event = await node.wait_for_event("job.settled", job_id=first)
+        assert (event["settlement"], event["attempt"], event["max_attempts"], event["kind"]) == (
             "retried",
             1,
             3,
             "ValueError",
         )
-        assert 50 <= told["due_in_s"] <= 100
-        assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
+        assert 50 <= event["due_in_s"] <= 100
+        assert event["gives_up_in_s"] == pytest.approx(event["due_in_s"] + 200, abs=1)
 
-        asked = await insert_job(conn, "fails", '"later"', **columns)
-        told = await node.wait_for_event("job.settled", job_id=asked)
-        assert told["due_in_s"] == pytest.approx(500, abs=10)
-        assert told["gives_up_in_s"] == pytest.approx(told["due_in_s"] + 200, abs=1)
+        explicit_time = await insert_job(conn, "fails", '"later"', **columns)
+        event = await node.wait_for_event("job.settled", job_id=explicit_time)
+        assert event["due_in_s"] == pytest.approx(500, abs=10)
+        assert event["gives_up_in_s"] == pytest.approx(event["due_in_s"] + 200, abs=1)
 
-        limited = await insert_job(conn, "fails", **columns, retry_for="interval '150 s'")
-        assert (await node.wait_for_event("job.settled", job_id=limited))["gives_up_in_s"] == pytest.approx(150, abs=10)
+        time_limited = await insert_job(conn, "fails", **columns, retry_for="interval '150 s'")
+        assert (await node.wait_for_event("job.settled", job_id=time_limited))["gives_up_in_s"] == pytest.approx(
+            150, abs=10
+        )
 
         last = await insert_job(conn, "fails", max_attempts=1)
-        told = await node.wait_for_event("job.settled", job_id=last)
-        assert (told["settlement"], told["reason"]) == ("dead", "exhausted")
-        assert f"rota dead show {last}" in told["do"]
+        event = await node.wait_for_event("job.settled", job_id=last)
+        assert (event["settlement"], event["reason"]) == ("dead", "exhausted")
+        assert f"rota dead show {last}" in event["do"]
 
-        never = await insert_job(conn, "fails", '"too late"', **columns, retry_for="interval '2 days'")
-        told = await node.wait_for_event("job.settled", job_id=never)
-        assert (told["settlement"], told["reason"]) == ("dead", "expired")
+        past_limit = await insert_job(conn, "fails", '"too late"', **columns, retry_for="interval '2 days'")
+        event = await node.wait_for_event("job.settled", job_id=past_limit)
+        assert (event["settlement"], event["reason"]) == ("dead", "expired")

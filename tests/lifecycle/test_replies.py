@@ -1,4 +1,4 @@
-"""Lost replies: the server has committed, and nobody was told. What happened is found out, never guessed."""
+"""Lost replies: the server has committed, but the node got no answer. The node finds out what happened."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-def app_of(calls: list[int], effects: Database | None = None) -> rota.App:
-    """Handlers that succeed, fail, and commit."""
+def replies_app(calls: list[int], effects: Database | None = None) -> rota.App:
+    """An app with handlers that succeed, fail, and commit."""
     app = rota.App("replies")
 
     @app.handler("succeed")
@@ -56,76 +56,79 @@ def app_of(calls: list[int], effects: Database | None = None) -> rota.App:
     return app
 
 
-async def test_a_settlement_whose_reply_was_lost_is_settled_once_and_counted_as_success(
+async def test_b83_a_settlement_whose_reply_was_lost_counts_once_as_success(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """B83: 'already settled by this very token' is success, not a stale write, and nothing runs again."""
+    """The row was settled by the same fence token, so this is no stale write, and nothing runs again."""
     calls: list[int] = []
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
-        way.lose_replies_to("Move jobs whose attempts succeeded")
+    async with lossy_proxy(database.dsn) as proxy, run_node(proxy.dsn, replies_app(calls)) as node:
+        proxy.lose_replies_to("Move jobs whose attempts succeeded")
         job_id = await insert_job(conn, "succeed")
         await node.wait_for_event("service.failed", service="settle")
         await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost_replies == 1
+        assert proxy.lost_replies == 1
         assert len(await ledger_rows(conn, job_id)) == 1
         assert node.metric("rota_settled_total", queue="default", handler="succeed", settlement="succeeded") == 1
         assert node.metric("rota_stale_writes_total") == node.metric("rota_leases_lost_total") == 0
     assert calls == [1]
 
 
-@pytest.mark.parametrize(("handler", "rest"), [("fail", "retried"), ("permanent", "dead: permanent")])
-async def test_a_failure_whose_settlements_reply_was_lost_is_no_success(
-    database: Database, conn: Connection[Record], handler: str, rest: str
+@pytest.mark.parametrize(("handler", "settled_as"), [("fail", "retried"), ("permanent", "dead: permanent")])
+async def test_a_failure_whose_settlement_reply_was_lost_is_not_counted_as_a_success(
+    database: Database, conn: Connection[Record], handler: str, settled_as: str
 ) -> None:
-    """It is known to be written, and must not be counted as what it was not."""
     calls: list[int] = []
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
-        way.lose_replies_to("Settle attempts that did not succeed")
+    async with lossy_proxy(database.dsn) as proxy, run_node(proxy.dsn, replies_app(calls)) as node:
+        proxy.lose_replies_to("Settle attempts that did not succeed")
         job_id = await insert_job(conn, handler)
         await node.wait_for_event("settlement.confirmed", job_id=job_id)
         assert node.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
         assert node.metric("rota_stale_writes_total") == 0
-        if rest == "retried":
+        if settled_as == "retried":
             waits = await live_row(conn, job_id)
             assert (waits["state"], waits["attempt"]) == ("scheduled", 1)
         else:
-            assert await final_outcome(conn, job_id) == rest
+            assert await final_outcome(conn, job_id) == settled_as
         assert len(await failed_attempts(conn, job_id)) == 1
     assert calls == [1]
 
 
-async def test_claims_whose_reply_was_lost_come_back_at_once(database: Database, conn: Connection[Record]) -> None:
-    """Nobody would run them until their leases end: the next look gives them back, attempt and all."""
+async def test_claims_whose_reply_was_lost_are_released_by_the_next_claim(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Otherwise they would wait until their leases end. The release gives the attempt back."""
     calls: list[int] = []
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls), lease__duration="60s") as node:
+    async with (
+        lossy_proxy(database.dsn) as proxy,
+        run_node(proxy.dsn, replies_app(calls), lease__duration="60s") as node,
+    ):
         await node.wait_for_event("listener.up")
         await final_outcome(conn, await insert_job(conn, "succeed"))
         calls.clear()
-        # Not the claims of an idle node: only the one that carries something away.
+        # The trigger is a claim that returns jobs: an empty one of an idle node must not use up the lost replies.
         async with conn.transaction():
             jobs = [await insert_job(conn, "succeed", run_at="now() + interval '50 milliseconds'") for _ in range(5)]
-            way.lose_replies_to("Claim due jobs for one node", times=3)
+            proxy.lose_replies_to("Claim due jobs for one node", times=3)
         for job_id in jobs:
             assert await final_outcome(conn, job_id) == "succeeded"
-        assert way.lost_replies >= 1
-        assert sum(told["count"] for told in node.events_named("claims.orphaned")) <= 15
+        assert proxy.lost_replies >= 1
+        assert sum(event["count"] for event in node.events_named("claims.orphaned")) <= 15
         for job_id in jobs:
             (run,) = await ledger_rows(conn, job_id)
             assert run["attempts"] == 1
     assert calls == [1] * 5
 
 
-async def test_a_commit_whose_reply_was_lost_is_asked_of_the_ledger(
+async def test_a_commit_whose_reply_was_lost_is_looked_up_in_the_ledger(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Effect and completion are there together; the handler's own view is set right before it goes on."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)) as node:
-        way.lose_replies_to("COMMIT;")
+    async with lossy_proxy(database.dsn) as proxy, run_node(proxy.dsn, replies_app(calls)) as node:
+        proxy.lose_replies_to("COMMIT;")
         job_id = await insert_job(conn, "commit")
         await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost_replies == 1
+        assert proxy.lost_replies == 1
         assert node.metric("rota_settled_total", queue="default", handler="commit", settlement="succeeded") == 1
         assert node.metric("rota_leases_lost_total") == 0
     assert calls == [1]
@@ -133,15 +136,15 @@ async def test_a_commit_whose_reply_was_lost_is_asked_of_the_ledger(
     assert await conn.fetchval("select count(*) from public.effects") == 1
 
 
-async def test_a_commit_that_nobody_answers_keeps_no_slot(database: Database, conn: Connection[Record]) -> None:
-    """Over a cut link the driver would wait for a quarter of an hour, for an effect that is in the database all the while."""
+async def test_a_commit_without_any_reply_does_not_keep_its_slot(database: Database, conn: Connection[Record]) -> None:
+    """Over a cut link the driver alone would wait for a quarter of an hour."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls), queues="default:1") as node:
-        way.lose_replies_to("COMMIT;", silent=True)
+    async with lossy_proxy(database.dsn) as proxy, run_node(proxy.dsn, replies_app(calls), queues="default:1") as node:
+        proxy.lose_replies_to("COMMIT;", silent=True)
         job_id = await insert_job(conn, "commit")
         await node.wait_for_event("job.settled", job_id=job_id, settlement="succeeded")
-        assert way.lost_replies == 1
+        assert proxy.lost_replies == 1
         again = await insert_job(conn, "commit")
         await node.wait_for_event("job.settled", job_id=again, settlement="succeeded")
         assert node.metric("rota_leases_lost_total") == 0
@@ -149,25 +152,25 @@ async def test_a_commit_that_nobody_answers_keeps_no_slot(database: Database, co
     assert await conn.fetchval("select count(*) from public.effects") == 2
 
 
-async def test_a_step_whose_commit_was_not_heard_of_is_found_by_the_next_attempt(
+async def test_a_step_whose_commit_reply_was_lost_is_not_repeated_by_the_next_attempt(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Effect and checkpoint are one: the attempt fails, the next one sees the checkpoint and doesn't do it twice."""
+    """The attempt fails, and the next one finds the checkpoint."""
     calls: list[int] = []
     await conn.execute("create table public.effects (attempt int)")
-    async with lossy_proxy(database.dsn) as way, run_node(way.dsn, app_of(calls)):
-        way.lose_replies_to("COMMIT;")
+    async with lossy_proxy(database.dsn) as proxy, run_node(proxy.dsn, replies_app(calls)):
+        proxy.lose_replies_to("COMMIT;")
         job_id = await insert_job(conn, "step")
         assert await final_outcome(conn, job_id) == "succeeded"
-        assert way.lost_replies == 1
+        assert proxy.lost_replies == 1
     assert calls == [1, 2]
     assert await conn.fetchval("select array_agg(attempt) from public.effects") == [1]
 
 
-async def test_a_transaction_that_fails_leaves_neither_effect_nor_completion(
+async def test_a_transaction_commits_effect_and_completion_together_or_neither(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Together or neither; and what a handler does after its commit can't undo it."""
+    """An error that a handler raises after its commit cannot undo it."""
     app = rota.App("transactions")
     await conn.execute("create table public.effects (n int)")
 
@@ -226,10 +229,10 @@ async def test_a_transaction_that_fails_leaves_neither_effect_nor_completion(
     assert run["result"] == '{"n": 1}'
 
 
-async def test_a_job_may_commit_long_after_its_heartbeat_saw_it_last(
+async def test_a_handler_whose_transaction_locks_the_job_row_keeps_its_lease(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """Its row is locked by its own transaction: the heartbeat steps over it and takes it for neither lost nor extended."""
+    """The heartbeat skips the locked row and reports the lease neither as lost nor as extended."""
     app = rota.App("long")
     await conn.execute("create table public.effects (n int)")
     seen = asyncio.Event()
@@ -248,10 +251,10 @@ async def test_a_job_may_commit_long_after_its_heartbeat_saw_it_last(
         assert not node.events_named("lease.lost")
 
 
-async def test_a_rollback_that_nobody_answers_keeps_no_slot(
+async def test_a_rollback_without_any_reply_does_not_keep_its_slot(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a cut link the driver would wait for a quarter of an hour, with a handler that was told to stop long ago."""
+    """Over a cut link the driver alone would wait for a quarter of an hour."""
     monkeypatch.setattr(database_port, "STATEMENT_SECONDS", 0.5)
     app, begun = rota.App("cut off"), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The daemon as a whole: loops that crash are restarted, and nothing is left of a daemon, however it ends."""
+"""Supervision: crashed loops are restarted, and a daemon leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from servers import Database
 
 CYCLES = 50
-"""On each of two loops."""
+"""Starts and stops, for each of the two event loops."""
 
 
 def waiting_app() -> rota.App:
-    """A handler that waits on its first attempt, and returns on later ones."""
+    """An app whose handler waits on its first attempt and returns on later ones."""
     app = rota.App("waiting")
 
     @app.handler("wait")
@@ -51,7 +51,7 @@ def waiting_app() -> rota.App:
 
 @pytest.fixture
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ten crashes in a row take no minute."""
+    """Shorten the pause after a crash, so that ten crashes take less than a second."""
     monkeypatch.setattr(supervisor, "backoff_pause", lambda _: 0.01)
 
 
@@ -64,45 +64,45 @@ LOOPS = {
     "presence": (queries, "register_node"),
     "gauges": (queries, "sample_backlog"),
 }
-"""Loop -> a function that it calls in each turn."""
+"""Loop -> (module, function that the loop calls in each turn)."""
 
 
 @pytest.mark.usefixtures("quick_restarts")
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_go_on(
+async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
-    """An unexpected exception costs one turn of one loop: attempts run on, and outcomes that were gathered are written."""
+    """An unexpected exception costs one turn of one loop, and outcomes already collected are still written."""
     go, calls = asyncio.Event(), list[int]()
     monkeypatch.setattr(gauges, "SAMPLED_EVERY", timedelta(milliseconds=100))
     monkeypatch.setattr(gauges.Gauges, "interval", timedelta(milliseconds=100))
     monkeypatch.setattr(presence.Presence, "interval", timedelta(milliseconds=100))
     async with run_node(database.dsn, gated_app(go, calls)) as node:
-        held = await insert_job(conn, "wait")
-        await wait_for_claim(conn, held)
+        first = await insert_job(conn, "wait")
+        await wait_for_claim(conn, first)
         module, name = LOOPS[loop]
-        real, left = getattr(module, name), 3
+        real, failures_left = getattr(module, name), 3
 
         async def buggy(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            if left:
-                left -= 1
+            nonlocal failures_left
+            if failures_left:
+                failures_left -= 1
                 raise NotImplementedError
             return await real(*arguments, **named)
 
         monkeypatch.setattr(module, name, buggy)
         second = await insert_job(conn, "wait")
-        if loop == "settle":  # which crashes once for a batch and its outcomes
+        if loop == "settle":  # settle retries a failed batch row by row, so several outcomes cause one crash
             go.set()
             await node.wait_for_event("loop.crashed", loop=loop, kind="NotImplementedError")
         else:
             await node.wait_for_event("loop.crashed", loop=loop, kind="NotImplementedError", times=3)
             go.set()
-        assert [await final_outcome(conn, job_id) for job_id in (held, second)] == ["succeeded"] * 2
+        assert [await final_outcome(conn, job_id) for job_id in (first, second)] == ["succeeded"] * 2
         assert node.metric("rota_loop_crashes_total", loop=loop) == len(node.events_named("loop.crashed"))
         assert "buggy" in str(node.events_named("loop.crashed")[0]["traceback"])
         assert await final_outcome(conn, await insert_job(conn, "wait")) == "succeeded"
-        assert not await failed_attempts(conn, held)
+        assert not await failed_attempts(conn, first)
     assert node.crash is None
 
 
@@ -156,7 +156,7 @@ async def test_a_settlement_that_crashes_affects_only_its_own_job(
 async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The daemon's loops and the jobs of others go on; the handler's attempt fails, and the log names it."""
+    """The handler's attempt fails, and the log names it."""
     go, calls = asyncio.Event(), list[int]()
     app = gated_app(go, calls)
 
@@ -168,8 +168,8 @@ async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
         await asyncio.Event().wait()
 
     async with run_node(database.dsn, app) as node:
-        held = await insert_job(conn, "wait")
-        await wait_for_claim(conn, held)
+        first = await insert_job(conn, "wait")
+        await wait_for_claim(conn, first)
         harness = {task for task in asyncio.all_tasks() if not isinstance(task, ProtectedTask)}
         for task in harness:
             task.set_name("test_")
@@ -180,17 +180,17 @@ async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
         assert not node.events_named("node.stopping")
         await node.wait_for_event("handler.cancelled_others", job_id=job_id, handler="cancels")
         go.set()
-        assert await final_outcome(conn, held) == "succeeded"
-        assert not await failed_attempts(conn, held)
+        assert await final_outcome(conn, first) == "succeeded"
+        assert not await failed_attempts(conn, first)
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Database, conn: Connection[Record]) -> None:
-    """Code outside of any job can cancel them: each comes back, and the main task takes it for an order to drain."""
+async def test_loops_cancelled_from_outside_any_job_are_restarted(database: Database, conn: Connection[Record]) -> None:
+    """A cancelled main task makes the daemon drain."""
     go, calls = asyncio.Event(), list[int]()
     async with run_node(database.dsn, gated_app(go, calls), may_crash=True) as node:
-        held = await insert_job(conn, "wait")
-        await wait_for_claim(conn, held)
+        first = await insert_job(conn, "wait")
+        await wait_for_claim(conn, first)
         for task in asyncio.all_tasks():
             if isinstance(task, ProtectedTask) and not task.get_name().startswith("Task-"):
                 task.cancel()
@@ -202,7 +202,7 @@ async def test_loops_that_a_stray_thread_cancels_are_restarted(database: Databas
         go.set()
         await node.wait_until_stopped()
         assert isinstance(node.crash, DaemonFailed)
-    assert await final_outcome(conn, held) == "succeeded"
+    assert await final_outcome(conn, first) == "succeeded"
 
 
 async def test_a_schedule_that_rejects_its_statistics_crashes_no_daemon(
@@ -245,7 +245,7 @@ async def test_a_failing_log_output_loses_only_its_lines(
 
 
 async def test_many_starts_and_stops_leave_nothing_behind(database: Database, conn: Connection[Record]) -> None:
-    """No task, no thread, no connection, no row, no signal handler: with work done in each life, on a thread, too."""
+    """No task, thread, connection, row or lock is left, although jobs ran on the loop and on a thread."""
     app = rota.App("short")
 
     @app.handler("loop")
@@ -257,7 +257,7 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
     def thread(job: rota.SyncJob[Any]) -> None:
         job.report_progress(1.0)
 
-    async def others() -> list[str]:
+    async def list_rota_connections() -> list[str]:
         rows = await conn.fetch(
             "select application_name from pg_stat_activity "
             "where datname = current_database() and pid <> pg_backend_pid() and application_name like 'rota %'"
@@ -278,10 +278,10 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
     assert len(asyncio.all_tasks()) == tasks
     await eventually(lambda: threading.active_count() <= threads, what="the end of all threads")
 
-    async def gone() -> bool:
-        return not await others()
+    async def are_closed() -> bool:
+        return not await list_rota_connections()
 
-    await eventually(gone, what="the end of all connections")
+    await eventually(are_closed, what="the end of all connections")
     assert await conn.fetchval("select count(*) from rota.nodes") == 0
     assert await conn.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
     assert await conn.fetchval("select count(*) from rota.job_runs") == 2 * CYCLES
@@ -290,25 +290,23 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
 async def test_a_stop_at_any_moment_of_the_start_leaves_no_connection(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """An order that comes while connections are being opened ends as cleanly as any other, again and again."""
     for _ in range(15):
         async with run_node(database.dsn, waiting_app(), drain__timeout="1h") as node:
             node.stop()
             await node.wait_until_stopped(within=5)
             assert node.crash is None
 
-    async def gone() -> bool:
+    async def are_closed() -> bool:
         return not await conn.fetchval(
             "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'rota %'"
         )
 
-    await eventually(gone, what="the end of all connections")
+    await eventually(are_closed, what="the end of all connections")
 
 
 async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_drain(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """What handlers share is there before and after every one of them."""
     from contextlib import asynccontextmanager
 
     story: list[str] = []
@@ -323,7 +321,7 @@ async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_d
     go = asyncio.Event()
 
     @app.handler("tell")
-    async def tell(job: rota.Job[Any]) -> None:
+    async def use_state(job: rota.Job[Any]) -> None:
         story.append(str(job.state))
         await go.wait()
         story.append("done")

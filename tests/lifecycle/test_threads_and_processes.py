@@ -1,4 +1,4 @@
-"""Handlers in threads, which can't be cut, and in processes, which can be ended alone."""
+"""Handlers in threads, which cannot be stopped from outside, and in processes, which can."""
 
 from __future__ import annotations
 
@@ -38,23 +38,22 @@ REFERENCE = "threads_and_processes_app:app"
 
 
 @pytest.fixture(autouse=True)
-def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _importable_app(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(Path(threads_and_processes_app.__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
 
 
-def alive(pid: int) -> bool:
-    """Whether that process runs; a zombie doesn't."""
+def is_alive(pid: int) -> bool:
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()[2] not in {"Z", "X"}
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
+async def test_a_process_may_return_raise_and_request_retries_like_any_other_handler(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The same words, the same settlements, in a process that isn't the daemon's."""
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE, queues="default:4") as node:
         jobs = {
             "plain": await insert_job(conn, "returns", '{"big": 123456789012345678901234567890}'),
@@ -107,22 +106,24 @@ async def test_a_process_returns_raises_and_wishes_like_any_other_handler(
             assert waits["run_at"] - waits["now"] > timedelta(minutes=59)
 
 
-async def test_a_process_saves_and_reports_through_the_daemon(database: Database, conn: Connection[Record]) -> None:
-    """It has no connection of its own; what is refused is raised where it was asked for."""
+async def test_a_process_saves_checkpoints_and_progress_through_the_daemon(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """It has no connection of its own. A rejected value raises its error inside the handler."""
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
         job_id = await insert_job(conn, "relays")
         assert await final_outcome(conn, job_id, within=20) == "succeeded"
     (run,) = await ledger_rows(conn, job_id)
     assert json.loads(run["result"]) == {"done": 1}
     assert run["attempts"] == 2
-    (tried,) = await failed_attempts(conn, job_id)
-    assert (tried["error_kind"], "InvalidPayload" in tried["error"]) == ("Retry", True)
+    (attempt,) = await failed_attempts(conn, job_id)
+    assert (attempt["error_kind"], "InvalidPayload" in attempt["error"]) == ("Retry", True)
 
 
-async def test_a_timeout_ends_the_whole_family(
+async def test_a_timeout_ends_the_whole_process_group(
     database: Database, conn: Connection[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TERM, a grace, KILL, to the group: nothing of an attempt goes on beside the next one."""
+    """It gets SIGTERM, then SIGKILL after the grace, so that nothing runs beside the next attempt."""
     monkeypatch.setattr(python_module, "TERM_GRACE", 0.3)
     pids = tmp_path / "pids"
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
@@ -130,26 +131,26 @@ async def test_a_timeout_ends_the_whole_family(
         await eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the family")
         family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
         assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
-        await eventually(lambda: not any(map(alive, family)), what="the family's end")
+        await eventually(lambda: not any(map(is_alive, family)), what="the family's end")
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
-async def test_the_forks_of_a_handler_that_was_killed_hide_its_end_from_nobody(
+async def test_a_forked_child_does_not_hide_the_death_of_its_handler(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """They hold its pipe open; without their end the job would never come to its own, and keep its slot for good."""
+    """It keeps the handler's pipe open. Without the kill of the group, the job would keep its slot forever."""
     pid = tmp_path / "pid"
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
         job_id = await insert_job(conn, "leaves a fork", json.dumps(str(pid)))
         assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
-        await eventually(lambda: not alive(int(pid.read_text(encoding="ascii"))), what="the fork's end")
+        await eventually(lambda: not is_alive(int(pid.read_text(encoding="ascii"))), what="the fork's end")
     assert "SIGKILL" in (await dead_letter(conn, job_id))["error"]
 
 
-async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
+async def test_a_program_ended_by_a_timeout_does_not_make_the_attempt_succeed(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler waits for a program and returns. Were the program told to stop, too, it would return, and count as done."""
+    """If the program got SIGTERM as well, the handler would return normally, and count as a success."""
     monkeypatch.setattr(python_module, "TERM_GRACE", 0.5)
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
         job_id = await insert_job(conn, "shells", timeout="interval '3 seconds'")
@@ -157,10 +158,10 @@ async def test_a_program_that_we_end_is_not_taken_for_work_that_is_done(
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
-async def test_a_process_is_told_of_a_cancel_and_may_finish(
+async def test_a_process_that_finishes_after_a_cancel_request_has_succeeded(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """SIGTERM is `job.stop_requested`; that it returned all the same is a success, which alone wins over a cancel."""
+    """SIGTERM sets `job.stop_requested`; a success wins over a cancel request."""
     pid = tmp_path / "pid"
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
         job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
@@ -169,36 +170,36 @@ async def test_a_process_is_told_of_a_cancel_and_may_finish(
         assert await final_outcome(conn, job_id) == "succeeded"
 
 
-async def test_a_daemon_killed_takes_its_handlers_processes_along(
+async def test_a_killed_daemon_takes_the_processes_of_its_handlers_along(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """Otherwise the old attempt would go on beside the next one, with nobody to tell it."""
+    """Otherwise the old attempt would run beside the next one."""
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
         job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
         await eventually(lambda: pid.exists() and pid.read_text(), within=30, what="the handler's start")
         child = int(pid.read_text(encoding="ascii"))
-        assert alive(child)
+        assert is_alive(child)
         daemon.kill()
-        await eventually(lambda: not alive(child), what="the end of the handler's process")
+        await eventually(lambda: not is_alive(child), what="the end of the handler's process")
         assert (await live_row(conn, job_id))["state"] == "running"
 
 
-async def test_an_exit_in_a_task_of_a_handlers_own_does_not_pass_for_a_stop(
+async def test_an_exit_in_a_handlers_background_task_makes_the_daemon_exit_with_1(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """It ends the loop and the daemon with it: with exit code 0 nobody would start another one."""
+    """With exit code 0, no supervisor would start it again."""
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
         await insert_job(conn, "exits in a task")
         assert daemon.ends() == 1
 
 
-async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_and_the_process_goes(
+async def test_a_thread_that_does_not_stop_is_left_behind_and_its_job_is_due_when_the_lease_ends(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """Rule 12: nothing is settled while it runs; the last write makes the job due when the lease would have ended."""
+    """Rule 12: the last write of the daemon releases the job for the time at which the lease would have ended."""
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
@@ -217,10 +218,10 @@ async def test_a_thread_that_will_not_stop_is_released_for_when_its_lease_ends_a
     assert len(pid.read_text(encoding="ascii").splitlines()) == 1
 
 
-async def test_what_a_draining_daemon_buries_last_is_told_of_like_any_dead_letter(
+async def test_a_dead_letter_written_at_the_end_of_a_drain_is_logged_as_an_error(
     database: Database, conn: Connection[Record], tmp_path: Path
 ) -> None:
-    """At most once, and its handler never stopped: a dead letter, which nobody would hear of but for the log."""
+    """An at-most-once job whose handler does not stop becomes a dead letter."""
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
@@ -229,21 +230,23 @@ async def test_what_a_draining_daemon_buries_last_is_told_of_like_any_dead_lette
         daemon.send(signal.SIGTERM)
         assert daemon.ends() == HANDLER_LEFT_BEHIND
         assert (await dead_letter(conn, job_id))["reason"] == "lost"
-        (told,) = daemon.events("job.settled", job_id=job_id)
-        assert (told["level"], told["settlement"], told["reason"]) == ("error", "dead", "lost")
+        (event,) = daemon.events("job.settled", job_id=job_id)
+        assert (event["level"], event["settlement"], event["reason"]) == ("error", "dead", "lost")
 
 
-async def test_a_thread_keeps_its_slot_until_it_ends(database: Database, conn: Connection[Record]) -> None:
-    """Rule 12: a job that timed out is not tried again beside the thread that still runs it."""
+async def test_a_timed_out_job_is_not_retried_while_its_thread_still_runs(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Rule 12: the thread keeps its slot until it ends."""
     app = rota.App("thread")
     go = threading.Event()
     running: list[int] = []
-    most: list[int] = []
+    concurrent: list[int] = []
 
     @app.handler("hang", timeout=timedelta(milliseconds=300), backoff_base=timedelta(milliseconds=1))
     def hang(job: rota.SyncJob[Any]) -> None:
         running.append(job.attempt)
-        most.append(len(running))
+        concurrent.append(len(running))
         if job.attempt == 1:
             go.wait(30)
         running.remove(job.attempt)
@@ -262,4 +265,4 @@ async def test_a_thread_keeps_its_slot_until_it_ends(database: Database, conn: C
         assert await final_outcome(conn, job_id) == "succeeded"
         assert await final_outcome(conn, other) == "succeeded"
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
-    assert max(most) == 1
+    assert max(concurrent) == 1

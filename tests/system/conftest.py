@@ -24,12 +24,12 @@ async def fleet(database: Database, tmp_path: Path) -> AsyncIterator[Fleet]:
 
 @pytest.fixture
 def own_server(durable_server: Callable[..., DurableServer]) -> DurableServer:
-    """A durable server of this test's own, to be stopped and killed."""
+    """A durable server that only this test uses, so that the test may stop and kill it."""
     return durable_server()
 
 
 @pytest.fixture
 async def restartable_fleet(own_server: DurableServer, tmp_path: Path) -> AsyncIterator[Fleet]:
-    """The same on `own_server`."""
+    """A migrated, empty database on `own_server`, with no daemon yet."""
     async with Fleet(own_server.dsn, tmp_path) as made:
         yield made

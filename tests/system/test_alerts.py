@@ -1,7 +1,7 @@
-"""Every alert of deploy/, fired and cleared by what it is there for: real daemons, a real server, a real Prometheus.
+"""Each alert of deploy/ fires for its cause and clears afterwards, with real daemons, a real server and a real Prometheus.
 
-Its rules are the shipped ones, thresholds and all; they only wait for seconds where they say minutes. What takes hours to come
-about is brought about in advance: rows are back-dated, and libfaketime gives one machine a long sleep and the server a past.
+The rules are the shipped ones with the same thresholds; only their `for:` is seconds instead of minutes. Slow causes are
+prepared: rows are back-dated, and libfaketime lets one machine sleep for long and gives the server an old clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def other_zones(folder: Path) -> str:
-    """Make a path for Python on which the zone data is of another release."""
+    """Create an import path for Python with zone data of another release."""
     package = folder / "zones" / "tzdata"
     shutil.copytree(str(files("tzdata")), package)
     (package / "__init__.py").write_text('IANA_VERSION = "2019c"\n')
@@ -41,7 +41,7 @@ def other_zones(folder: Path) -> str:
 
 
 class Installation:
-    """Three daemons, of which one, `sturdy`, lives through everything; `doomed` is killed, `cut off` loses its database."""
+    """Three daemons: `sturdy` keeps running, `doomed` is killed, `cut off` loses its database."""
 
     def __init__(self, fleet: Fleet, folder: Path, proxy: FaultyProxy) -> None:
         self.fleet = fleet
@@ -52,11 +52,11 @@ class Installation:
         self.clock.write_text("+0\n")
 
     def start(self, name: str, *, dsn: str | None = None, **environ: str) -> DaemonProcess:
-        """Start one of them, always on the same port."""
+        """Start one of the daemons, always on the same port."""
         return self.fleet.daemons.start(dsn=dsn, within=(), ROTA_HTTP_PORT=str(self.ports[name]), **environ)
 
     def alerts(self) -> dict[str, dict[str, str]]:
-        """What must fire, and about whom."""
+        """The alerts that must fire, with the instances they name."""
         here = {name: {"instance": f"127.0.0.1:{port}"} for name, port in self.ports.items()}
         whole = {"job": "rota"}
         return {
@@ -86,7 +86,7 @@ class Installation:
         }
 
     async def lock_a_schedule(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
-        """Have one that is due, whose row somebody has locked in an open transaction: no scheduler gets at it."""
+        """Lock the row of a due schedule in an open transaction, so that no scheduler can decide it."""
         await self.fleet.execute(
             "insert into rota.schedules (name, handler, every) values ('locked', 'noop', '1 hour')"
         )
@@ -95,7 +95,7 @@ class Installation:
         await holder.execute("select from rota.schedule_clocks for no key update")
 
     async def depend_on_an_old_partition(self) -> None:
-        """Create a view on an expired partition of the ledger, which has kept it from being dropped for hours."""
+        """Create a view on an expired ledger partition, as if the partition could not be dropped for hours."""
         await self.fleet.execute(
             "create table rota.job_runs_20200101 partition of rota.job_runs "
             "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
@@ -107,7 +107,7 @@ class Installation:
         )
 
     async def start_all(self) -> None:
-        """Start them all, the doomed one with zone data of its own."""
+        """Start all three daemons, `doomed` with zone data of its own."""
         self.sturdy = self.start("sturdy", ROTA_QUEUES="default:20,slow:1")
         self.doomed = self.start("doomed", ROTA_QUEUES="doomed:5", PYTHONPATH=other_zones(self.folder))
         self.cut_off = self.start(
@@ -118,14 +118,14 @@ class Installation:
         )
 
     async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
-        """Do what people, handlers and machines do, all of it at once."""
+        """Cause every alert at once."""
         fleet = self.fleet
         await fleet.enqueue("stalls", {"seconds": 3})
         await fleet.enqueue("cancels_loop", {"loop": "reaper"})
         for _ in range(40):
             await fleet.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
         self.buried = await fleet.enqueue("gives_up")
-        await fleet.enqueue("nop")  # a slip
+        await fleet.enqueue("nop")  # misspelt on purpose
         await fleet.enqueue("noop", queue="nowhere")
         await fleet.execute("select rota.pause_handler('flaky', 'look into it')")
         await fleet.execute(
@@ -156,14 +156,14 @@ class Installation:
         )
 
     async def mend_everything(self, *holders: asyncpg.Connection[asyncpg.Record]) -> None:
-        """Do what each alert asks for."""
+        """Remove the cause of every alert."""
         fleet = self.fleet
         for holder in holders:
             await holder.execute("rollback")
         await fleet.execute("drop view report")
         self.link.heal()
         self.start("doomed", ROTA_QUEUES="doomed:5")
-        # The new daemon has replaced one of the two that were silent, perhaps the one that returns.
+        # The new daemon has replaced one of the two silent ones, perhaps the one that returns.
         await fleet.execute(
             "select rota.forget_node(node_id) from (select node_id, pid from rota.nodes union all"
             " select node_id, pid from rota.lost_nodes) as node where pid = $1",
@@ -175,8 +175,8 @@ class Installation:
         await fleet.execute("select rota.cancel(job_id) from rota.jobs")
 
 
-async def becomes(server: Prometheus, fact: Callable[[set[str]], object], *, within: float, what: str) -> None:
-    """Wait until what fires is as it should be."""
+async def wait_for_alerts(server: Prometheus, fact: Callable[[set[str]], object], *, within: float, what: str) -> None:
+    """Wait until exactly the expected alerts fire."""
     try:
         await eventually(lambda: fact(server.firing()), within=within, what=what)
     except AssertionError as error:
@@ -186,32 +186,32 @@ async def becomes(server: Prometheus, fact: Callable[[set[str]], object], *, wit
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(find_prometheus() is None, reason="the package prometheus is not installed")
 @pytest.mark.skipif(LIBFAKETIME is None, reason="the package libfaketime is not installed")
-async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
+async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_removed(
     durable_server: Callable[..., DurableServer], tmp_path: Path
 ) -> None:
-    """A rule that has only ever met made-up series may watch what no daemon shows: then it is silent when it is needed."""
+    """A rule that was only tested with made-up series may watch a metric that no daemon exports."""
     async with AsyncExitStack() as stack:
         dsn, clock = stack.enter_context(server_with_fake_clock(durable_server()))
         fleet = await stack.enter_async_context(Fleet(dsn, tmp_path))
-        # Forty minutes ago somebody began a report, and left it open.
+        # A report that was begun forty minutes ago and left open.
         reader = await asyncpg.connect(dsn)
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")
         clock.write_text("+0\n")
         here = Installation(fleet, tmp_path, stack.enter_context(FaultyProxy(dsn)))
         server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
-        await becomes(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
+        await wait_for_alerts(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
         holder = await asyncpg.connect(dsn)
         stack.callback(holder.terminate)
         await here.lock_a_schedule(holder)
         await here.depend_on_an_old_partition()
         await here.start_all()
-        await becomes(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
+        await wait_for_alerts(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
         await here.break_everything(holder)
         expected = here.alerts()
         await holder.execute("savepoint before; lock table rota.attempts in access exclusive mode")
         named = f"127.0.0.1:{here.ports['sturdy']}"
-        await becomes(
+        await wait_for_alerts(
             server, lambda _: server.has_fired("RotaLockWait", instance=named), within=30, what="RotaLockWait"
         )
         await holder.execute("rollback to before")
@@ -220,10 +220,10 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_it_is_mended(
         def all_fired(_: set[str]) -> bool:
             return all(server.has_fired(name, **labels) for name, labels in expected.items())
 
-        await becomes(server, all_fired, within=60, what="every alert")
+        await wait_for_alerts(server, all_fired, within=60, what="every alert")
         empty = {
             title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
         }
         assert not empty, "every panel of the dashboard shows something while all this goes on"
         await here.mend_everything(holder, reader)
-        await becomes(server, lambda now: not now, within=60, what="peace")
+        await wait_for_alerts(server, lambda now: not now, within=60, what="peace")

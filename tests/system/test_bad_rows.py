@@ -1,4 +1,4 @@
-"""Commands on rows that an owner wrote without the constraints: every one answers, and names what is wrong where it matters."""
+"""Commands on rows that the owner wrote past the constraints."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ update rota.schedule_clocks set next_fire_at = '20000-01-01', last_success_at = 
 """
 
 
-async def test_every_report_survives_rows_that_can_not_be_computed_with(
+async def test_every_report_works_with_rows_that_cannot_be_computed_with(
     tmp_path: Path, database: Database, conn: Connection[Record]
 ) -> None:
-    """Without this, one such row would blind the operator to all others."""
+    """Without this, one such row would hide all others from the operator."""
     rota = Shell(tmp_path, {"DATABASE_URL": database.dsn})
     async with no_checks(conn, "rota.jobs", "rota.schedule_definitions", "rota.schedule_clocks"):
         await conn.execute(ROWS)

@@ -1,4 +1,4 @@
-"""The bench measures what it says, on a server that it leaves as it was."""
+"""`rota bench` measures what it reports, and leaves the server as it was."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from servers import Server
 
 
-def bench(*arguments: str) -> dict[str, Any]:
-    """Run it to its end, and return its object."""
+def run_bench(*arguments: str) -> dict[str, Any]:
+    """Run a bench to its end and return its JSON result."""
     command = [sys.executable, "-m", "rota.bench", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -32,7 +32,7 @@ def bench(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def databases_of_benches(server: Server) -> Sequence[str]:
+def list_bench_databases(server: Server) -> Sequence[str]:
     async def ask() -> Sequence[str]:
         connection = await asyncpg.connect(server.dsn)
         try:
@@ -46,8 +46,7 @@ def databases_of_benches(server: Server) -> Sequence[str]:
 
 
 def test_drain_counts_every_job_and_leaves_no_database_behind(server: Server) -> None:
-    """Figures of half a run, or a server full of leftovers, are worse than none."""
-    found = bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
+    found = run_bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
     assert found["jobs"] == 3000
     assert found["jobs_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
     assert found["ratio_to_floor"] == pytest.approx(found["jobs_per_second"] / found["floor_per_second"], rel=0.01)
@@ -56,44 +55,43 @@ def test_drain_counts_every_job_and_leaves_no_database_behind(server: Server) ->
     assert found["wal_bytes_per_job"] > 100
     assert found["rss_mb"] > 10
     assert found["dead_tuples"] >= 0
-    assert databases_of_benches(server) == []
+    assert list_bench_databases(server) == []
 
 
-def test_latency_is_counted_from_the_insert(server: Server) -> None:
-    """A delay that left the insert's own commit out would flatter us."""
-    found = bench("latency", "--dsn", server.dsn, "--rate", "100", "--seconds", "2")
+def test_latency_is_measured_from_before_the_insert(server: Server) -> None:
+    """Leaving out the insert's own commit would make the result look better than it is."""
+    found = run_bench("latency", "--dsn", server.dsn, "--rate", "100", "--seconds", "2")
     assert found["jobs"] == 200
     assert 0 < found["insert_p50_ms"] <= found["start_p50_ms"] <= found["start_p99_ms"] <= found["start_max_ms"]
-    assert databases_of_benches(server) == []
+    assert list_bench_databases(server) == []
 
 
-def test_an_urgent_job_starts_within_a_poll_behind_any_backlog(server: Server) -> None:
-    """C9: the room `default` is always full and `*` is always free; neither may hide a quiet lane of the other."""
-    found = bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
+def test_c9_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) -> None:
+    """The room `default` is always full and `*` is always free; neither may hide an urgent queue of the other."""
+    found = run_bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
     assert (found["jobs"], found["probes"]) == (5000, 10)
     assert 0 < found["start_p50_ms"] <= found["start_p99_ms"] <= 1200
     assert 0 < found["equal_p50_ms"] <= found["equal_p99_ms"] <= 1200
 
 
-def test_names_that_anybody_may_insert_make_no_series(server: Server) -> None:
-    """Ten thousand handlers and queues that nobody has: a scrape that grew with them would take the monitoring down."""
-    found = bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
+def test_invented_names_add_no_time_series(server: Server) -> None:
+    """Ten thousand handlers and queues that nobody registered must not make a scrape grow."""
+    found = run_bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
     assert found["scrape_series"] < 500
     assert found["scrape_p50_ms"] < 100
     assert found["scrape_bytes"] > 1000
     assert found["sample_ms"] > 0
 
 
-def test_floor_needs_no_daemon(server: Server) -> None:
-    """It is what a daemon is compared with, so it must not have one in it."""
-    found = bench("floor", "--dsn", server.dsn, "--jobs", "2000")
+def test_floor_runs_without_a_daemon(server: Server) -> None:
+    """It is the baseline that daemons are compared with."""
+    found = run_bench("floor", "--dsn", server.dsn, "--jobs", "2000")
     assert found["floor_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
     assert "daemons" not in found
 
 
-def test_a_spike_is_over_when_every_fire_and_its_job_are(server: Server) -> None:
-    """A figure that left some fires or some jobs out would be a promise about others."""
-    found = bench(
+def test_a_spike_ends_when_every_fire_and_its_job_are_done(server: Server) -> None:
+    found = run_bench(
         "spike", "--dsn", server.dsn, "--schedules", "20000", "--due", "2000", "--daemons", "2", "--slots", "100"
     )
     assert (found["jobs"], found["schedules"], found["daemons"]) == (2000, 20_000, 2)
@@ -102,21 +100,21 @@ def test_a_spike_is_over_when_every_fire_and_its_job_are(server: Server) -> None
     assert found["lateness_p50_ms"] <= found["start_p50_ms"] <= found["start_max_ms"] <= found["seconds"] * 1000
     assert found["fires_per_second"] >= found["jobs_per_second"]
     assert 0 < found["statements_per_job"] < 1
-    assert databases_of_benches(server) == []
+    assert list_bench_databases(server) == []
 
 
-def test_looking_at_stored_schedules_costs_the_same_however_many_there_are(server: Server) -> None:
-    """Due work costs by what is due: a look that walked what is stored would end as a second's work each second."""
-    found = bench("stored", "--dsn", server.dsn, "--schedules", "30000", "--seconds", "5")
+def test_searching_stored_schedules_costs_the_same_for_any_number_of_them(server: Server) -> None:
+    """The cost must depend on what is due, not on what is stored."""
+    found = run_bench("stored", "--dsn", server.dsn, "--schedules", "30000", "--seconds", "5")
     assert found["schedules"] == 30_000
     assert found["look_pages"] <= found["look_pages_at_few"] + 4
     assert found["look_ms"] < found["look_ms_at_few"] * 5 + 5
     assert found["idle_statements_per_second"] > 0
-    assert databases_of_benches(server) == []
+    assert list_bench_databases(server) == []
 
 
-def test_without_a_server_it_names_both_ways_out() -> None:
-    """Nobody's embedded or production server is measured because a variable was missing."""
+def test_without_a_server_the_message_names_both_options() -> None:
+    """A missing variable must not make the bench use an embedded or production server."""
     command = [sys.executable, "-m", "rota.bench", "floor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
@@ -125,8 +123,7 @@ def test_without_a_server_it_names_both_ways_out() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_rate_at_which_nothing_is_inserted_is_a_slip() -> None:
-    """A division by no job at all is no answer to it."""
+def test_a_rate_that_inserts_no_job_is_rejected() -> None:
     command = [
         sys.executable,
         "-m",
@@ -143,8 +140,7 @@ def test_a_rate_at_which_nothing_is_inserted_is_a_slip() -> None:
     assert (done.returncode, "raise --rate" in done.stderr) == (2, True)
 
 
-def test_a_run_that_is_ended_cleans_up(server: Server) -> None:
-    """Without it, daemons and a database stay behind on a server that people use."""
+def test_an_interrupted_bench_ends_its_daemons_and_drops_its_database(server: Server) -> None:
     command = [sys.executable, "-m", "rota.bench", "latency", "--dsn", server.dsn, "--seconds", "600"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
@@ -152,19 +148,19 @@ def test_a_run_that_is_ended_cleans_up(server: Server) -> None:
             run.kill()
             pytest.skip("this system doesn't tell a process's children")
 
-        def of_run() -> list[int]:
+        def list_processes_of_run() -> list[int]:
             return [int(pid) for pid in children.read_text(encoding="ascii").split()]
 
-        daemons = until(of_run, within=30, what="the bench's daemon")
+        daemons = until(list_processes_of_run, within=30, what="the bench's daemon")
         run.send_signal(signal.SIGTERM)
         run.wait(timeout=60)
     assert run.returncode != 0
-    assert databases_of_benches(server) == []
+    assert list_bench_databases(server) == []
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), what="the end of the bench's daemon")
 
 
-def test_percentiles_are_exact() -> None:
-    """An interpolated p99 is a delay that no job had."""
+def test_percentiles_are_measured_values() -> None:
+    """An interpolated p99 would be a delay that no job had."""
     values = [float(n) for n in range(1, 101)]
     assert [percentile(values, p) for p in (50, 99, 100)] == [50, 99, 100]
     assert percentile([7.0], 99) == 7
@@ -180,14 +176,13 @@ def test_percentiles_are_exact() -> None:
         ("postgresql://postgres@/postgres?host=/run/p&port=5", "postgresql://postgres@/b?host=/run/p&port=5"),
     ],
 )
-def test_only_the_database_of_a_url_is_replaced(dsn: str, own: str) -> None:
-    """The bench goes to the same server, as the same user, in the same way."""
+def test_only_the_database_name_of_the_url_is_replaced(dsn: str, own: str) -> None:
+    """Server, user and options stay the same."""
     assert of_database(dsn, "b") == own
 
 
-def test_enqueue_compares_what_it_inserts_with_a_copy(server: Server) -> None:
-    """The ratio is of two figures of one run."""
-    found = bench("enqueue", "--dsn", server.dsn, "--jobs", "2000")
+def test_enqueue_compares_its_inserts_with_a_copy_of_the_same_run(server: Server) -> None:
+    found = run_bench("enqueue", "--dsn", server.dsn, "--jobs", "2000")
     assert found["jobs"] == 2000
     assert found["ratio_to_copy"] == pytest.approx(found["enqueued_per_second"] / found["copied_per_second"], rel=0.01)
     assert found["enqueued_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)

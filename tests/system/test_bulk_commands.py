@@ -1,4 +1,4 @@
-"""Commands that list and act on many jobs and schedules by filter, and what they say of it."""
+"""Commands that list and change many jobs and schedules by filter."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def rota(tmp_path: Path, database: Database) -> Shell:
-    """The shell, on the test's database."""
+    """A shell on the test's database."""
     return Shell(tmp_path, {"DATABASE_URL": database.dsn})
 
 
 async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connection[Record]) -> None:
-    """F2: which schedule made a job, and what happened between two instants."""
     nightly = await make_schedule(conn, "nightly")
     await conn.execute(
         "insert into rota.job_runs (job_id, schedule_id, scheduled_for, handler, queue, outcome, attempts, finished_at) values "
@@ -55,8 +54,8 @@ async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connec
     assert (await rota("job", "list", "--since", "yesterday")).code == 2
 
 
-async def test_f2_schedules_are_listed_by_name_and_owner(rota: Shell, conn: Connection[Record]) -> None:
-    """F2: a pattern with * and ?, in which nothing else is special."""
+async def test_f2_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, conn: Connection[Record]) -> None:
+    """A pattern may contain * and ?; every other character stands for itself."""
     for name, owner in (("report daily", "ann"), ("report_weekly", "bob"), ("reportXweekly", None), ("50%", "ann")):
         await make_schedule(conn, name, owner=owner)
 
@@ -71,8 +70,8 @@ async def test_f2_schedules_are_listed_by_name_and_owner(rota: Shell, conn: Conn
     assert await listed("--owner", "ann", "--name", "r*") == ["report daily"]
 
 
-async def test_f3_a_paused_queue_or_handler_says_that_schedules_go_on(rota: Shell) -> None:
-    """F3: their jobs pile up, and all run when the queue is resumed."""
+async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_go_on(rota: Shell) -> None:
+    """Their jobs pile up, and all run when the queue is resumed."""
     everything = await rota("queue", "pause", "--all")
     assert (
         "schedules still enqueue jobs, which will wait. To stop schedules too: rota schedule pause --all"
@@ -84,10 +83,10 @@ async def test_f3_a_paused_queue_or_handler_says_that_schedules_go_on(rota: Shel
     assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).err
 
 
-async def test_f3_all_schedules_are_paused_and_those_resumed_that_it_paused(
+async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_paused(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """F3: what was paused before stays so, and the audit has who, why and how many."""
+    """Schedules paused before stay paused, and the audit records who, why and how many."""
     for name, handler, owner in (("a", "h", "ann"), ("b", "h", None), ("c", "g", "ann"), ("before", "h", "ann")):
         await make_schedule(conn, name, handler=handler, owner=owner)
     await rota("schedule", "pause", "before")
@@ -127,10 +126,10 @@ async def test_f3_all_schedules_are_paused_and_those_resumed_that_it_paused(
         assert (await rota("schedule", *wrong)).code == 2
 
 
-async def test_f3_a_locked_schedule_does_not_hold_up_the_others(
+async def test_f3_a_locked_schedule_does_not_delay_pausing_the_others(
     rota: Shell, conn: Connection[Record], database: Database
 ) -> None:
-    """F3: it is left for the next call, and the command says so."""
+    """The command reports that it was left out."""
     await make_schedule(conn, "free")
     await make_schedule(conn, "locked")
     async with database.connect() as other, other.transaction():
@@ -140,8 +139,8 @@ async def test_f3_a_locked_schedule_does_not_hold_up_the_others(
         assert "1 schedules are new or locked by other transactions" in said.err
 
 
-async def test_f3_every_live_job_is_cancelled(rota: Shell, conn: Connection[Record]) -> None:
-    """F3: without a handler or a queue, also those that are due next year; a dry run first."""
+async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell, conn: Connection[Record]) -> None:
+    """This includes jobs that are due next year."""
     await make_jobs(conn, 3, run_at=timedelta(days=300))
     await make_jobs(conn, 2, handler="other", queue="q")
     await make_running_job(conn)
@@ -159,8 +158,8 @@ async def test_f3_every_live_job_is_cancelled(rota: Shell, conn: Connection[Reco
         assert (await rota("job", "cancel", *wrong)).code == 2
 
 
-async def test_f8_a_redriven_job_says_by_whom_and_from_what(rota: Shell, conn: Connection[Record]) -> None:
-    """F8: also where many were redriven by one command, and after the job has ended."""
+async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: Shell, conn: Connection[Record]) -> None:
+    """This holds after a bulk redrive and after the job has ended."""
     one = await make_dead_letter(conn, reason="exhausted", error_kind="BankTimeout")
     many = await make_dead_letter(conn, handler="charge", reason="permanent", error_kind="KeyError")
     for job_id in (one, many):
@@ -190,8 +189,10 @@ async def test_f8_a_redriven_job_says_by_whom_and_from_what(rota: Shell, conn: C
     )
 
 
-async def test_f15_a_value_out_of_range_is_named_with_its_row_and_column(rota: Shell, conn: Connection[Record]) -> None:
-    """F15: `timestamp out of range` names neither; the values got past the constraints, as an owner's do."""
+async def test_f15_the_error_for_a_value_out_of_range_names_its_row_and_column(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """PostgreSQL's own message, `timestamp out of range`, names neither."""
     await make_schedule(conn, "hostile")
     job_id = (await make_job(conn)).job_id
     await conn.execute("set session_replication_role = replica")
@@ -221,20 +222,18 @@ async def test_f15_a_value_out_of_range_is_named_with_its_row_and_column(rota: S
         assert (refused.code, "choose a year from 1900 to 8999" in refused.err) == (2, True)
 
 
-async def test_f16_a_replacement_says_whether_it_took_place(rota: Shell, conn: Connection[Record]) -> None:
-    """F16: of a job that runs, the answer was the same as of one that was replaced."""
+async def test_f16_put_says_whether_the_existing_job_was_replaced(rota: Shell, conn: Connection[Record]) -> None:
+    """A running job is not replaced, and the answer must differ."""
 
-    async def put(*options: str) -> Any:
+    async def put_job(*options: str) -> Any:
         said = await rota("enqueue", "h", '{"n": 1}', "--key", "k", *options, "--json")
         return said.json["created"], said.json["outcome"]
 
-    assert await put() == (True, "created")
-    assert await put() == (False, "kept")
-    assert await put("--on-conflict", "replace") == (False, "replaced")
-    await conn.execute(
-        "update rota.jobs set attempt = 1, fence_token = 1"
-    )  # it has been claimed, and waits for its retry
-    assert await put("--on-conflict", "replace") == (True, "replaced")
+    assert await put_job() == (True, "created")
+    assert await put_job() == (False, "kept")
+    assert await put_job("--on-conflict", "replace") == (False, "replaced")
+    await conn.execute("update rota.jobs set attempt = 1, fence_token = 1")  # it has run once and waits for its retry
+    assert await put_job("--on-conflict", "replace") == (True, "replaced")
     await make_running_job(conn, handler="r", unique_key="k")
     said = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
     assert "this live job has the key and is running" in said.err

@@ -1,4 +1,4 @@
-"""`rota check` before the eyes of an operator: a fault is planted, and the command names it and says what to do."""
+"""`rota check` finds each fault that is planted here, names it, and says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def works(job): ...
 
 @dataclass(slots=True)
 class Ground:
-    """Where a fault is planted: a healthy installation, and what makes another server."""
+    """A healthy installation in which a fault is planted, and functions to create other servers."""
 
     rota: Shell
     conn: Connection[Record]
@@ -51,7 +51,7 @@ class Ground:
     server: Server
     durable_server: Callable[..., DurableServer]
     environ: dict[str, str] = field(default_factory=dict)
-    """What is set for the command."""
+    """Environment variables for the command."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def ground(
     server: Server,
     durable_server: Callable[..., DurableServer],
 ) -> Ground:
-    """One that is in order."""
+    """A healthy installation."""
     (tmp_path / "shop.py").write_text(APP)
     return Ground(
         rota=Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_APP": "shop:app"}),
@@ -82,7 +82,7 @@ async def _alive(conn: Connection[Record]) -> None:
 
 @asynccontextmanager
 async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
-    """The URL of the application was taken for the daemons', too."""
+    """The daemon uses the URL of the application."""
     async with role_database(ground.server, "check") as made:
         ground.environ["DATABASE_URL"] = made.dsn("app")
         yield
@@ -90,7 +90,7 @@ async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
-    """The URL is an operator's: it may look at everything, and can't claim."""
+    """The daemon uses the URL of an operator, whose role may read everything and claim nothing."""
     async with role_database(ground.server, "check") as made:
         ground.environ["DATABASE_URL"] = made.dsn("op")
         yield
@@ -98,7 +98,7 @@ async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def an_old_schema(ground: Ground) -> AsyncIterator[None]:
-    """The release is new, and `rota migrate` was forgotten."""
+    """`rota migrate` was not run after an upgrade."""
     await ground.conn.execute("update rota.meta set schema_version = $1", VERSION - 1)
     yield
 
@@ -113,7 +113,7 @@ async def a_pooler_for_notifications(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_pooler_alone(ground: Ground) -> AsyncIterator[None]:
-    """The one URL leads through PgBouncer."""
+    """The only URL leads through PgBouncer."""
     with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
         ground.environ["DATABASE_URL"] = pooled
         yield
@@ -121,7 +121,7 @@ async def a_pooler_alone(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_direct_url_to_nowhere(ground: Ground) -> AsyncIterator[None]:
-    """The server has moved, and only one of the two URLs has."""
+    """The server has moved, and only one of the two URLs was changed."""
     with FaultyProxy(ground.dsn) as proxy:
         ground.environ["ROTA_DIRECT_URL"] = proxy.dsn
         proxy.refuse()
@@ -130,21 +130,21 @@ async def a_direct_url_to_nowhere(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_direct_url_to_another_database(ground: Ground) -> AsyncIterator[None]:
-    """LISTEN succeeds, and nothing ever comes."""
+    """LISTEN succeeds, but no notification arrives."""
     ground.environ["ROTA_DIRECT_URL"] = ground.durable_server().dsn
     yield
 
 
 @asynccontextmanager
 async def a_clock_a_minute_behind(ground: Ground) -> AsyncIterator[None]:
-    """NTP doesn't run on this machine."""
+    """The clock of this machine is not synchronised."""
     ground.environ |= {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-60s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     yield
 
 
 @asynccontextmanager
 async def a_handler_that_nobody_has(ground: Ground) -> AsyncIterator[None]:
-    """A slip in the name."""
+    """A misspelt handler name."""
     await _alive(ground.conn)
     await make_job(ground.conn, handler="shop.wroks")
     yield
@@ -152,21 +152,21 @@ async def a_handler_that_nobody_has(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_fleet_that_is_gone(ground: Ground) -> AsyncIterator[None]:
-    """Before anything is due: that is when it can still be mended unnoticed."""
+    """The daemons are gone, and no job is due yet."""
     await make_job(ground.conn, handler="shop.works", run_at=timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
 async def a_fleet_gone_from_its_schedules(ground: Ground) -> AsyncIterator[None]:
-    """There is no job yet."""
+    """The daemons are gone, and no schedule has fired yet."""
     await make_due(ground.conn, await make_schedule(ground.conn, "nightly"), ago=-timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
 async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
-    """Somebody turned it off for a migration, one day."""
+    """Autovacuum is off for one table, perhaps since a migration."""
     await ground.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
     yield
     await ground.conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
@@ -174,35 +174,35 @@ async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_server_that_forgets(ground: Ground) -> AsyncIterator[None]:
-    """fsync was turned off for a bulk load, and never on again."""
+    """fsync is off, perhaps since a bulk load."""
     ground.environ["DATABASE_URL"] = ground.durable_server(fsync="off").dsn
     yield
 
 
 @asynccontextmanager
 async def a_server_with_torn_pages(ground: Ground) -> AsyncIterator[None]:
-    """The advice of a blog about benchmarks."""
+    """full_page_writes is off, as a benchmark guide might advise."""
     ground.environ["DATABASE_URL"] = ground.durable_server(full_page_writes="off").dsn
     yield
 
 
 @asynccontextmanager
 async def a_server_that_counts_nothing(ground: Ground) -> AsyncIterator[None]:
-    """autovacuum is on, and never starts."""
+    """track_counts is off, so autovacuum never starts."""
     ground.environ["DATABASE_URL"] = ground.durable_server(track_counts="off").dsn
     yield
 
 
 @asynccontextmanager
 async def a_server_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
-    """For all tables."""
+    """Autovacuum is off for the whole server."""
     ground.environ["DATABASE_URL"] = ground.durable_server(autovacuum="off").dsn
     yield
 
 
 @asynccontextmanager
 async def a_server_that_cancels_claims(ground: Ground) -> AsyncIterator[None]:
-    """A timeout that was meant for a web application."""
+    """A statement timeout that suits a web application."""
     await ground.conn.execute(
         "do $$ begin execute format('alter database %I set statement_timeout = 2000', current_database()); end $$"
     )
@@ -211,7 +211,7 @@ async def a_server_that_cancels_claims(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
-    """Two slots, held by one handler; a job of another handler has been due for five minutes."""
+    """Both slots are held by one handler, and a job of another handler has been due for five minutes."""
     await ground.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "($1, 'here', 1, '0', 'shop', '{shop.works,shop.holds}', '{default,*}', '{\"default\": 2, \"*\": 5}', "
@@ -225,7 +225,7 @@ async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_priority_that_is_never_claimed(ground: Ground) -> AsyncIterator[None]:
-    """Stored by the owner, past the constraints."""
+    """Written by the owner, past the constraints."""
     await _alive(ground.conn)
     async with no_checks(ground.conn, "rota.jobs"):
         await make_job(ground.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
@@ -234,7 +234,7 @@ async def a_priority_that_is_never_claimed(ground: Ground) -> AsyncIterator[None
 
 @asynccontextmanager
 async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
-    """A trigger of the user's; only the daemon's log named the job."""
+    """A user's trigger rejects the row."""
     await _alive(ground.conn)
     job_id = (await make_job(ground.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
     await ground.conn.execute(
@@ -249,7 +249,7 @@ async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_daemon_login_that_only_reads(ground: Ground) -> AsyncIterator[None]:
-    """The setting belongs to another login than the one that checks."""
+    """The read-only setting belongs to another login than the one that checks."""
     await ground.conn.execute(
         "create role rota_test_reader; grant update on sequence rota.fence_tokens to rota_test_reader; "
         "alter role rota_test_reader set default_transaction_read_only = on"
@@ -260,7 +260,7 @@ async def a_daemon_login_that_only_reads(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_pooler_without_synchronous_commits(ground: Ground) -> AsyncIterator[None]:
-    """Through it, a daemon can't turn them on for itself."""
+    """A daemon cannot turn synchronous commits on through this pooler."""
     dsn = ground.durable_server(synchronous_commit="off").dsn
     with pgbouncer(dsn, ground.rota.folder) as pooled:
         ground.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": dsn}
@@ -269,7 +269,7 @@ async def a_pooler_without_synchronous_commits(ground: Ground) -> AsyncIterator[
 
 @asynccontextmanager
 async def a_server_without_connections(ground: Ground) -> AsyncIterator[None]:
-    """Its connections are in use by others."""
+    """Other clients use all connections."""
     server = ground.durable_server(max_connections="5", max_wal_senders="0")
     ground.environ["DATABASE_URL"] = server.dsn
     yield
@@ -277,7 +277,7 @@ async def a_server_without_connections(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_fleet_larger_than_the_server(ground: Ground) -> AsyncIterator[None]:
-    """The daemons were given larger pools than the server has connections for."""
+    """The pools of the daemons need more connections than the server has."""
     await _alive(ground.conn)
     ground.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
     yield
@@ -285,7 +285,7 @@ async def a_fleet_larger_than_the_server(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_ledger_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
-    """Any of the tables."""
+    """Autovacuum is off for the ledger."""
     await ground.conn.execute("alter table rota.attempts set (autovacuum_enabled = no)")
     yield
     await ground.conn.execute("alter table rota.attempts reset (autovacuum_enabled)")
@@ -293,7 +293,7 @@ async def a_ledger_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
-    """A report whose author has gone to lunch."""
+    """A report that was left open in a transaction."""
     async with AsyncExitStack() as stack:
         dsn, clock = stack.enter_context(server_with_fake_clock(ground.durable_server()))
         reader = await asyncpg.connect(dsn, server_settings={"application_name": "report"})
@@ -306,56 +306,56 @@ async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_lease_of_two_beats(ground: Ground) -> AsyncIterator[None]:
-    """One lost heartbeat, and the job runs a second time elsewhere."""
+    """A lease so short that one lost heartbeat lets the job run twice."""
     ground.environ |= {"ROTA_LEASE": "10s", "ROTA_LEASE_HEARTBEAT": "5s"}
     yield
 
 
 @asynccontextmanager
 async def a_drain_cut_short(ground: Ground) -> AsyncIterator[None]:
-    """The supervisor kills before the drain is over."""
+    """The supervisor kills the daemon before its drain has ended."""
     ground.environ |= {"ROTA_DRAIN_TIMEOUT": "60s", "ROTA_STOP_TIMEOUT": "30s"}
     yield
 
 
 @asynccontextmanager
 async def a_slip_in_the_file(ground: Ground) -> AsyncIterator[None]:
-    """A setting of another name than the one that was meant."""
+    """A misspelt setting in the configuration file."""
     (ground.rota.folder / "rota.toml").write_text('[lease]\ndurration = "1m"\n')
     yield
 
 
 @asynccontextmanager
 async def a_variable_of_nobody(ground: Ground) -> AsyncIterator[None]:
-    """It may be another program's, so it is no error."""
+    """An unknown ROTA_ variable may belong to another program, so it is only a warning."""
     ground.environ["ROTA_NONSENSE"] = "1"
     yield
 
 
 @asynccontextmanager
 async def everything_paused(ground: Ground) -> AsyncIterator[None]:
-    """After a restore, and nobody has thought of it since."""
+    """Everything was paused for a restore and never resumed."""
     await ground.conn.execute("select rota.pause_queue('*', 'restored')")
     yield
 
 
 @asynccontextmanager
 async def a_queue_paused(ground: Ground) -> AsyncIterator[None]:
-    """By name, and by somebody who gave no reason."""
+    """A queue paused by name, without a reason."""
     await ground.conn.execute("select rota.pause_queue('the mail')")
     yield
 
 
 @asynccontextmanager
 async def a_handler_paused(ground: Ground) -> AsyncIterator[None]:
-    """While its cause is mended."""
+    """A handler paused by name."""
     await ground.conn.execute("select rota.pause_handler('shop.works', 'bad numbers')")
     yield
 
 
 @asynccontextmanager
 async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
-    """For a minute the server believed that it was years later, and schedules fired; then it was set right."""
+    """The server's clock was years ahead for a minute, and schedules fired."""
     await _alive(ground.conn)
     await ground.conn.execute(
         "insert into rota.schedules (name, handler, cron) values ('report', 'shop.works', '@daily')"
@@ -368,7 +368,7 @@ async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def two_apps_with_one_handler(ground: Ground) -> AsyncIterator[None]:
-    """One of them is of a release that did not refuse to start."""
+    """One of the two daemons runs an old release that does not refuse to start."""
     await _alive(ground.conn)
     await ground.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
@@ -379,7 +379,7 @@ async def two_apps_with_one_handler(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_daemon_that_vanished(ground: Ground) -> AsyncIterator[None]:
-    """It was killed an hour ago, and nothing has started in its place."""
+    """A daemon was killed an hour ago and not replaced."""
     await _alive(ground.conn)
     await ground.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
@@ -390,7 +390,7 @@ async def a_daemon_that_vanished(ground: Ground) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_view_on_an_old_partition(ground: Ground) -> AsyncIterator[None]:
-    """An analyst's: the ledger grows, and one warning in a log is all that was seen of it."""
+    """A user's view on an old ledger partition, which therefore cannot be dropped."""
     await ground.conn.execute(
         "create table rota.job_runs_20200101 partition of rota.job_runs "
         "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
@@ -403,7 +403,7 @@ async def a_view_on_an_old_partition(ground: Ground) -> AsyncIterator[None]:
 WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
-    # What is planted; the exit code; the check; what is found; what to do.
+    # Function that plants the fault, exit code, check, finding, advice.
     (a_client_for_a_daemon, 3, "", "_app.* permission denied", "rota_daemon may run a daemon"),
     (a_person_for_a_daemon, 1, "role", r"rt\w+_op may not run a daemon", r"grant rt\w+_check_daemon to rt\w+_check_op"),
     (an_old_schema, 3, "", f"version {VERSION - 1}, this rota needs {VERSION}", "run `rota migrate`"),
@@ -503,13 +503,13 @@ MISSING = {
     ),
     **dict.fromkeys(("a_clock_a_minute_behind", "a_snapshot_of_forty_minutes"), None if LIBFAKETIME else "libfaketime"),
 }
-"""The package that planting a fault takes, where it isn't installed."""
+"""Function that plants a fault -> package that it needs."""
 
 
 @pytest.mark.parametrize(
     ("plant", "code", "check", "finding", "do"), FAULTS, ids=[plant.__name__ for plant, *_ in FAULTS]
 )
-async def test_a_fault_is_named_with_its_cure(
+async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
     ground: Ground,
     plant: Plant,
     code: int,
@@ -517,7 +517,6 @@ async def test_a_fault_is_named_with_its_cure(
     finding: str,
     do: str,
 ) -> None:
-    """One fault, one finding: nothing else is wrong, and a person who knows nothing of rota can go on from there."""
     if missing := MISSING.get(plant.__name__):
         pytest.skip(f"the package {missing} is not installed")
     async with plant(ground):
@@ -536,8 +535,7 @@ async def test_a_fault_is_named_with_its_cure(
     assert re.fullmatch(f"{check}: .*{finding}.*\n    .*{do}.*\n", text.out)
 
 
-async def test_a_pooler_with_a_way_past_it_is_in_order(ground: Ground) -> None:
-    """That is how it is meant to be, so it must not be found for ever."""
+async def test_a_pooler_with_a_direct_url_is_no_finding(ground: Ground) -> None:
     if find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
     with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
@@ -545,8 +543,8 @@ async def test_a_pooler_with_a_way_past_it_is_in_order(ground: Ground) -> None:
     assert (said.code, said.json["findings"]) == (0, [])
 
 
-async def test_no_name_moves_the_cursor_or_turns_the_line_around(ground: Ground) -> None:
-    """Whoever may insert chooses names, and an operator's terminal obeys what it is shown."""
+async def test_control_characters_in_names_do_not_reach_the_terminal(ground: Ground) -> None:
+    """Clients that insert jobs choose the names."""
     evil = "mail\N{RIGHT-TO-LEFT OVERRIDE}\N{LEFT-TO-RIGHT ISOLATE}; rm"
     await _alive(ground.conn)
     await make_job(ground.conn, handler=evil, queue=evil)
@@ -562,8 +560,7 @@ async def test_no_name_moves_the_cursor_or_turns_the_line_around(ground: Ground)
     assert "resume 'mail\\u202e\\u2066; rm'" in (await ground.rota("check")).out
 
 
-async def test_a_check_that_the_database_refuses_is_a_finding_and_the_others_still_run(ground: Ground) -> None:
-    """One row or one right must not hide every other fault."""
+async def test_a_check_that_the_database_rejects_is_a_finding_and_the_others_still_run(ground: Ground) -> None:
     await ground.conn.execute("select rota.pause_queue('mail')")
     await ground.conn.execute("alter table rota.dead_letters rename to dead_letters_elsewhere")
     try:

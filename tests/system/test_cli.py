@@ -1,4 +1,4 @@
-"""The commands as users run them: what they print, what they change, and how they end when something is wrong."""
+"""The commands as users run them: their output, their effects, and their errors."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def deliver(to):
 
 @pytest.fixture
 def rota(tmp_path: Path, database: Database) -> Shell:
-    """The shell, on the test's database, with an app in its folder."""
+    """A shell on the test's database, with an app in its folder."""
     (tmp_path / "shop.py").write_text(APP)
     return Shell(tmp_path, {"DATABASE_URL": database.dsn})
 
 
 @pytest.fixture
-async def blank(databases: Databases, conn: Connection[Record]) -> AsyncIterator[str]:
+async def empty_database_url(databases: Databases, conn: Connection[Record]) -> AsyncIterator[str]:
     """The URL of a database without the schema."""
     name = f"rota_blank_{os.getpid()}"
     await conn.execute(f"create database {name}")
@@ -87,28 +87,29 @@ async def blank(databases: Databases, conn: Connection[Record]) -> AsyncIterator
     await conn.execute(f"drop database {name} with (force)")
 
 
-async def test_help_is_there_at_once() -> None:
-    """Someone who asks what there is must not wait for a web server, an event loop and metrics to be imported."""
+async def test_help_imports_no_server_or_event_loop() -> None:
+    """It must appear at once."""
     look = "import rota.cli, sys; print([m for m in ('aiohttp', 'uvloop', 'prometheus_client', 'rich') if m in sys.modules])"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", look, stdout=subprocess.PIPE)
     out, _ = await process.communicate()
     assert out.decode().strip() == "[]"
 
 
-async def test_version_names_the_time_zones_too(rota: Shell) -> None:
-    """When two daemons disagree about an instant, their time zone data is the first thing to compare."""
+async def test_version_includes_the_time_zone_data(rota: Shell) -> None:
     said = await rota("--version")
     assert said.code == 0
     assert said.out.startswith("rota ")
     assert "tzdata" in said.out
 
 
-async def test_migrate_makes_the_schema_and_check_tells_whether_it_must(rota: Shell, blank: str) -> None:
-    """A deployment has to be able to ask before it acts, and to act twice."""
-    missing = await rota("migrate", "--check", "--dsn", blank)
-    first = await rota("migrate", "--dsn", blank, "--json")
-    again = await rota("migrate", "--dsn", blank, "--json")
-    checked = await rota("migrate", "--check", "--dsn", blank)
+async def test_migrate_creates_the_schema_and_check_reports_whether_it_is_needed(
+    rota: Shell, empty_database_url: str
+) -> None:
+    """Running it twice is harmless."""
+    missing = await rota("migrate", "--check", "--dsn", empty_database_url)
+    first = await rota("migrate", "--dsn", empty_database_url, "--json")
+    again = await rota("migrate", "--dsn", empty_database_url, "--json")
+    checked = await rota("migrate", "--check", "--dsn", empty_database_url)
 
     assert (missing.code, first.code, again.code, checked.code) == (1, 0, 0, 0)
     assert "missing 0001_schema" in missing.out
@@ -116,34 +117,33 @@ async def test_migrate_makes_the_schema_and_check_tells_whether_it_must(rota: Sh
     assert again.json == {"applied": [], "version": first.json["version"]}
 
 
-async def test_the_printed_sql_makes_the_schema_as_well(rota: Shell, blank: str) -> None:
-    """People with a migration tool of their own get the same schema, and rota agrees that it is there."""
+async def test_the_printed_sql_creates_the_same_schema(rota: Shell, empty_database_url: str) -> None:
     import asyncpg
 
     printed = await rota("migrate", "--sql")
-    connection = await asyncpg.connect(blank)
+    connection = await asyncpg.connect(empty_database_url)
     try:
         await connection.execute(printed.out)
     finally:
         await connection.close()
-    assert (await rota("migrate", "--check", "--dsn", blank)).code == 0
+    assert (await rota("migrate", "--check", "--dsn", empty_database_url)).code == 0
 
 
-async def test_f4_the_printed_sql_can_begin_where_a_database_is(rota: Shell, blank: str) -> None:
-    """F4: by number or by asking the database; applied to another version, it changes nothing."""
+async def test_f4_the_printed_sql_can_start_at_a_version(rota: Shell, empty_database_url: str) -> None:
+    """By number or from the database. Applied to another version, it changes nothing."""
     import asyncpg
 
     from rota.db.sql import MIGRATIONS
 
     version = len(MIGRATIONS) - 2
-    connection = await asyncpg.connect(blank)
+    connection = await asyncpg.connect(empty_database_url)
     try:
         everything = (await rota("migrate", "--sql")).out
         head = everything[: everything.index(f"-- {list(MIGRATIONS)[version]}\n")]
         await connection.execute(
             f"{head} insert into rota.meta (schema_version, oldest_compatible) values ({version}, 1); commit;"
         )
-        printed = await rota("migrate", "--sql", "--from", "database", "--dsn", blank)
+        printed = await rota("migrate", "--sql", "--from", "database", "--dsn", empty_database_url)
         assert "rota migrate --roles --sql" in printed.err
         assert printed.out == (await rota("migrate", "--sql", "--from", str(version), DATABASE_URL="")).out
         assert "create schema" not in printed.out
@@ -154,10 +154,12 @@ async def test_f4_the_printed_sql_can_begin_where_a_database_is(rota: Shell, bla
             await connection.execute(wrong)
         await connection.execute("rollback")
         await connection.execute(printed.out)
-        assert (await rota("migrate", "--check", "--dsn", blank)).code == 0
+        assert (await rota("migrate", "--check", "--dsn", empty_database_url)).code == 0
     finally:
         await connection.close()
-    assert "nothing is missing" in (await rota("migrate", "--sql", "--from", "database", "--dsn", blank)).out
+    assert (
+        "nothing is missing" in (await rota("migrate", "--sql", "--from", "database", "--dsn", empty_database_url)).out
+    )
     for options in (
         ("--sql", "--from", "999"),
         ("--from", "3"),
@@ -167,8 +169,8 @@ async def test_f4_the_printed_sql_can_begin_where_a_database_is(rota: Shell, bla
         assert (await rota("migrate", *options)).code == 2
 
 
-async def test_run_until_idle_ends_when_all_is_done_and_not_before(rota: Shell, conn: Connection[Record]) -> None:
-    """What the last job enqueues is work, too, and so is a suspect; what is due tomorrow, or nobody's here, isn't."""
+async def test_run_until_idle_ends_when_all_claimable_jobs_are_done(rota: Shell, conn: Connection[Record]) -> None:
+    """This includes jobs that a job enqueues and suspects, not future jobs or jobs without a handler here."""
     await conn.execute("insert into rota.jobs (handler, payload, losses) values ('shop.chain', '{\"left\": 0}', 2)")
     await rota("enqueue", "shop.chain", '{"left": 5}')
     tomorrow = (await rota("enqueue", "shop.chain", '{"left": 0}', "--in", "1d", "--json")).json["job_id"]
@@ -183,7 +185,6 @@ async def test_run_until_idle_ends_when_all_is_done_and_not_before(rota: Shell, 
 
 
 async def test_run_until_idle_runs_all_suspects_one_after_the_other(rota: Shell, conn: Connection[Record]) -> None:
-    """That one of them is under way is no reason to leave the others behind."""
     await conn.execute(
         "insert into rota.jobs (handler, payload, losses) "
         "select 'shop.chain', '{\"left\": 0}', 2 from generate_series(1, 3)"
@@ -192,13 +193,11 @@ async def test_run_until_idle_runs_all_suspects_one_after_the_other(rota: Shell,
     assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 3
 
 
-async def test_run_until_idle_ends_without_any_work(rota: Shell) -> None:
-    """A script that drains a queue must not hang where there is none."""
+async def test_run_until_idle_ends_at_once_without_jobs(rota: Shell) -> None:
     assert (await rota("run", "--app", "shop", "--until-idle")).code == 0
 
 
-async def test_without_a_database_it_says_what_to_set(rota: Shell) -> None:
-    """The first failure of everybody: it must name each way out, and rota dev."""
+async def test_without_a_database_the_error_names_each_setting_and_rota_dev(rota: Shell) -> None:
     for command in (["run", "--app", "shop:app"], ["status"], ["migrate"]):
         said = await rota(*command, DATABASE_URL="")
         assert said.code == 2
@@ -206,10 +205,7 @@ async def test_without_a_database_it_says_what_to_set(rota: Shell) -> None:
             assert way in said.err
 
 
-async def test_a_database_that_is_away_or_refuses_is_named_without_its_password(
-    rota: Shell, database: Database
-) -> None:
-    """The URL is what has to be looked at; its password must not stand in a terminal's history."""
+async def test_an_unreachable_database_is_named_without_its_password(rota: Shell, database: Database) -> None:
     away = f"postgresql://me:{CANARY}@127.0.0.1:1/db"
     unknown = database.dsn.replace(database.name, "no_such_database")
     for dsn, word in ((away, "127.0.0.1:1"), (unknown, "no_such_database")):
@@ -223,12 +219,11 @@ async def test_a_database_that_is_away_or_refuses_is_named_without_its_password(
     assert CANARY not in refused.err
 
 
-async def test_a_missing_schema_and_a_newer_one_are_told_apart(
-    rota: Shell, blank: str, conn: Connection[Record]
+async def test_a_missing_and_a_newer_schema_have_different_advice(
+    rota: Shell, empty_database_url: str, conn: Connection[Record]
 ) -> None:
-    """One is cured by rota migrate, the other by an upgrade; the exit code is the same, the advice isn't."""
     for command in (["run", "--app", "shop:app"], ["enqueue", "h"]):
-        said = await rota(*command, "--dsn", blank)
+        said = await rota(*command, "--dsn", empty_database_url)
         assert said.code == 3
         assert "rota migrate" in said.err
 
@@ -236,19 +231,19 @@ async def test_a_missing_schema_and_a_newer_one_are_told_apart(
     try:
         said = await rota("status")
     finally:
-        await conn.execute("update rota.meta set schema_version = $1, oldest_compatible = $1", _version())
+        await conn.execute("update rota.meta set schema_version = $1, oldest_compatible = $1", _set_schema_version())
     assert said.code == 3
     assert "upgrade rota" in said.err
 
 
-def _version() -> int:
+def _set_schema_version() -> int:
     from rota.db.migrate import VERSION
 
     return VERSION
 
 
-async def test_an_app_that_cannot_be_imported_is_spelled_out(rota: Shell) -> None:
-    """Where it looked, what it found there, what was probably meant; of a broken one, the line that broke."""
+async def test_an_app_that_cannot_be_imported_is_explained(rota: Shell) -> None:
+    """The message says where rota searched, what it found, a similar name, or the line that failed."""
     (rota.folder / "broken.py").write_text("import rota\n\nimport no_such_package\n")
     module = await rota("run", "--app", "shpo:app")
     attribute = await rota("run", "--app", "shop:ap")
@@ -264,8 +259,7 @@ async def test_an_app_that_cannot_be_imported_is_spelled_out(rota: Shell) -> Non
     assert "--app" in nothing.err
 
 
-async def test_a_port_that_is_taken_is_no_database_error(rota: Shell) -> None:
-    """Two daemons on one machine is the first thing that people try."""
+async def test_a_port_in_use_is_no_database_error(rota: Shell) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -276,10 +270,10 @@ async def test_a_port_that_is_taken_is_no_database_error(rota: Shell) -> None:
     assert "ROTA_HTTP_PORT" in said.err
 
 
-async def test_a_database_that_cannot_hold_every_text_is_refused(
+async def test_a_database_with_encoding_sql_ascii_is_rejected(
     rota: Shell, database: Database, conn: Connection[Record]
 ) -> None:
-    """In SQL_ASCII a client may store bytes that are no text, and whoever claims the row can't read it."""
+    """Clients could store bytes there that are no valid text."""
     await conn.execute("create database rota_test_ascii encoding 'SQL_ASCII' locale 'C' template template0")
     try:
         url = urlunsplit(urlsplit(database.dsn)._replace(path="/rota_test_ascii"))
@@ -292,16 +286,20 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(
         await conn.execute("drop database rota_test_ascii")
 
 
-async def test_names_are_shown_where_the_output_has_no_letters_for_them(rota: Shell, conn: Connection[Record]) -> None:
-    """In a pipe of a cron job or of a container nobody has set a locale."""
+async def test_names_are_printed_where_the_output_encoding_lacks_their_letters(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    """Cron jobs and containers often have no locale."""
     await conn.execute("select rota.put_schedule(name => 'café 🦊', every => '1 day', handler => 'h')")
     shown = await rota("schedule", "list", PYTHONIOENCODING="ascii")
     assert shown.code == 0
     assert r"caf\xe9 \U0001f98a" in shown.out
 
 
-async def test_a_read_only_server_is_named_as_such(rota: Shell, database: Database, conn: Connection[Record]) -> None:
-    """After a fail-over the old URL leads to a standby: the cure is the URL, not the statement."""
+async def test_a_read_only_server_is_reported_with_advice_on_the_url(
+    rota: Shell, database: Database, conn: Connection[Record]
+) -> None:
+    """After a failover, the old URL may lead to a standby."""
     await conn.execute(f"alter database {database.name} set default_transaction_read_only = on")
     wrote = await rota("enqueue", "h")
     ran = await rota("run", "--app", "shop:app")
@@ -315,10 +313,9 @@ async def test_a_read_only_server_is_named_as_such(rota: Shell, database: Databa
     assert [finding["check"] for finding in checked.json["findings"]] == ["read-only"]
 
 
-async def test_who_may_not_is_told_who_may(
+async def test_a_missing_privilege_is_reported_with_the_roles_that_have_it(
     rota: Shell, database: Database, databases: Databases, conn: Connection[Record]
 ) -> None:
-    """The server's own words name the object; the hint names the roles."""
     await conn.execute(
         "create role rota_test_poor login password 'poor'; grant usage on schema rota to rota_test_poor;"
         "grant select on rota.meta to rota_test_poor"
@@ -335,8 +332,9 @@ async def test_who_may_not_is_told_who_may(
     assert "rota_operator" in said.err
 
 
-async def test_a_payload_that_cannot_be_stored_is_refused_with_its_path(rota: Shell, conn: Connection[Record]) -> None:
-    """The server would refuse it later, or a handler stumble over it; the path says which value it is."""
+async def test_a_payload_that_cannot_be_stored_is_rejected_with_the_path_of_the_value(
+    rota: Shell, conn: Connection[Record]
+) -> None:
     for payload, path in (
         ('{"a": [1, NaN]}', "$.a[1]"),
         ('{"a": {"b": "x\\u0000"}}', "$.a.b"),
@@ -358,14 +356,13 @@ async def test_a_payload_that_cannot_be_stored_is_refused_with_its_path(rota: Sh
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
-async def test_numbers_reach_the_database_as_they_were_written(rota: Shell, conn: Connection[Record]) -> None:
-    """jsonb keeps what a double would round."""
+async def test_numbers_are_stored_as_they_were_written(rota: Shell, conn: Connection[Record]) -> None:
+    """jsonb keeps digits that a float would lose."""
     await rota("enqueue", "h", '{"n": 0.12345678901234567890123}')
     assert await conn.fetchval("select payload->>'n' from rota.jobs") == "0.12345678901234567890123"
 
 
-async def test_a_job_that_nobody_runs_is_told_of_when_it_is_made(rota: Shell, conn: Connection[Record]) -> None:
-    """A slip in a handler's name costs nothing but time, if somebody says so; the job itself just waits."""
+async def test_enqueueing_for_an_unknown_handler_warns_and_keeps_the_job(rota: Shell, conn: Connection[Record]) -> None:
     nobody = await rota("enqueue", "shop.chain")
     assert nobody.code == 0
     assert "no daemon is alive" in nobody.err
@@ -382,8 +379,7 @@ async def test_a_job_that_nobody_runs_is_told_of_when_it_is_made(rota: Shell, co
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
-async def test_an_instant_without_a_zone_is_refused(rota: Shell) -> None:
-    """Nobody knows which instant 9 o'clock is."""
+async def test_an_instant_without_a_zone_is_rejected(rota: Shell) -> None:
     assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00")).code == 2
     assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00Z", "--in", "1h")).code == 2
     said = await rota("enqueue", "h", "--at", "2027-01-01T09:00+02:00", "--json")
@@ -391,16 +387,14 @@ async def test_an_instant_without_a_zone_is_refused(rota: Shell) -> None:
     assert shown.json["run_at"] == "2027-01-01T07:00:00+00:00"
 
 
-async def test_a_key_that_is_taken_makes_no_second_job(rota: Shell) -> None:
-    """What the unique key is for."""
+async def test_a_unique_key_in_use_creates_no_second_job(rota: Shell) -> None:
     first = await rota("enqueue", "h", "--key", "k", "--json")
     second = await rota("enqueue", "h", "--key", "k", "--json")
     assert first.json["created"]
     assert second.json == {**first.json, "created": False, "outcome": "kept"}
 
 
-async def test_what_a_job_carries_is_shown_only_when_asked_for(rota: Shell, conn: Connection[Record]) -> None:
-    """Payloads and error texts hold what nobody wants in a terminal's history: B103."""
+async def test_b103_payloads_and_error_texts_are_shown_only_on_request(rota: Shell, conn: Connection[Record]) -> None:
     job_id = (await rota("enqueue", "shop.tells", json.dumps({"password": CANARY}), "--json")).json["job_id"]
     ran = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
     assert CANARY not in ran.out + ran.err
@@ -429,15 +423,14 @@ async def test_what_a_job_carries_is_shown_only_when_asked_for(rota: Shell, conn
     assert (await rota("job", "show", job_id, "--payload", "--json")).json["payload"] == {"password": CANARY}
 
 
-async def test_a_number_too_large_for_python_is_shown_all_the_same(rota: Shell, conn: Connection[Record]) -> None:
-    """It is valid jsonb, and whoever has to see to it must be able to look at it."""
+async def test_a_number_too_large_for_python_is_shown(rota: Shell, conn: Connection[Record]) -> None:
+    """It is valid jsonb."""
     job = await make_job(conn)
     await conn.execute("update rota.jobs set payload = '{\"n\": 1e5000}'")
     assert (await rota("job", "show", job.job_id, "--payload", "--json")).code == 0
 
 
-async def test_job_show_says_when_it_will_be_given_up(rota: Shell, conn: Connection[Record]) -> None:
-    """A person has to know how long there is left to mend what fails."""
+async def test_job_show_says_when_the_job_gives_up(rota: Shell, conn: Connection[Record]) -> None:
     job = await make_job(conn, handler="shop.chain", attempt=2, run_at=timedelta(seconds=60), max_attempts=4)
     await make_attempts(conn, 2, job_id=job.job_id)
     shown = (await rota("job", "show", job.job_id, "--json")).json
@@ -445,7 +438,7 @@ async def test_job_show_says_when_it_will_be_given_up(rota: Shell, conn: Connect
 
     assert shown["state"] == "retrying"
     assert (shown["attempt"], shown["max_attempts"]) == (2, 4)
-    # The third attempt is due in 60 s; it is followed by a delay of at most 5 s * 2^2, and the fourth is the last.
+    # The third attempt is due in 60 s. The delay after it is at most 5 s * 2^2, and the fourth attempt is the last.
     assert shown["run_at"] < shown["gives_up"]["earliest"] < shown["gives_up"]["latest"]
     assert len(shown["attempts"]) == 2
     assert "error" not in shown["attempts"][0]
@@ -454,16 +447,14 @@ async def test_job_show_says_when_it_will_be_given_up(rota: Shell, conn: Connect
     assert "no daemon is alive" in text
 
 
-async def test_an_unknown_job_is_one_that_nobody_knows(rota: Shell) -> None:
-    """Scripts tell it from a failed connection by the exit code."""
+async def test_an_unknown_job_has_an_exit_code_of_its_own(rota: Shell) -> None:
     for command in (["show"], ["cancel"], ["retry-now"], ["reschedule", "--in", "5m"]):
         said = await rota("job", *command, "4711")
         assert said.code == 1
         assert "4711" in said.err
 
 
-async def test_jobs_can_be_listed_by_what_is_known_of_them(rota: Shell, conn: Connection[Record]) -> None:
-    """Newest first, wherever they stand; each filter narrows it down."""
+async def test_jobs_are_listed_newest_first_and_filtered(rota: Shell, conn: Connection[Record]) -> None:
     due = await make_job(conn, handler="a")
     waits = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=60))
     dead = await make_dead_letter(conn, handler="a")
@@ -479,8 +470,7 @@ async def test_jobs_can_be_listed_by_what_is_known_of_them(rota: Shell, conn: Co
     assert (await rota("job", "list", "--state", "sleeping")).code == 2
 
 
-async def test_a_job_can_be_cancelled_and_a_running_one_is_asked(rota: Shell, conn: Connection[Record]) -> None:
-    """The three answers of rota.cancel() are three different things to a person."""
+async def test_cancel_ends_a_waiting_job_and_asks_a_running_one(rota: Shell, conn: Connection[Record]) -> None:
     waits = await make_job(conn)
     runs = await make_running_job(conn)
 
@@ -495,8 +485,8 @@ async def test_a_job_can_be_cancelled_and_a_running_one_is_asked(rota: Shell, co
     )
 
 
-async def test_waiting_jobs_can_be_hurried(rota: Shell, conn: Connection[Record]) -> None:
-    """When what failed is mended, nobody wants to wait an hour; but all of them must be said aloud."""
+async def test_waiting_jobs_can_be_made_due_now(rota: Shell, conn: Connection[Record]) -> None:
+    """Acting on all of them needs --all."""
     one = await make_job(conn, handler="a", attempt=1, run_at=timedelta(seconds=600))
     other = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=600))
     assert (await rota("job", "retry-now")).code == 2
@@ -511,8 +501,7 @@ async def test_waiting_jobs_can_be_hurried(rota: Shell, conn: Connection[Record]
     assert later
 
 
-async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) -> None:
-    """It is how one finds out whether a filter means what one thinks."""
+async def test_a_dry_run_counts_and_changes_nothing(rota: Shell, conn: Connection[Record]) -> None:
     await make_dead_letters(conn, 3, handler="a")
     mine = await make_dead_letter(conn, handler="b")
     for command in (["redrive"], ["discard", "--note", "n"]):
@@ -534,14 +523,14 @@ async def test_a_dry_run_changes_nothing(rota: Shell, conn: Connection[Record]) 
     assert await conn.fetchval("select count(*) from rota.audit") == 0
 
 
-async def test_a_dry_run_shows_names_without_what_a_terminal_would_obey(rota: Shell, conn: Connection[Record]) -> None:
-    """A handler's name comes from whoever inserted the job: it must not turn the line around in which it stands."""
+async def test_a_dry_run_prints_names_without_control_characters(rota: Shell, conn: Connection[Record]) -> None:
+    """Clients choose the names of handlers."""
     mine = await make_dead_letter(conn, handler="a\u202eb")
     assert "of a\\u202eb in queue" in (await rota("dead", "redrive", mine, "--dry-run")).out
 
 
-async def test_dead_letters_go_back_in_batches_until_all_have_gone(rota: Shell, conn: Connection[Record]) -> None:
-    """One transaction of a million rows would hold its locks for minutes; and what was to run once at most stays."""
+async def test_dead_letters_are_redriven_in_batches(rota: Shell, conn: Connection[Record]) -> None:
+    """At-most-once jobs stay dead letters."""
     await make_dead_letters(conn, 2500, handler="a")
     once = await make_dead_letter(conn, handler="a", delivery="at_most_once")
 
@@ -562,24 +551,21 @@ async def test_dead_letters_go_back_in_batches_until_all_have_gone(rota: Shell, 
 @pytest.mark.parametrize(
     "command", ["job show", "job cancel", "job retry-now", "job reschedule", "dead show", "dead redrive"]
 )
-async def test_what_can_be_no_job_id_is_called_so(rota: Shell, command: str, number: str) -> None:
-    """A driver's complaint about an int8, or a traceback, says nothing to who mistyped a number."""
+async def test_an_invalid_job_id_is_reported_as_such(rota: Shell, command: str, number: str) -> None:
     said = await rota(*command.split(), number)
     assert said.code == 2
     assert "is not a job id" in said.err
 
 
 async def test_a_redrive_stops_at_its_limit(rota: Shell, conn: Connection[Record]) -> None:
-    """Sending a few first is how one learns whether they succeed now."""
     await make_dead_letters(conn, 5)
     assert (await rota("dead", "redrive", "--all", "--limit", "2", "--json")).json["redriven"] == 2
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 3
 
 
-async def test_discarding_needs_a_reason_and_takes_all_that_were_named_or_none(
+async def test_discarding_needs_a_reason_and_takes_all_named_dead_letters_or_none(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """It ends jobs for good: somebody will ask why, and half of a list is nobody's intention."""
     ids = await make_dead_letters(conn, 2)
     assert (await rota("dead", "discard", *ids)).code == 2
     assert (await rota("dead", "discard", *ids, "--note", " ")).code == 2
@@ -591,8 +577,9 @@ async def test_discarding_needs_a_reason_and_takes_all_that_were_named_or_none(
     )
 
 
-async def test_status_shows_the_whole_installation(rota: Shell, conn: Connection[Record]) -> None:
-    """One look: what is due and for how long, what is dead, who is alive, what is paused, what nobody serves."""
+async def test_status_shows_due_and_dead_jobs_nodes_pauses_and_unserved_queues(
+    rota: Shell, conn: Connection[Record]
+) -> None:
     await _live(conn, handlers=["h"], queues=["default"])
     await make_job(conn, run_at=timedelta(seconds=-90))
     await make_job(conn, queue="mail")
@@ -615,14 +602,12 @@ async def test_status_shows_the_whole_installation(rota: Shell, conn: Connection
     assert "needs a terminal" in (await rota("status", "--watch")).err
 
 
-async def test_check_finds_nothing_where_all_is_well(rota: Shell) -> None:
-    """It stands in deployments: no finding, exit 0."""
+async def test_check_exits_with_0_on_a_healthy_installation(rota: Shell) -> None:
     said = await rota("check", "--json")
     assert (said.code, said.json["findings"]) == (0, [])
 
 
-async def test_check_says_of_each_finding_what_to_do(rota: Shell, conn: Connection[Record]) -> None:
-    """What nobody runs, what nobody reaps, what is dead, what isn't vacuumed: each with its cure, exit 1."""
+async def test_check_prints_a_remedy_for_each_finding(rota: Shell, conn: Connection[Record]) -> None:
     await _live(conn, handlers=["shop.chain"], queues=["default"])
     await make_job(conn, handler="shop.chian")
     await make_job(conn, handler="shop.chain", queue="mail")
@@ -653,7 +638,6 @@ async def test_check_says_of_each_finding_what_to_do(rota: Shell, conn: Connecti
 
 
 async def test_config_shows_values_with_their_sources_and_no_password(rota: Shell) -> None:
-    """What is in force can't be guessed from four places; a password is nobody's business."""
     (rota.folder / "rota.toml").write_text('[lease]\nduration = "40s"\n')
     dsn = f"postgresql://me:{CANARY}@h/db"
     text = await rota("config", "--dsn", dsn, ROTA_DRAIN_TIMEOUT="7s")
@@ -672,8 +656,8 @@ async def test_config_shows_values_with_their_sources_and_no_password(rota: Shel
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Shell]:
-    """A shell whose embedded PostgreSQL lives in a folder that its user can reach."""
+def embedded_shell(tmp_path: Path) -> Iterator[Shell]:
+    """A shell whose embedded PostgreSQL uses a folder that the server's user can reach."""
     try:
         find_bindir()
     except NoPostgres as error:
@@ -684,9 +668,9 @@ def play(tmp_path: Path) -> Iterator[Shell]:
         yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{folder}/pg", "ROTA_LOG_FORMAT": "json", "ROTA_HTTP_PORT": ""})
 
 
-async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None:
-    """From nothing to a job that has run: a server, the schema, a daemon, handlers, and the line to type."""
-    with running_command(play, "dev", "--app", "shop:app") as (process, said):
+async def test_dev_starts_all_that_a_first_job_needs(embedded_shell: Shell) -> None:
+    """It starts a server, the schema, a daemon and sample handlers, and prints the next command to type."""
+    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         assert "psql" in said()
         assert "insert into rota.jobs" in said()
@@ -695,24 +679,25 @@ async def test_dev_brings_everything_that_a_first_job_needs(play: Shell) -> None
             ["shop.chain", '{"left": 1}'],
             ["rota.fail", '{"permanent": true}'],
         ):
-            assert (await play("enqueue", *command, "--embedded")).err == ""
+            assert (await embedded_shell("enqueue", *command, "--embedded")).err == ""
 
-        async def ended() -> bool:
-            queues = (await play("status", "--embedded", "--json")).json["queues"]
+        async def has_ended() -> bool:
+            queues = (await embedded_shell("status", "--embedded", "--json")).json["queues"]
             return bool(queues) and not queues[0]["due"] and not queues[0]["running"] and queues[0]["dead"] == 1
 
-        await eventually(ended, within=30, what="the end of all jobs")
-        assert (await play("job", "show", "1", "--embedded", "--payload", "--json")).json["result"] == {
+        await eventually(has_ended, within=30, what="the end of all jobs")
+        assert (await embedded_shell("job", "show", "1", "--embedded", "--payload", "--json")).json["result"] == {
             "hello": "world"
         }
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
 
-async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(play: Shell) -> None:
-    """After a change of checkouts, the folder to remove is all that somebody who tries rota needs to know."""
-    folder = play.environ["ROTA_DATA_DIR"]
-    with running_command(play, "dev") as (process, said):
+async def test_an_embedded_database_of_another_version_is_reported_with_the_folder_to_remove(
+    embedded_shell: Shell,
+) -> None:
+    folder = embedded_shell.environ["ROTA_DATA_DIR"]
+    with running_command(embedded_shell, "dev") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         with EmbeddedPostgres(data=Path(folder)) as server:
             conn = await asyncpg.connect(server.dsn)
@@ -720,20 +705,20 @@ async def test_a_database_of_its_own_that_another_rota_made_can_be_thrown_away(p
             await conn.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    again = await play("dev")
+    again = await embedded_shell("dev")
     assert again.code == 3
     assert "whose content differs" in again.err
     assert f"remove {folder}" in again.err
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
-async def test_f6_dev_shows_the_traceback_of_a_handler_that_fails(play: Shell, format: str) -> None:  # noqa: A002
-    """F6: the frames and the message, from any kind of handler, with the payload's values masked."""
-    play.environ["ROTA_LOG_FORMAT"] = format
-    with running_command(play, "dev", "--app", "shop:app") as (process, said):
+async def test_f6_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Shell, format: str) -> None:  # noqa: A002
+    """Values of the payload are masked."""
+    embedded_shell.environ["ROTA_LOG_FORMAT"] = format
+    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
         for handler in ("shop.breaks", "shop.breaks_apart"):
-            assert (await play("enqueue", handler, f'{{"to": "{CANARY}"}}', "--embedded")).err == ""
+            assert (await embedded_shell("enqueue", handler, f'{{"to": "{CANARY}"}}', "--embedded")).err == ""
         await eventually(lambda: said().count("LookupError: no route to ***") == 2, within=30, what="both messages")
         assert said().count("in deliver") == 2
         assert "in breaks\\n" in said() if format == "json" else "in breaks\n" in said()
@@ -743,32 +728,34 @@ async def test_f6_dev_shows_the_traceback_of_a_handler_that_fails(play: Shell, f
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_e6_a_second_dev_keeps_its_database_when_the_first_ends(play: Shell, number: signal.Signals) -> None:
-    """E6: it takes the server over, however the first one has ended; its daemon goes on, and nothing is lost."""
-    with running_command(play, "dev") as (first, said_first):
+async def test_e6_a_second_dev_takes_the_server_over_when_the_first_ends(
+    embedded_shell: Shell, number: signal.Signals
+) -> None:
+    """Its daemon continues, and no job is lost."""
+    with running_command(embedded_shell, "dev") as (first, said_first):
         await eventually(lambda: "node.started" in said_first(), within=60, what="the first daemon")
-        with running_command(play, "dev", "--app", "shop:app") as (second, said):
+        with running_command(embedded_shell, "dev", "--app", "shop:app") as (second, said):
             await eventually(lambda: "node.started" in said(), within=60, what="the second daemon")
             first.send_signal(number)
             first.wait(30)
             await eventually(lambda: "this process runs it now" in said(), within=30, what="the takeover")
-            kept = await play("enqueue", "shop.chain", '{"left": 0}', "--embedded")
+            kept = await embedded_shell("enqueue", "shop.chain", '{"left": 0}', "--embedded")
             assert kept.code == 0, kept.err
 
-            async def ended() -> bool:
-                shown = await play("job", "show", kept.out.strip(), "--embedded", "--json")
+            async def has_ended() -> bool:
+                shown = await embedded_shell("job", "show", kept.out.strip(), "--embedded", "--json")
                 return bool(shown.json["state"] == "succeeded")
 
-            await eventually(ended, within=30, what="a job of the second daemon")
+            await eventually(has_ended, within=30, what="a job of the second daemon")
             second.send_signal(signal.SIGTERM)
             assert second.wait(30) == 0
-    assert not (Path(play.environ["ROTA_DATA_DIR"]) / "postmaster.pid").exists()
+    assert not (Path(embedded_shell.environ["ROTA_DATA_DIR"]) / "postmaster.pid").exists()
 
 
-async def test_dev_starts_anew_when_the_source_changes(play: Shell) -> None:
-    """An edit counts at once, the database stays up, and a source that doesn't parse is waited out."""
-    source = play.folder / "shop.py"
-    with running_command(play, "dev", "--app", "shop:app", "--reload") as (process, said):
+async def test_dev_restarts_when_the_source_changes(embedded_shell: Shell) -> None:
+    """The database stays up, and after a syntax error it waits for the next change."""
+    source = embedded_shell.folder / "shop.py"
+    with running_command(embedded_shell, "dev", "--app", "shop:app", "--reload") as (process, said):
         until(lambda: said().count("node.started") == 1, within=60, what="the first daemon")
         source.write_text(APP + "\nthis is no Python\n")
         until(lambda: "can't be imported" in said(), within=30, what="the complaint")

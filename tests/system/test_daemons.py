@@ -1,4 +1,4 @@
-"""Daemons as processes: what becomes of jobs when one is killed, stopped, held still, or told to go."""
+"""Daemons as processes: what happens to their jobs when one is killed, stopped, frozen or ordered to stop."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ REAP_S = 0.5
 MARGIN_S = 5.0
 
 
-async def test_a_killed_daemons_job_runs_again_elsewhere_soon_after_its_lease(fleet: Fleet) -> None:
-    """A worker that dies is found out by its lease alone: within lease + one sweep + 5 s another one has the job.
+async def test_a_killed_daemons_job_runs_elsewhere_soon_after_its_lease(fleet: Fleet) -> None:
+    """Another daemon has the job within the lease, one sweep and 5 s.
 
-    It gets a larger token and the same idempotency key, so that the effects can be told apart and be made once.
+    The fence token is larger and the idempotency key is the same, so the effects can be told apart and made only once.
     """
     first = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 60})
@@ -51,8 +51,8 @@ async def test_a_killed_daemons_job_runs_again_elsewhere_soon_after_its_lease(fl
     assert [row["outcome"] for row in lost] == ["lost"]
 
 
-async def test_a_graceful_stop_loses_nothing_and_burns_no_attempt(fleet: Fleet) -> None:
-    """A deployment is no failure: what runs ends, what waits stays untouched for the next daemon."""
+async def test_a_graceful_stop_loses_no_job_and_uses_no_attempt(fleet: Fleet) -> None:
+    """Running jobs finish, and the next daemon finds the others unchanged."""
     first = fleet.daemons.start(ROTA_QUEUES="default:5")
     jobs = [await fleet.enqueue("work", {"seconds": 1.0}) for _ in range(12)]
     await eventually(lambda: fleet.value("select count(*) >= 5 from executions"), what="five jobs under way")
@@ -73,8 +73,7 @@ async def test_a_graceful_stop_loses_nothing_and_burns_no_attempt(fleet: Fleet) 
     assert await fleet.value("select count(*) from executions") == len(jobs)
 
 
-async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given_back(fleet: Fleet) -> None:
-    """Who can't wait says so twice: handlers are interrupted, their jobs are free at once, and nobody has failed."""
+async def test_the_second_signal_interrupts_running_jobs_and_gives_their_attempts_back(fleet: Fleet) -> None:
     daemon = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 60})
     thread = await fleet.enqueue("thread", {"seconds": 60})
@@ -95,8 +94,8 @@ async def test_the_second_signal_releases_what_still_runs_with_its_attempt_given
         assert reason == "drain"
 
 
-async def test_the_third_signal_ends_the_process_whatever_it_is_doing(fleet: Fleet) -> None:
-    """A handler that can't be stopped must not make the process unstoppable; the lease brings its job back."""
+async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet) -> None:
+    """Even a handler that does not stop cannot prevent it; the lease brings its job back."""
     daemon = fleet.daemons.start(ROTA_DRAIN_GRACE="60s")
     job = await fleet.enqueue("thread", {"seconds": 60, "deaf": True})
     await fleet.wait_for_execution(job)
@@ -112,8 +111,8 @@ async def test_the_third_signal_ends_the_process_whatever_it_is_doing(fleet: Fle
     await fleet.wait_for_execution(job, 2)
 
 
-async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stopping(fleet: Fleet) -> None:
-    """Nobody takes the orders then; `kill -9` shall not be what a deployment needs, and what happens to the job is said."""
+async def test_a_handler_that_blocks_the_loop_does_not_prevent_the_stop(fleet: Fleet) -> None:
+    """The log says what happens to the job."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s", ROTA_DRAIN_GRACE="500ms")
     job = await fleet.enqueue("blocks", {"seconds": 60})
     await fleet.wait_for_execution(job)
@@ -126,21 +125,21 @@ async def test_a_handler_that_blocks_the_loop_can_not_keep_the_process_from_stop
 
 
 async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(fleet: Fleet) -> None:
-    """The second one, after which the system decides, is never taken by a loop that doesn't turn."""
+    """A blocked loop never handles the second signal."""
     daemon = fleet.daemons.start(ROTA_DRAIN_GRACE="60s")
     await fleet.wait_for_execution(await fleet.enqueue("blocks", {"seconds": 60}))
 
-    def told_again() -> bool:  # signals that come together are one
+    def is_handled_again() -> bool:  # the kernel merges equal signals that are pending
         daemon.send(signal.SIGTERM)
         return not daemon.alive
 
-    await eventually(told_again, within=5, what="the end of the process")
+    await eventually(is_handled_again, within=5, what="the end of the process")
 
     assert daemon.ends() == -signal.SIGTERM
 
 
-async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_the_lease(fleet: Fleet) -> None:
-    """The process ends at the deadline all the same; a second execution begins only when the first one's lease is over."""
+async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_waits_for_the_lease(fleet: Fleet) -> None:
+    """The process ends at the deadline, and the next attempt begins only when the lease of this one is over."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
     job = await fleet.enqueue("thread", {"seconds": 60, "deaf": True})
     await fleet.wait_for_execution(job)
@@ -155,8 +154,8 @@ async def test_a_thread_that_will_not_end_is_left_behind_and_its_job_waits_for_t
     assert row["run_at"] > await fleet.value("select clock_timestamp() - interval '1 second'"), "not before the lease"
 
 
-async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(fleet: Fleet) -> None:
-    """Its lease settles it; its neighbour is released all the same."""
+async def test_a_job_whose_release_is_rejected_does_not_keep_the_process_alive(fleet: Fleet) -> None:
+    """Its lease expires later; the other job is released."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
     odd, neighbour = [await fleet.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
     for job in (odd, neighbour):
@@ -176,8 +175,7 @@ async def test_a_job_whose_release_is_refused_does_not_keep_the_process_alive(fl
     assert [row and row["state"] for row in rows] == ["running", "scheduled"]
 
 
-async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(fleet: Fleet, tmp_path: Path) -> None:
-    """Whoever deploys in quick succession stops daemons that have just begun to start; nothing has been started yet."""
+async def test_a_stop_while_the_app_is_imported_exits_with_0(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "slow_app.py").write_text(
         "import pathlib, threading\npathlib.Path(__file__).with_suffix('.seen').touch()\nthreading.Event().wait(60)\n"
     )
@@ -187,8 +185,7 @@ async def test_an_order_to_stop_while_the_app_is_imported_is_no_failure(fleet: F
     assert daemon.stop(within=5) == 0
 
 
-async def test_an_order_to_stop_while_the_database_does_not_answer_is_no_failure(fleet: Fleet) -> None:
-    """There is nothing to wait for then."""
+async def test_a_stop_while_the_database_does_not_answer_exits_with_0(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         daemon = fleet.daemons.launch(dsn=f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none")
         silent.settimeout(UP_WITHIN)
@@ -196,16 +193,16 @@ async def test_an_order_to_stop_while_the_database_does_not_answer_is_no_failure
             assert daemon.stop(within=5) == 0
 
 
-async def test_what_a_handler_prints_is_seen_when_it_is_printed(fleet: Fleet) -> None:
-    """To a file, Python keeps 8 KiB back, which a killed process takes with it."""
+async def test_output_of_a_handler_appears_at_once(fleet: Fleet) -> None:
+    """Python would buffer 8 KiB of a file's output, which a killed process loses."""
     daemon = fleet.daemons.start(PYTHONUNBUFFERED="")
     await fleet.enqueue("prints", {"text": "seen at once"})
     await eventually(lambda: "seen at once" in daemon.said(), what="the print")
 
 
 @pytest.mark.parametrize("handler", ["forks", "forks_apart"])
-async def test_what_a_handler_forks_and_ends_is_not_the_daemon(fleet: Fleet, handler: str) -> None:
-    """A forked process has the daemon's signal handlers, and shares the pipe by which they tell the loop: SIGTERM drained us."""
+async def test_a_signal_to_a_forked_child_does_not_stop_the_daemon(fleet: Fleet, handler: str) -> None:
+    """The child inherits the daemon's signal handlers and its wake-up pipe."""
     daemon = fleet.daemons.start()
     for _ in range(3):
         await fleet.wait_for_state(await fleet.enqueue(handler, [-1, 2]), "succeeded")
@@ -215,8 +212,8 @@ async def test_what_a_handler_forks_and_ends_is_not_the_daemon(fleet: Fleet, han
 
 
 @pytest.mark.parametrize("streams", [">/dev/full 2>/dev/full", "<&- >&- 2>&-", "2>&1 | head -1"])
-async def test_a_log_that_can_not_be_written_costs_no_job(fleet: Fleet, streams: str) -> None:
-    """The disk is full, whoever collects the log is gone: the whole fleet would fall with its running jobs."""
+async def test_a_log_that_cannot_be_written_costs_no_job(fleet: Fleet, streams: str) -> None:
+    """This happens when the disk is full or the log collector is gone."""
     shell = ("sh", "-c", f'"$@" {streams}', "sh")
     fleet.daemons.launch(within=shell)
     for handler in ("noop", "gives_up", "noop"):
@@ -231,10 +228,10 @@ async def test_a_log_that_can_not_be_written_costs_no_job(fleet: Fleet, streams:
     await eventually(gone, what="its leave")
 
 
-async def test_a_zombies_writes_are_refused(fleet: Fleet) -> None:
-    """A process held still beyond its lease wakes up believing that the job is its own. It can't change a thing.
+async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
+    """The process is stopped beyond its lease and then continues as if it still had the job.
 
-    Its handler tries a checkpoint, a progress and a transaction, and the daemon would settle.
+    Its handler tries a checkpoint, progress and a transaction, and the daemon tries to settle.
     """
     zombie = fleet.daemons.start()
     job = await fleet.enqueue("stubborn", {"seconds": 8})
@@ -262,8 +259,7 @@ async def test_a_zombies_writes_are_refused(fleet: Fleet) -> None:
     assert zombie.metric("rota_leases_lost_total") == 1
 
 
-async def test_leases_are_extended_until_the_last_job_has_drained(fleet: Fleet) -> None:
-    """An order to stop must not end the heartbeat, or the job runs twice while it is being finished."""
+async def test_leases_are_extended_until_the_last_job_of_a_drain_has_ended(fleet: Fleet) -> None:
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="30s")
     other = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 6.5})
@@ -288,8 +284,8 @@ async def test_leases_are_extended_until_the_last_job_has_drained(fleet: Fleet) 
     assert await fleet.value("select attempts from rota.job_runs where job_id = $1", job) == 1
 
 
-async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_ends(fleet: Fleet) -> None:
-    """Staying up is for databases that were there: a wrong URL has to be seen by whoever started the daemon."""
+async def test_a_daemon_that_cannot_reach_the_database_at_its_start_exits(fleet: Fleet) -> None:
+    """Daemons wait only for a database that they have reached before, so that a wrong URL is noticed."""
     daemon = fleet.daemons.launch(dsn="postgresql://nobody:s3cret@127.0.0.1:1/none")
 
     assert daemon.ends() == 3
@@ -300,8 +296,7 @@ async def test_a_daemon_that_can_not_reach_a_database_at_the_start_says_so_and_e
     assert "Traceback" not in said
 
 
-async def test_a_poisonous_job_among_suspects_is_buried_and_its_neighbours_succeed(fleet: Fleet) -> None:
-    """C10: suspects share probation, so the killer takes some of them along once; nobody but the killer is buried for it."""
+async def test_c10_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_succeed(fleet: Fleet) -> None:
     await fleet.execute(
         """
         insert into rota.jobs (handler, run_at, backoff_base, payload)

@@ -1,4 +1,4 @@
-"""The database moves: dark hosts, fail-over, rotated passwords, cut links. Daemons find the server that takes writes."""
+"""Daemons find the server that accepts writes: dark hosts, failover, new passwords, cut links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def silent_host() -> Iterator[str]:
 
 
 def with_hosts(dsn: str, *hosts: str, query: str = "") -> str:
-    """The same database and user on these hosts."""
+    """The same URL with these hosts."""
     parts = urlsplit(dsn)
     return urlunsplit(parts._replace(netloc=f"postgres@{','.join(hosts)}", query=query))
 
@@ -48,8 +48,10 @@ def host_of(proxy: FaultyProxy) -> str:
     return urlsplit(proxy.dsn).netloc.rpartition("@")[2]
 
 
-async def test_a_silent_first_host_costs_each_connection_its_share_and_no_more(fleet: Fleet, tmp_path: Path) -> None:
-    """Start, pools, handlers' transactions in threads and processes, heartbeat, listener, commands: each tries the next host."""
+async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_timeout(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """This covers the start, pools, transactions of threads and processes, the heartbeat, the listener and commands."""
     pytest.importorskip("psycopg")
     with silent_host() as dark, FaultyProxy(fleet.dsn) as proxy:
         url = with_hosts(fleet.dsn, dark, host_of(proxy))
@@ -73,8 +75,8 @@ async def test_a_silent_first_host_costs_each_connection_its_share_and_no_more(f
 
 
 @pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
-async def test_a_first_host_that_drops_packets_is_passed_over(fleet: Fleet) -> None:
-    """Its packets go to a network card that does not exist: neither refused nor unreachable."""
+async def test_a_first_host_that_drops_packets_is_skipped(fleet: Fleet) -> None:
+    """The packets go to a network interface that does not exist, so they are neither refused nor unreachable."""
     with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
         url = with_hosts(fleet.dsn, f"{away.black_hole()}:5432", host_of(proxy), query="connect_timeout=2")
         began = time.monotonic()
@@ -83,8 +85,8 @@ async def test_a_first_host_that_drops_packets_is_passed_over(fleet: Fleet) -> N
         assert time.monotonic() - began < 10
 
 
-async def test_a_first_host_that_goes_dark_under_a_running_daemon(fleet: Fleet) -> None:
-    """A job runs on the second host within ten seconds after the statements of the first have been given up."""
+async def test_a_running_daemon_switches_hosts_when_the_first_one_goes_dark(fleet: Fleet) -> None:
+    """A job runs on the second host within ten seconds after the statements on the first one have timed out."""
     with FaultyProxy(fleet.dsn) as first, FaultyProxy(fleet.dsn) as second:
         daemon = fleet.daemons.start(
             dsn=with_hosts(fleet.dsn, host_of(first), host_of(second), query="connect_timeout=2")
@@ -96,10 +98,10 @@ async def test_a_first_host_that_goes_dark_under_a_running_daemon(fleet: Fleet) 
         assert daemon.alive
 
 
-async def test_daemons_stay_up_and_wait_at_start_while_no_server_takes_writes(
+async def test_daemons_wait_while_no_server_accepts_writes(
     restartable_fleet: Fleet, own_server: DurableServer, durable_server: Callable[..., DurableServer]
 ) -> None:
-    """A fail-over begins: the primary takes no writes any more, and the standby not yet. Both daemons recover without a restart."""
+    """During a failover, neither server does for a while. A running and a starting daemon recover without a restart."""
     other = durable_server(default_transaction_read_only="on")
     with FaultyProxy(own_server.dsn) as first, FaultyProxy(other.dsn) as second:
         url = with_hosts(own_server.dsn, host_of(first), host_of(second), query="target_session_attrs=read-write")
@@ -126,10 +128,10 @@ async def test_daemons_stay_up_and_wait_at_start_while_no_server_takes_writes(
         await admin.close()
 
 
-async def test_each_connection_after_a_password_rotation_uses_the_new_password(
+async def test_new_connections_after_a_password_change_use_the_new_password(
     restartable_fleet: Fleet, own_server: DurableServer, tmp_path: Path
 ) -> None:
-    """The file is read again when a login fails: pools, heartbeat, listener, threads, processes. The daemon keeps running."""
+    """The password file is read again when a login fails, by every kind of connection."""
     pytest.importorskip("psycopg")
     hba = own_server.postgres.data / "pg_hba.conf"
     hba.write_text("local all shop scram-sha-256\n" + hba.read_text())
@@ -159,8 +161,8 @@ async def test_each_connection_after_a_password_rotation_uses_the_new_password(
     assert daemon.noise() == []
 
 
-async def test_no_goodbye_hangs_over_a_cut_link(fleet: Fleet) -> None:
-    """The other end accepts what is sent and answers nothing: closing, probing and the reset of a thread's connection end."""
+async def test_closing_connections_over_a_cut_link_does_not_hang(fleet: Fleet) -> None:
+    """The other end accepts data and never answers."""
     pytest.importorskip("psycopg")
     with FaultyProxy(fleet.dsn) as proxy:
         conn = await open_connection(proxy.dsn)
@@ -179,7 +181,7 @@ async def test_no_goodbye_hangs_over_a_cut_link(fleet: Fleet) -> None:
 async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
     restartable_fleet: Fleet, own_server: DurableServer, tmp_path: Path
 ) -> None:
-    """Clients insert on the new primary before any daemon has connected there, side by side."""
+    """Clients insert concurrently on the new primary before any daemon has connected there."""
     daemon = restartable_fleet.daemons.start(WITNESS_DSN="")
     await restartable_fleet.wait_for_state(await restartable_fleet.enqueue("noop"), "succeeded")
     daemon.kill()
@@ -203,7 +205,7 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
                 stack.callback(conn.terminate)
                 clients.append(conn)
             await clients[0].execute("select pg_promote()")
-            # A client's transaction that stays open holds up neither other clients nor daemons.
+            # A client's open transaction must block neither other clients nor daemons.
             await clients[0].execute("begin")
             first = [row[0] for row in await clients[0].fetch(insert)]
             both = await asyncio.gather(clients[1].fetch(insert), clients[2].fetch(insert))
@@ -221,10 +223,10 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
                 assert await clients[1].fetchval("select nextval('rota.fence_tokens')") > lost_token
 
 
-async def test_a_daemon_does_not_go_back_to_an_older_primary(
+async def test_a_daemon_does_not_return_to_an_older_primary(
     restartable_fleet: Fleet, own_server: DurableServer
 ) -> None:
-    """It worked on the new primary. The old one comes back with its own history, and takes writes."""
+    """After the failover, the old primary comes back with its own history and accepts writes."""
     query = "target_session_attrs=read-write&connect_timeout=2"
     with standby_of(own_server) as standby, FaultyProxy(own_server.dsn) as old, FaultyProxy(standby.dsn) as new:
         url = with_hosts(own_server.dsn, host_of(old), host_of(new), query=query)
@@ -243,7 +245,7 @@ async def test_a_daemon_does_not_go_back_to_an_older_primary(
         stray = await restartable_fleet.enqueue("noop")
         checked = await Shell(daemon.log.parent, {"DATABASE_URL": url})("check", "--json")
         assert "two primaries" in [finding["check"] for finding in checked.json["findings"]]
-        # The new primary is away for a moment: only the old one is left, and the daemon waits rather than goes back.
+        # While the new primary is away, the daemon must wait instead of using the old one.
         new.refuse()
         daemon.wait_for("service.failed", service="dispatcher", kind="NoServerFits")
         new.heal()

@@ -1,4 +1,4 @@
-"""`rota demo` as its first viewer runs it: a real process, whose exit code and report are taken at their word and then checked."""
+"""`rota demo` as a real process: its exit code and its report are checked."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DEMO = [sys.executable, "-m", "rota.demo", "--json"]
 @pytest.mark.timeout(270)
 def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """It is the first thing that anybody runs; what it claims must be in its own record of what happened."""
-    said, report = played(tmp_path)
+    said, report = read_report(tmp_path)
     if not report["ok"] and report["stood_still_s"] > MAX_STALL:
-        said, report = played(tmp_path)  # leases of three seconds bear no machine that stands still for longer
+        said, report = read_report(tmp_path)  # leases of three seconds bear no machine that stands still for longer
 
     assert "error" not in report, report
     broken = [f"{check['promise']}: {check['fact']}" for check in report["checks"] if not check["held"]]
@@ -63,16 +63,15 @@ def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) 
 
     ends = [life for life in report["daemons"] if life["end"] == "stopped"]
     assert [life["exit_code"] for life in ends] == [0, 0, 0]
-    assert not [life for life in report["daemons"] if exists(life["pid"])]
+    assert not [life for life in report["daemons"] if is_running(life["pid"])]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_interrupted_demo_ends_its_daemons_and_its_server(tmp_path: Path) -> None:
-    """Whoever presses Ctrl-C in the middle must not be left with daemons that look for a database for ever."""
-    demo = subprocess.Popen(DEMO, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    demo = subprocess.Popen(DEMO, env=make_environment(tmp_path), stdout=subprocess.PIPE, text=True)
     try:
-        children = until(lambda: four_children_of(demo.pid), within=30, what="a server and three daemons")
+        children = until(lambda: list_children(demo.pid), within=30, what="a server and three daemons")
         demo.send_signal(signal.SIGINT)
         said, _ = demo.communicate(timeout=30)
     finally:
@@ -80,32 +79,31 @@ def test_an_interrupted_demo_ends_its_daemons_and_its_server(tmp_path: Path) -> 
 
     assert demo.returncode == 130
     assert json.loads(said)["error"] == "interrupted"
-    assert not [pid for pid in children if exists(pid)]
+    assert not [pid for pid in children if is_running(pid)]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_daemons_do_not_outlive_a_demo_that_was_killed(tmp_path: Path) -> None:
-    """A kill -9 leaves no time to clean up: the daemons see by themselves that the demo is gone."""
-    demo = subprocess.Popen(DEMO, env=environment(tmp_path), stdout=subprocess.DEVNULL)
+def test_daemons_end_by_themselves_when_the_demo_is_killed(tmp_path: Path) -> None:
+    demo = subprocess.Popen(DEMO, env=make_environment(tmp_path), stdout=subprocess.DEVNULL)
     try:
-        children = until(lambda: four_children_of(demo.pid), within=30, what="a server and three daemons")
-        until(lambda: all(takes_jobs(tmp_path, letter) for letter in "ABC"), within=30, what="daemons that are up")
+        children = until(lambda: list_children(demo.pid), within=30, what="a server and three daemons")
+        until(lambda: all(is_ready(tmp_path, letter) for letter in "ABC"), within=30, what="daemons that are up")
     finally:
         demo.kill()
         demo.wait()
 
-    until(lambda: not [pid for pid in children if exists(pid)], within=20, what="the end of all of them")
+    until(lambda: not [pid for pid in children if is_running(pid)], within=20, what="the end of all of them")
 
 
-def played(folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """What the demo said in the end."""
-    said = subprocess.run(DEMO, env=environment(folder), capture_output=True, text=True, timeout=120, check=False)
+def read_report(folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Return the report that the demo printed at its end."""
+    said = subprocess.run(DEMO, env=make_environment(folder), capture_output=True, text=True, timeout=120, check=False)
     return said, json.loads(said.stdout)
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """A shell's environment, but with a temporary folder of ours, in which everything must be gone at the end."""
+def make_environment(folder: Path) -> dict[str, str]:
+    """A shell's environment with a temporary folder of the test, which must be empty at the end."""
     if os.geteuid() == 0:
         for place in (folder, *folder.parents):
             if place == Path(tempfile.gettempdir()):
@@ -114,19 +112,19 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder)}
 
 
-def takes_jobs(folder: Path, letter: str) -> bool:
-    """Whether that daemon has said that it is up."""
+def is_ready(folder: Path, letter: str) -> bool:
+    """Return whether the log says that the daemon is up."""
     return any("node.started" in log.read_text() for log in folder.glob(f"rota-demo-*/{letter}.log"))
 
 
-def four_children_of(pid: int) -> list[int] | None:
-    """The demo's server and daemons, once all are there."""
+def list_children(pid: int) -> list[int] | None:
+    """Return the pids of the demo's server and daemons once all four run."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found] if len(found) == 4 else None
 
 
-def exists(pid: int) -> bool:
-    """Whether there is such a process, and not merely what is left of one that nobody has waited for."""
+def is_running(pid: int) -> bool:
+    """Return whether the process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

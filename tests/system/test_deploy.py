@@ -1,4 +1,4 @@
-"""What stands in deploy/, taken at its word by the tools that will read it, and held against the code."""
+"""The files of deploy/, read by the tools that use them and compared with the code."""
 
 from __future__ import annotations
 
@@ -34,58 +34,54 @@ PROMETHEUS = DEPLOY / "prometheus"
 UNIT = DEPLOY / "systemd" / "rota@.service"
 
 
-def tool(name: str) -> str:
-    """Return where a program is; skip the test where it isn't installed."""
+def find_tool(name: str) -> str:
+    """Return the path of a program; skip the test if it is not installed."""
     if found := shutil.which(name):
         return found
     pytest.skip(f"{name} is not installed here")
 
 
-def said_by(*command: str | Path, stdin: str = "") -> str:
-    """Run a command that must succeed, and return all it says."""
+def run_tool(*command: str | Path, stdin: str = "") -> str:
+    """Run a command that must succeed and return its output."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------------------------------------------------------- systemd
-
-
-def settings(name: str) -> list[str]:
-    """All values of a setting of the unit."""
+def unit_settings(name: str) -> list[str]:
+    """All values of a setting of the unit file."""
     return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
 
 
-def test_systemd_takes_the_unit_without_a_word(tmp_path: Path) -> None:
-    """A misspelt setting is a line in a journal that nobody reads, and then isn't in force."""
+def test_systemd_accepts_the_unit_without_a_warning(tmp_path: Path) -> None:
+    """A misspelt setting would only be reported in the journal, and would not be in force."""
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "rota").symlink_to(shutil.which("true") or "/bin/true")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/rota/%i", str(venv)))
-    assert said_by(tool("systemd-analyze"), "verify", "--man=no", copy) == ""
+    assert run_tool(find_tool("systemd-analyze"), "verify", "--man=no", copy) == ""
 
 
-def test_the_unit_gives_a_daemon_the_time_it_needs_to_stop() -> None:
-    """Killed before its drain is over, a daemon leaves jobs behind that wait for their leases to end."""
-    environment = dict(line.split("=", 1) for line in settings("Environment"))
-    (stop,) = settings("TimeoutStopSec")
+def test_the_units_stop_timeout_covers_the_drain() -> None:
+    environment = dict(line.split("=", 1) for line in unit_settings("Environment"))
+    (stop,) = unit_settings("TimeoutStopSec")
     assert environment["ROTA_STOP_TIMEOUT"] == stop
     assert load(environ={"ROTA_STOP_TIMEOUT": stop}).warnings == ()
     drain = load(environ={}).drain
     assert parse_duration(stop) >= drain.timeout + drain.grace + timedelta(seconds=10)
 
 
-def test_sigterm_reaches_the_daemon_and_no_shell() -> None:
-    """B77: a wrapper as the main process keeps the signal to itself, and every stop is a kill."""
-    (start,) = settings("ExecStart")
+def test_b77_sigterm_reaches_the_daemon_directly() -> None:
+    """A shell as the main process would keep the signal to itself."""
+    (start,) = unit_settings("ExecStart")
     assert start.split() == ["/opt/rota/%i/bin/rota", "run"]
-    assert settings("KillMode") == ["mixed"]
-    assert settings("Type") == ["notify"]
+    assert unit_settings("KillMode") == ["mixed"]
+    assert unit_settings("Type") == ["notify"]
 
 
-async def test_a_daemon_tells_systemd_how_it_is(fleet: Fleet, tmp_path: Path) -> None:
-    """Without READY=1 a start is a time-out; the STATUS is what `systemctl status` shows."""
+async def test_a_daemon_reports_ready_status_and_stopping_to_systemd(fleet: Fleet, tmp_path: Path) -> None:
+    """Without READY=1, the start would time out."""
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(address))
@@ -108,11 +104,8 @@ async def test_a_daemon_tells_systemd_how_it_is(fleet: Fleet, tmp_path: Path) ->
         assert heard[-1] == "STOPPING=1\nSTATUS=draining"
 
 
-# ------------------------------------------------------------------------------------------------------------- prometheus
-
-
-def metrics() -> dict[str, tuple[str, ...]]:
-    """Every metric of a daemon with its labels, by the name that a scrape shows."""
+def exported_metrics() -> dict[str, tuple[str, ...]]:
+    """Return metric -> labels of all metrics that a daemon exports, with the names of a scrape."""
     registry = Telemetry(make_logger(level="error", format="json")).registry
     found = {}
     for collector in registry._collector_to_names:
@@ -131,49 +124,43 @@ def named_in(text: str) -> set[str]:
 
 
 def test_the_readme_lists_every_metric_with_its_labels() -> None:
-    """Dashboards are written from that table: a name that isn't there isn't found, one that is gone shows nothing."""
     table = page("reference").partition("## Metrics")[2]
     listed = re.findall(r"`(rota_\w+)(?:\{([\w,]+)\})?`", table)
-    assert {name: tuple(filter(None, labels.split(","))) for name, labels in listed} == metrics()
+    assert {name: tuple(filter(None, labels.split(","))) for name, labels in listed} == exported_metrics()
 
 
-def test_alerts_watch_metrics_that_exist() -> None:
-    """An alert on a metric that nobody exports is silent for ever."""
+def test_alerts_use_metrics_that_exist() -> None:
+    """An alert on a missing metric never fires."""
     rules = (PROMETHEUS / "alerts.yaml").read_text()
     expressions = "\n".join(re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", rules, re.MULTILINE))
     assert len(named_in(expressions)) > 10
-    assert named_in(rules) - metrics().keys() == set()
+    assert named_in(rules) - exported_metrics().keys() == set()
     (left_out,) = re.findall(r'service!~"([^"]+)"', rules)
     assert set(left_out.split("|")) == EVENT_DRIVEN_SERVICES
 
 
-def test_prometheus_takes_the_configuration_and_the_rules() -> None:
-    """A rule that doesn't parse takes all the others of its file with it."""
-    said_by(tool("promtool"), "check", "rules", PROMETHEUS / "alerts.yaml")
-    said_by(tool("promtool"), "check", "config", PROMETHEUS / "scrape.yaml")
+def test_prometheus_accepts_the_configuration_and_the_rules() -> None:
+    """A rule that does not parse disables all rules of its file."""
+    run_tool(find_tool("promtool"), "check", "rules", PROMETHEUS / "alerts.yaml")
+    run_tool(find_tool("promtool"), "check", "config", PROMETHEUS / "scrape.yaml")
 
 
-def test_each_alert_comes_when_it_should() -> None:
-    """An alert that has never been seen firing is a hope."""
-    said_by(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yaml")
+def test_each_alert_fires_in_its_test_case() -> None:
+    run_tool(find_tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yaml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
     tried = re.findall(r'labels: \'ALERTS\{alertname="(\w+)"', (PROMETHEUS / "alerts_test.yaml").read_text())
     assert set(tried) == alerts
 
 
-async def test_prometheus_understands_what_a_daemon_shows(fleet: Fleet) -> None:
-    """The linter knows the conventions, and the parser every slip of the exposition."""
-    promtool = tool("promtool")
+async def test_promtool_accepts_the_metrics_of_a_daemon(fleet: Fleet) -> None:
+    promtool = find_tool("promtool")
     node = fleet.daemons.start()
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
-    assert said_by(promtool, "check", "metrics", stdin=node.get("metrics")[1]) == ""
-
-
-# ---------------------------------------------------------------------------------------------------------------- grafana
+    assert run_tool(promtool, "check", "metrics", stdin=node.get("metrics")[1]) == ""
 
 
 def test_the_dashboard_conforms_to_grafanas_schema() -> None:
-    """Grafana drops what it does not know without a word, and draws panels over each other."""
+    """Grafana silently drops unknown fields and draws overlapping panels over each other."""
     shown = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
     assert shown["uid"]
     assert len(shown["uid"]) <= 40
@@ -214,57 +201,54 @@ def test_the_dashboard_conforms_to_grafanas_schema() -> None:
 
 
 def labels_of(expression: str) -> set[str]:
-    """Return the labels that an expression's series keep."""
+    """Return the labels that the series of an expression keep."""
     groups = re.findall(r"by \(([^)]*)\)", expression)
     if groups:
         return set(groups[0].split(", "))
-    return {"job", "instance"}.union(*(metrics()[name] for name in named_in(expression)))
+    return {"job", "instance"}.union(*(exported_metrics()[name] for name in named_in(expression)))
 
 
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    """An empty panel looks like a quiet system, and a metric without a panel is not looked at."""
+def test_the_dashboard_shows_every_metric_and_only_existing_ones() -> None:
     shown = named_in("\n".join(chain(*panels().values())))
-    assert shown == metrics().keys()
+    assert shown == exported_metrics().keys()
 
 
 def test_the_dashboard_groups_by_labels_that_exist() -> None:
-    """Grouped by a label that isn't there, all series fall into one, and nobody notices."""
+    """Grouping by a missing label would merge all series into one."""
     everywhere = {"job", "instance", "le"}
     for title, expressions in panels().items():
         for expression in expressions:
-            labels = everywhere.union(*(metrics()[name] for name in named_in(expression)))
+            labels = everywhere.union(*(exported_metrics()[name] for name in named_in(expression)))
             used = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
             assert used <= labels, title
 
 
-def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
-    """Grafana says of a query that doesn't parse that there is no data."""
-    promtool = tool("promtool")
+def test_prometheus_parses_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """Grafana shows `no data` for a query that does not parse."""
+    promtool = find_tool("promtool")
     rules = [
         {"record": f"panel:{number}", "expr": filled_in(expression)}
         for number, expression in enumerate(chain(*panels().values()))
     ]
     file = tmp_path / "queries.yaml"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    said_by(promtool, "check", "rules", file)
+    run_tool(promtool, "check", "rules", file)
 
-
-# ------------------------------------------------------------------------------------------------------------- containers
 
 COMPOSE = (DEPLOY / "docker" / "compose.yaml").read_text()
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
 
 
-def test_containers_get_the_time_that_a_drain_needs() -> None:
-    """Docker kills after ten seconds unless told otherwise."""
+def test_containers_get_enough_time_to_drain() -> None:
+    """By default, Docker kills after ten seconds."""
     told = dict(re.findall(r"^    (ROTA_\w+): (\S+)$", COMPOSE, re.MULTILINE))
     assert load(environ={**told, "ROTA_APP": ""}).warnings == ()
     daemon = COMPOSE.partition("x-daemon:")[2].partition("services:")[0]
     assert f"stop_grace_period: {told['ROTA_STOP_TIMEOUT']}\n" in daemon
 
 
-def test_the_image_runs_rota_as_nobody_in_particular_and_without_a_shell() -> None:
-    """B77: a shell as the first process swallows SIGTERM; as root, a handler's hole is the machine's."""
+def test_b77_the_image_runs_rota_as_an_ordinary_user_and_without_a_shell() -> None:
+    """A shell as the first process would not pass SIGTERM on."""
     instructions = re.findall(r"^([A-Z]+) (.*(?:\\\n.*)*)", DOCKERFILE, re.MULTILINE)
     last_stage = instructions[[name for name, _ in instructions].index("FROM", 1) :]
     assert ("USER", "10001:10001") in last_stage
@@ -274,8 +258,8 @@ def test_the_image_runs_rota_as_nobody_in_particular_and_without_a_shell() -> No
     assert dict(last_stage)["ENTRYPOINT"] == '["rota"]'
 
 
-def test_the_image_is_made_of_files_that_are_there() -> None:
-    """Its build is in nobody's tests; what it copies and pins is."""
+def test_the_image_copies_files_that_exist_and_pins_its_versions() -> None:
+    """No test builds the image."""
     root = DEPLOY.parent
     kept = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
     for sources in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE):
@@ -289,12 +273,12 @@ def test_the_image_is_made_of_files_that_are_there() -> None:
     assert targets == re.findall(r"^  (rota-\d+):", services, re.MULTILINE)
 
 
-async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
+async def test_the_logins_of_the_containers_can_run_a_daemon(
     restartable_fleet: Fleet, own_server: DurableServer
 ) -> None:
-    """What is granted by logins.sql and `rota migrate --roles` is all that a daemon has there."""
+    """They have only the rights of logins.sql and `rota migrate --roles`."""
     await restartable_fleet.execute((DEPLOY / "docker" / "logins.sql").read_text())
-    said_by(sys.executable, "-m", "rota", "migrate", "--roles", "--dsn", own_server.dsn)
+    run_tool(sys.executable, "-m", "rota", "migrate", "--roles", "--dsn", own_server.dsn)
     await restartable_fleet.execute("grant insert on executions, effects to rota_daemon")
     login = re.sub(r"//[^@/]*@?", "//daemon:daemon@", own_server.dsn, count=1)
     node = restartable_fleet.daemons.start(dsn=login)
@@ -303,14 +287,11 @@ async def test_the_logins_of_the_containers_are_enough_for_a_daemon(
     assert node.events(level="error") == []
 
 
-# --------------------------------------------------------------------------------------------------------------- the guide
-
 GUIDE = page("operations")
 
 
-def test_the_guide_names_what_is_there() -> None:
-    """A guide is read in an outage: a setting, an alert or a metric by a wrong name costs minutes then."""
-    assert named_in(GUIDE) & {"rota_oldest_snapshot_seconds", "rota_dead_tuples"} <= metrics().keys()
+def test_the_guide_names_existing_settings_alerts_and_metrics() -> None:
+    assert named_in(GUIDE) & {"rota_oldest_snapshot_seconds", "rota_dead_tuples"} <= exported_metrics().keys()
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
     assert set(re.findall(r"\bRota[A-Z]\w+", GUIDE)) <= alerts
     for path in re.findall(r"`((?:systemd|docker|prometheus|grafana)/[^`\s]*)`", GUIDE):
@@ -320,8 +301,7 @@ def test_the_guide_names_what_is_there() -> None:
     assert {"ROTA_DATABASE_URL_FILE", "ROTA_DIRECT_URL_FILE"} <= variables <= known
 
 
-def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
-    """One heartbeat, one listener, and two pools; a server without a free connection stops all daemons."""
+def test_the_guide_counts_a_daemons_connections_correctly() -> None:
     database = load(environ={}).database
     assert f"at the defaults {database.pool_size + database.handler_pool_size + 2} each" in page("tuning")
 
@@ -329,7 +309,7 @@ def test_the_guide_counts_connections_as_the_daemon_opens_them() -> None:
 async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
     durable_server: Callable[..., DurableServer], tmp_path: Path
 ) -> None:
-    """The guide's URL names all hosts: one that takes no writes, or is gone, must not be the end of the search."""
+    """The search goes on after a host that is away or read-only."""
     primary = durable_server()
     standby = durable_server(default_transaction_read_only="on")
     hosts = [dict(parse_qsl(urlsplit(server.dsn).query)) for server in (standby, primary)]
@@ -341,8 +321,8 @@ async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
         await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
 
 
-async def test_a_publication_of_all_tables_stops_no_daemon(fleet: Fleet) -> None:
-    """A table without a key can't be deleted from once it is published: the pruner would end every daemon, the fleet over."""
+async def test_a_publication_for_all_tables_stops_no_daemon(fleet: Fleet) -> None:
+    """PostgreSQL rejects deletes from a published table without a key."""
     await fleet.execute("create publication everything for all tables")
     node = fleet.daemons.start()
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")

@@ -1,4 +1,4 @@
-"""Every example of the README and of docs/ runs as it is printed."""
+"""Every example of the README and of docs/ runs as printed."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ SQL = page("sql")
 INSTALL_AND_RUN_SECONDS = 120
 
 
-# ------------------------------------------------------------------------------------------------------ the first minutes
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Shell]:
-    """An empty folder in which `.venv/bin/rota` is there: installing it is what test_wheel.py tests, from a built wheel."""
+    """An empty folder with `.venv/bin/rota`. test_wheel.py tests the installation itself."""
     try:
         find_bindir()
     except NoPostgres as error:
@@ -60,8 +57,8 @@ def folder(tmp_path: Path) -> Iterator[Shell]:
 
 
 @contextmanager
-def terminal(shell: Shell, line: str) -> Iterator[Callable[[], str]]:
-    """Type a command that goes on, and read what it says; at the end, Ctrl-C."""
+def run_until_ctrl_c(shell: Shell, line: str) -> Iterator[Callable[[], str]]:
+    """Run a command that does not end by itself, yield its output, and press Ctrl-C at the end."""
     log = shell.folder / "terminal"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -79,8 +76,8 @@ def terminal(shell: Shell, line: str) -> Iterator[Callable[[], str]]:
         assert process.wait(30) == 0, log.read_text()
 
 
-def typed(shell: Shell, line: str) -> str:
-    """Type a command that ends, and return what it prints; it must succeed."""
+def run_command(shell: Shell, line: str) -> str:
+    """Run a command that must succeed and return its output."""
     done = subprocess.run(
         ["/bin/sh", "-c", line],
         capture_output=True,
@@ -93,36 +90,35 @@ def typed(shell: Shell, line: str) -> str:
     return done.stdout.decode()
 
 
-def test_from_an_empty_folder_to_a_job_of_ones_own_in_two_minutes(folder: Shell) -> None:
-    """A newcomer has nothing but the README. Each step is taken from its text; what it says will happen, happens."""
+def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folder: Shell) -> None:
+    """Each step is taken from the README, and each stated result must appear."""
     began = time.monotonic()
     install, dev, look = blocks(README, "The first five minutes", "sh")
     (app,) = blocks(README, "The first five minutes", "python")
     (insert,) = blocks(README, "The first five minutes", "sql")
-    # Editable: in the checkout of somebody who works on it, a copy would take the place of what `make` has installed.
+    # Editable: a copy would replace the installation that `make` has made in a developer's checkout.
     assert "pip install -e '.[embedded]' -c deploy/constraints.txt" in install.text
 
     name = re.search(r"Write `(\S+)`", README)
     assert name
     (folder.folder / name[1]).write_text(app.text)
-    with terminal(folder, dev.text.strip()) as said:
+    with run_until_ctrl_c(folder, dev.text.strip()) as said:
         until(lambda: "node.started" in said(), within=60, what="the daemon")
         psql = re.search(r"open psql +(.*)", said())
         assert psql
-        told = typed(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
+        told = run_command(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
         assert told.splitlines()[0] == "1"
         until(lambda: re.search(r"attempt 1 for order 7 key rota:", said()), what="what the handler prints")
         commands = [line for line in look.text.splitlines() if line]
-        until(lambda: "succeeded" in typed(folder, commands[1]), what="the job's end")
-        shown = [typed(folder, line) for line in commands]
+        until(lambda: "succeeded" in run_command(folder, commands[1]), what="the job's end")
+        shown = [run_command(folder, line) for line in commands]
         assert "default" in shown[0]
         assert "send_receipt" in shown[1]
         assert "succeeded" in shown[2]
     assert time.monotonic() - began < INSTALL_AND_RUN_SECONDS
 
 
-def test_with_a_server_of_ones_own_it_is_three_steps(folder: Shell, server: Server) -> None:
-    """The step from trying it to using it: a URL, one migration, one daemon."""
+def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: Server) -> None:
     steps = "`export DATABASE_URL=postgresql://…`, run `rota migrate` once, and run `rota run --app myapp:app`"
     assert steps in " ".join(README.split())
     (app,) = blocks(README, "The first five minutes", "python")
@@ -130,34 +126,32 @@ def test_with_a_server_of_ones_own_it_is_three_steps(folder: Shell, server: Serv
     (folder.folder / "myapp.py").write_text(app.text)
     name = f"rota_readme_{os.getpid()}"
     psql = f"{shlex.quote(str(find_bindir() / 'psql'))}"
-    typed(folder, f"{psql} {shlex.quote(server.dsn)} -c 'create database {name}'")
+    run_command(folder, f"{psql} {shlex.quote(server.dsn)} -c 'create database {name}'")
     try:
         folder.environ["DATABASE_URL"] = server.dsn_for(name)
-        typed(folder, ".venv/bin/rota migrate")
-        with terminal(folder, ".venv/bin/rota run --app myapp:app") as said:
+        run_command(folder, ".venv/bin/rota migrate")
+        with run_until_ctrl_c(folder, ".venv/bin/rota run --app myapp:app") as said:
             until(lambda: "node.started" in said(), within=60, what="the daemon")
-            typed(folder, f'{psql} "$DATABASE_URL" -c {shlex.quote(insert.text.strip())}')
+            run_command(folder, f'{psql} "$DATABASE_URL" -c {shlex.quote(insert.text.strip())}')
             until(lambda: "attempt 1 for order 7" in said(), what="what the handler prints")
     finally:
-        typed(folder, f"{psql} {shlex.quote(server.dsn)} -c 'drop database {name} with (force)'")
+        run_command(folder, f"{psql} {shlex.quote(server.dsn)} -c 'drop database {name} with (force)'")
 
 
-def test_the_quickstart_has_the_examples_of_the_readme() -> None:
-    """The first one is run by the tests above; so is the other, as long as both are the same."""
+def test_the_quickstart_page_has_the_same_examples_as_the_readme() -> None:
+    """The tests above run those of the README."""
     for block in blocks(README, "The first five minutes"):
         assert block in blocks(page("quickstart"), "The first five minutes")
 
 
-def test_every_file_that_is_named_exists() -> None:
-    """A page that sends its reader to a file that was moved wastes the reader's trust."""
+def test_every_file_named_in_the_documentation_exists() -> None:
     root = Path(__file__).parents[2]
     for name, text in pages().items():
         for path in re.findall(r"`((?:src|sql|tests|deploy|docs)/[\w./@-]+)`", text):
             assert (root / path).exists(), (name, path)
 
 
-def test_every_command_that_is_named_exists() -> None:
-    """A command that was renamed is worse than one that was never written about."""
+def test_every_command_named_in_the_documentation_exists() -> None:
     from typer.main import get_command
 
     from rota.cli import app
@@ -174,10 +168,10 @@ def test_every_command_that_is_named_exists() -> None:
         assert f"\n{target}:" in makefile, target
 
 
-async def test_the_handler_with_a_transaction_runs_as_it_stands(
+async def test_the_example_with_a_transaction_runs(
     database: Database, conn: Connection[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below the first one, on the table that the SQL page has made: paid, and the receipt enqueued, or neither."""
+    """It uses the table from the SQL page."""
     pieces = [
         blocks(README, "The first five minutes", "python")[0],
         blocks(page("python"), "Write a handler", "python")[0],
@@ -196,12 +190,9 @@ async def test_the_handler_with_a_transaction_runs_as_it_stands(
         assert await final_outcome(conn, await insert_job(conn, "charge", '{"odrer": 8}')) == "dead: bad_payload"
 
 
-# ---------------------------------------------------------------------------------------------------------------- its SQL
-
-
 @pytest.fixture
 async def place(server: Server) -> AsyncIterator[RoleDatabase]:
-    """A database with roles, in which a login may have tables of its own, as an application's does."""
+    """A database with roles and a login that may create tables of its own, as an application does."""
     async with role_database(server, "readme") as made:
         async with made.connect() as root:
             await root.execute(f"grant create, usage on schema public to {made.prefix}_app, {made.prefix}_op")
@@ -209,14 +200,14 @@ async def place(server: Server) -> AsyncIterator[RoleDatabase]:
 
 
 class Statement(NamedTuple):
-    """One statement, and what the README says it returns: rows, or an SQLSTATE with its message."""
+    """One SQL statement, and the rows or the SQLSTATE and message that the page states."""
 
     text: str
     returns: list[str]
 
 
-def statements(block: str) -> list[Statement]:
-    """A block's statements; `--> …` lines say what the one before returns."""
+def parse_statements(block: str) -> list[Statement]:
+    """Return the statements of a block with the results stated in the `--> …` lines below them."""
     found: list[Statement] = []
     text = ""
     for line in block.splitlines():
@@ -231,17 +222,17 @@ def statements(block: str) -> list[Statement]:
     return found
 
 
-def spelled(row: Record) -> str:
-    """A row as the README writes it."""
+def format_row(row: Record) -> str:
+    """Format a row as the pages do."""
     words = {True: "true", False: "false", None: "null"}
     values = [words[value] if value is None or isinstance(value, bool) else str(value) for value in row.values()]
     return values[0] if len(values) == 1 else f"({', '.join(values)})"
 
 
-async def check(conn: Connection[Record], block: str) -> int:
-    """Run a block's statements in order and hold the results against what it says; return how many results it named."""
+async def run_block(conn: Connection[Record], block: str) -> int:
+    """Run the statements of a block, compare their results, and return how many were compared."""
     said = 0
-    for each in statements(block):
+    for each in parse_statements(block):
         said += len(each.returns)
         if "$1" in each.text:
             await conn.prepare(each.text)
@@ -254,14 +245,12 @@ async def check(conn: Connection[Record], block: str) -> int:
         else:
             rows = await conn.fetch(each.text)
             if each.returns:
-                assert [spelled(row) for row in rows] == each.returns, each.text
+                assert [format_row(row) for row in rows] == each.returns, each.text
     return said
 
 
-async def test_the_sql_page_does_what_it_says(place: RoleDatabase) -> None:
-    """Who writes Go, Ruby or psql has this page alone: each statement runs as printed, as a login that is a client or an
-    operator and no more, and returns what stands beneath it.
-    """
+async def test_the_sql_page_returns_what_it_states(place: RoleDatabase) -> None:
+    """Each statement runs as a login with only the role of a client or an operator."""
     async with place.connect("app") as app, place.connect("op") as op, place.connect() as root:
         said = 0
         for block in [
@@ -269,23 +258,22 @@ async def test_the_sql_page_does_what_it_says(place: RoleDatabase) -> None:
             for heading in ("Insert jobs", "Errors", "Look up and cancel jobs")
             for block in blocks(SQL, heading, "sql")
         ]:
-            said += await check(app, block.text)
+            said += await run_block(app, block.text)
         await root.execute("alter sequence rota.jobs_job_id_seq restart with 201")
         await make_dead_letters(root, 3, handler="charge", error_kind="BankTimeout")
         await make_dead_letters(
             root, 2, handler="charge", reason="permanent", error_kind="KeyError", payload='{"amount": 3}'
         )
         for block in blocks(SQL, "Functions for operators", "sql"):
-            said += await check(op, block.text)
+            said += await run_block(op, block.text)
         assert said > 15
         mended = await root.fetch("select payload from rota.jobs where handler = 'charge' and payload ? 'currency'")
         assert len(mended) == 2
 
 
-async def test_the_counter_fires_once_when_all_are_done(place: RoleDatabase) -> None:
-    """The recipe for "when all N are done", with three jobs that end in any order."""
+async def test_the_completion_counter_fires_once_when_all_jobs_are_done(place: RoleDatabase) -> None:
     (block,) = blocks(SQL, "When all jobs of a batch are done", "sql")
-    create, count_down = statements(block.text)
+    create, count_down = parse_statements(block.text)
     async with place.connect("app") as app:
         await app.execute(create.text)
         await app.execute("insert into batch values (1, 3)")
@@ -295,12 +283,11 @@ async def test_the_counter_fires_once_when_all_are_done(place: RoleDatabase) -> 
             assert made == (1 if left == 0 else 0)
 
 
-async def test_other_sql_runs_too(place: RoleDatabase) -> None:
-    """The first line of the page, and the login of a client."""
+async def test_the_other_sql_examples_run(place: RoleDatabase) -> None:
     (first,) = blocks(README, "rota", "sql")
     (login,) = blocks(SQL, "Roles", "sql")
     async with place.connect("app") as app, place.connect() as root:
-        assert await check(app, first.text) == 0
+        assert await run_block(app, first.text) == 0
         renamed = re.sub(r"\brota_client\b", f"{place.prefix}_client", login.text).replace(
             "role shop", f"role {place.prefix}_shop"
         )
@@ -314,8 +301,7 @@ CALLS = "select has_function_privilege($1::text, $2::int8::oid, 'EXECUTE')"
 READS = "select has_table_privilege($1::text, $2::text, 'SELECT')"
 
 
-async def test_the_table_of_roles_is_true(place: RoleDatabase) -> None:
-    """Each function that it names is one that just these roles may call."""
+async def test_the_table_of_roles_matches_the_granted_functions(place: RoleDatabase) -> None:
     table = SQL[SQL.index("## Roles") : SQL.index("- `rota_owner` owns")]
     checked = 0
     async with place.connect() as root:

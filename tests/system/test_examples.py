@@ -1,4 +1,4 @@
-"""The examples of docs/examples run as they are printed."""
+"""The examples of docs/examples run as printed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_example_has_a_test() -> None:
 
 
 async def test_the_report_skips_the_sections_that_are_done(capsys: pytest.CaptureFixture[str]) -> None:
-    """A retry starts where the last attempt stopped, from the checkpoint."""
+    """A retry continues from the checkpoint."""
     report = example("nightly_report")
     job: InlineJob[Any] = make_job({}, checkpoint=["north"])
 
@@ -51,8 +51,8 @@ async def test_the_report_skips_the_sections_that_are_done(capsys: pytest.Captur
     assert (job.progress, job.checkpoint) == (1.0, ["north", "south", "west"])
 
 
-async def test_a_payment_uses_one_idempotency_key_and_knows_two_kinds_of_failure() -> None:
-    """A declined card is permanent; a rate limit costs no attempt."""
+async def test_a_payment_uses_one_idempotency_key_and_distinguishes_two_kinds_of_failure() -> None:
+    """A declined card is permanent; a rate limit uses no attempt."""
     payment = example("payment")
 
     class Declining(payment.Provider):  # type: ignore[misc,name-defined]
@@ -73,7 +73,7 @@ async def test_a_payment_uses_one_idempotency_key_and_knows_two_kinds_of_failure
 
 
 async def test_an_order_and_its_job_commit_together(database: Database, conn: Connection[Record]) -> None:
-    """The enqueue joins the transaction of the web application."""
+    """The job is enqueued in the transaction of the web application."""
     shop = example("web_shop")
     engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: _connect(database.dsn))
     async with engine.begin() as setup:

@@ -1,4 +1,4 @@
-"""The fuzzer for some seconds; `make fuzz` runs it for as long as one likes."""
+"""The fuzzer for some seconds; `make fuzz` runs it for longer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FUZZ = Path(__file__).parents[1] / "support" / "fuzz.py"
 
 
 @pytest.mark.timeout(180)
-async def test_hostile_clients_harm_their_own_jobs_alone() -> None:
-    """Nothing that a client may insert stops a daemon, delays another client's job, or keeps a command from answering."""
+async def test_hostile_clients_harm_only_their_own_jobs() -> None:
+    """Nothing that a client may insert stops a daemon, delays other jobs, or breaks a command."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(FUZZ), "--seed", "9", "--minutes", "0.15"),
         stdout=asyncio.subprocess.PIPE,

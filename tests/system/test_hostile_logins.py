@@ -1,4 +1,4 @@
-"""Logins without rights, beside real daemons: what they hold, define or lock stops no other login's jobs."""
+"""Logins without rights beside real daemons: their locks, functions and objects stop no other login's jobs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from servers import Server
 
 ADVISORY_KEYS = range(1, 5)
-"""Second keys of the advisory locks that rota takes or has taken in an older release."""
+"""Second keys of the advisory locks that this release or an older one takes."""
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-async def test_b1_a_stranger_who_holds_every_advisory_lock_stops_nothing(fleet: Fleet, mode: str) -> None:
-    """PostgreSQL has no rights on advisory locks: every login may take those whose keys it knows, and keep them."""
+async def test_b1_a_login_that_holds_every_advisory_lock_stops_nothing(fleet: Fleet, mode: str) -> None:
+    """PostgreSQL has no rights for advisory locks: every login may take and keep them."""
     stranger = await fleet.connection()
     for key in ADVISORY_KEYS:
         await stranger.execute(f"select pg_advisory_lock{mode}(1919906913, {key})")
@@ -59,8 +59,8 @@ async def _coming_partition(fleet: Fleet) -> str:
     )
 
 
-async def test_b1_a_listener_takes_the_lock_again_once_the_stranger_lets_go(fleet: Fleet) -> None:
-    """Until then its inserts notify because of the stranger, and polling finds whatever a notification missed."""
+async def test_b1_a_listener_takes_its_lock_when_a_hostile_login_releases_it(fleet: Fleet) -> None:
+    """Until then, inserts notify anyway, and polling finds the jobs of lost notifications."""
     stranger = await fleet.connection()
     await stranger.execute("select pg_advisory_lock(1919906913, 1)")
     daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
@@ -69,16 +69,16 @@ async def test_b1_a_listener_takes_the_lock_again_once_the_stranger_lets_go(flee
 
     await stranger.execute("select pg_advisory_unlock_all()")
 
-    async def armed() -> bool:
+    async def has_listener_lock() -> bool:
         shared = "select exists (select from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted)"
         return bool(await fleet.value(shared))
 
-    await eventually(armed, what="the listener's own lock")
+    await eventually(has_listener_lock, what="the listener's own lock")
     await fleet.wait_for_execution(await fleet.enqueue("work"), within=5)
 
 
 async def _not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
-    """Return the reasons of /readyz once it answers 503 with that text among them; /healthz stays 200."""
+    """Wait until /readyz answers 503 with that text and return its reasons; /healthz must stay 200."""
 
     def reasons() -> list[str] | None:
         status, body = daemon.get("readyz")
@@ -94,8 +94,10 @@ async def _ready(daemon: DaemonProcess, *, within: float = 20.0) -> None:
     await eventually(lambda: daemon.get("readyz")[0] == 200, within=within, what="/readyz to answer 200")
 
 
-async def test_f18_readyz_check_and_the_gauge_name_the_session_that_holds_a_lock(fleet: Fleet, tmp_path: Path) -> None:
-    """Under a lock that stops all claims, an operator reads whom to end, and how, without knowing any system view."""
+async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_claims(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """An operator learns which session to end, and how."""
     rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
     daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="1s")
     await _ready(daemon)
@@ -133,10 +135,10 @@ create trigger refuse before {event} on {table} for each row execute function re
     ("event", "table", "what"),
     [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")],
 )
-async def test_c5_readyz_is_503_while_the_database_refuses_writes(
+async def test_c5_readyz_is_503_while_the_database_rejects_writes(
     fleet: Fleet, event: str, table: str, what: str
 ) -> None:
-    """A full disk answers every SELECT. Ready means that claims and settlements succeed; and it returns by itself."""
+    """A full disk still answers every SELECT. Readiness returns by itself."""
     daemon = fleet.daemons.start(ROTA_LEASE="60s")
     await _ready(daemon)
     await fleet.execute(REFUSE.format(event=event, table=table))
@@ -151,8 +153,7 @@ async def test_c5_readyz_is_503_while_the_database_refuses_writes(
     assert daemon.alive
 
 
-async def test_f12_a_command_names_the_session_that_it_waits_for(fleet: Fleet, tmp_path: Path) -> None:
-    """It says so while it waits."""
+async def test_f12_a_command_that_waits_for_a_lock_names_the_blocking_session(fleet: Fleet, tmp_path: Path) -> None:
     await fleet.execute("select rota.pause_queue('mail')")
     blocker = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "psql"})
     try:
@@ -173,10 +174,8 @@ where relkind in ('r', 'p', 'v') and has_table_privilege(current_user, oid, 'ins
 """
 
 
-async def test_b1_a_stranger_who_locks_all_that_public_may_lock_stops_no_command(
-    server: Server, tmp_path: Path
-) -> None:
-    """PUBLIC may update the view pg_settings, and so lock it: `rota check` would wait for as long as a stranger likes."""
+async def test_b1_locks_that_public_may_take_block_no_command(server: Server, tmp_path: Path) -> None:
+    """PUBLIC may update the view pg_settings, and may therefore lock it."""
     async with role_database(server, "lockable") as made, made.connect() as root:
         await root.execute(f"create role {made.prefix}_stranger login password 'secret'")
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
@@ -192,8 +191,8 @@ async def test_b1_a_stranger_who_locks_all_that_public_may_lock_stops_no_command
                 assert ran.code in (0, 1), ran
 
 
-async def test_c2_a_daemon_from_which_rows_are_hidden_says_so(server: Server, tmp_path: Path) -> None:
-    """With row-level security every query would find nothing, without an error: no claim, no log line, no finding."""
+async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Server, tmp_path: Path) -> None:
+    """Every query would find nothing, without an error or a log line."""
     named = "row-level security is enabled on rota.jobs"
     async with role_database(server, "rls") as made, made.connect() as root, Fleet(made.root, tmp_path) as fleet:
         daemon = fleet.daemons.start(dsn=made.dsn("node"))
@@ -208,8 +207,8 @@ async def test_c2_a_daemon_from_which_rows_are_hidden_says_so(server: Server, tm
         assert named in refused.said()
 
 
-async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Server, tmp_path: Path) -> None:
-    """Disabled triggers, missing privileges, a publication without a replica identity: each with the statement that mends it."""
+async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server: Server, tmp_path: Path) -> None:
+    """It prints the statement that mends each one."""
     async with role_database(server, "rights") as made, made.connect() as root:
         await root.execute("alter table rota.jobs disable trigger wake")
         await root.execute(f"revoke delete on rota.attempts from {made.prefix}_daemon")
@@ -223,8 +222,8 @@ async def test_c2_check_names_what_else_keeps_a_daemon_from_working(server: Serv
         assert "alter table rota.fires replica identity default" in checked.out
 
 
-async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(fleet: Fleet, tmp_path: Path) -> None:
-    """Claims step over a locked row: without this, the job would be shown as due, and nothing else."""
+async def test_f17_why_and_job_show_name_the_session_that_locks_the_job(fleet: Fleet, tmp_path: Path) -> None:
+    """Claims skip a locked row, so the job would only appear as due."""
     rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
     job_id = await fleet.enqueue("noop")
     other = await fleet.enqueue("noop")
@@ -241,10 +240,8 @@ async def test_f17_why_and_job_show_name_the_session_that_has_a_jobs_row_locked(
         holder.terminate()
 
 
-async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_locked(
-    server: Server, tmp_path: Path
-) -> None:
-    """A client's edit in an open transaction keeps every daemon from deciding: no daemon is to be started then."""
+async def test_f17_an_overdue_schedule_names_the_session_that_locks_its_clock(server: Server, tmp_path: Path) -> None:
+    """The advice must not be to start a daemon."""
     async with role_database(server, "overdue") as made, made.connect() as root:
         schedule = await make_schedule(root, name="report", handler="ok", every=timedelta(seconds=1))
         await make_due(root, schedule, ago=timedelta(minutes=2))
@@ -255,18 +252,18 @@ async def test_f17_an_overdue_schedule_names_the_session_that_has_its_clock_lock
             who = f"pid {client.get_server_pid()} (user {made.prefix}_app) locks its row"
             for command in (("check",), ("why", "report"), ("schedule", "show", "report")):
                 assert who in (await rota(*command)).out, command
-        await eventually(lambda: _named_nobody(rota), what="no session to be named")
+        await eventually(lambda: _forget_sessions(rota), what="no session to be named")
 
 
-async def _named_nobody(rota: Shell) -> bool:
+async def _forget_sessions(rota: Shell) -> bool:
     shown = await rota("schedule", "show", "report", "--json")
     return shown.json["locked_by"] is None
 
 
-async def test_a_timeout_of_idle_transactions_set_for_the_database_ends_none_of_ours(
+async def test_an_idle_transaction_timeout_of_the_database_ends_no_session_of_rota(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    """A command and a daemon's start send each statement in a transaction of several round trips."""
+    """Commands, and daemons at their start, use transactions of several round trips."""
     name = await fleet.value("select current_database()")
     await fleet.execute(f"alter database {name} set idle_in_transaction_session_timeout = 1")
     daemon = fleet.daemons.start()

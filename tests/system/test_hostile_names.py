@@ -1,4 +1,4 @@
-"""Functions, operators, types and tables of a stranger's, under every name that rota's statements use: none is ever called."""
+"""Another user's functions, operators, types and tables under every name that rota uses: none is ever called."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from servers import Database, Server
 
 WORDS = sorted(set(re.findall(r"[a-z_][a-z0-9_]*", " ".join([*SQL.values(), *MIGRATIONS.values(), ROLES]).lower())))
-"""Every word of rota's SQL: those that name a function, a type or a table of pg_catalog get a twin."""
+"""Every word of rota's SQL. Those that name a function, type or table of pg_catalog get a hostile twin."""
 
 PLANT = r"""
 create schema hostile;
@@ -98,8 +98,8 @@ async def _plant(root: Connection[Record], database: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["direct", "pooled"])
-async def test_b2_no_daemon_and_no_command_runs_a_strangers_code(database: Database, tmp_path: Path, way: str) -> None:
-    """The search_path of the database begins with the stranger's schema, and every name there is one that rota uses."""
+async def test_b2_daemons_and_commands_run_no_code_of_other_users(database: Database, tmp_path: Path, way: str) -> None:
+    """The search_path of the database begins with the hostile schema."""
     if way == "pooled" and find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
     async with Fleet(database.dsn, tmp_path) as fleet:
@@ -134,8 +134,8 @@ async def test_b2_no_daemon_and_no_command_runs_a_strangers_code(database: Datab
         assert await fleet.value(CALLED) is False
 
 
-async def test_b2_migrations_and_roles_run_no_strangers_code(server: Server) -> None:
-    """They run as the owner, or as a superuser: what they call becomes the owner's code."""
+async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server) -> None:
+    """They run as the owner or as a superuser, and such code would have those rights."""
     name = f"rota_hostile_{os.getpid()}"
     maintenance = await asyncpg.connect(server.dsn)
     try:
@@ -155,8 +155,8 @@ async def test_b2_migrations_and_roles_run_no_strangers_code(server: Server) -> 
         await maintenance.close()
 
 
-async def test_b2_statements_on_a_users_connection_run_no_strangers_code(database: Database) -> None:
-    """There the search_path is the user's, and stays as it is: these statements name the schema of whatever they use."""
+async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(database: Database) -> None:
+    """They keep the user's search_path and name the schema of everything they use."""
     async with database.connect() as root:
         await _plant(root, database.name)
         async with database.connect() as user:
@@ -171,7 +171,7 @@ async def test_b2_statements_on_a_users_connection_run_no_strangers_code(databas
 
 
 async def test_b2_every_function_pins_its_search_path_or_names_each_schema(database: Database) -> None:
-    """A body that is stored as text is parsed with the path of the session that calls it."""
+    """A body stored as text is parsed with the search_path of the calling session."""
     async with database.connect() as conn:
         unpinned = await conn.fetch(
             "select proname from pg_proc as proc where pronamespace = 'rota'::regnamespace and prosqlbody is null"

@@ -1,6 +1,6 @@
 """F9: docs/json.md lists what each command prints with --json. Every command is run and compared with the page.
 
-Where the page is wrong, the failure shows the section as it should be.
+A failure shows the section as it should be.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 ANY = {"payload", "result", "meta", "checkpoint", "declared", "handlers", "slots", "values", "sources", "jobs"}
-"""Values whose keys are the user's, or whose items are plain: documented as a whole."""
+"""Keys whose values are not documented further: the user chooses what is in them, or their items are plain."""
 
 
 def shape(value: Any, path: str = "", name: str = "") -> Iterator[tuple[str, str]]:
@@ -134,8 +134,8 @@ def shape(value: Any, path: str = "", name: str = "") -> Iterator[tuple[str, str
             yield path, "text"
 
 
-def documented() -> dict[str, dict[str, set[str]]]:
-    """Return command -> path -> types, as the page has them."""
+def documented_types() -> dict[str, dict[str, set[str]]]:
+    """Return command -> path -> types, from the page."""
     page = PAGE.read_text(encoding="utf-8")
     sections = re.split(r"^## rota ", page, flags=re.MULTILINE)[1:]
     return {
@@ -147,22 +147,22 @@ def documented() -> dict[str, dict[str, set[str]]]:
     }
 
 
-def lines(types: dict[str, set[str]]) -> str:
-    """Write a section's lines."""
+def format_lines(types: dict[str, set[str]]) -> str:
+    """Return the lines of a section of the page."""
     order = ("object", "list", "text", "number", "boolean", "null")
     return "\n".join(f"- `{path}`: {' or '.join(sorted(kinds, key=order.index))}" for path, kinds in types.items())
 
 
-def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield each command that takes --json."""
+def json_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield each command that accepts --json."""
     for name, each in getattr(command, "commands", {}).items():
-        yield from leaves(each, (*path, name))
+        yield from json_commands(each, (*path, name))
     if any("--json" in option.opts for option in command.params):
         yield " ".join(path)
 
 
-async def _fill(conn: Connection[Record]) -> dict[str, str]:
-    """Put something of everything into the database; return what the commands call it."""
+async def _fill_database(conn: Connection[Record]) -> dict[str, str]:
+    """Insert rows of every kind and return the arguments for the commands."""
     await make_handler(conn, "h", queue="default")
     insert = (
         "insert into rota.nodes "
@@ -208,14 +208,14 @@ async def _fill(conn: Connection[Record]) -> dict[str, str]:
     return {"lost": lost, "done": str(done), "dead": str(dead)} | {name: str(each.job_id) for name, each in ids.items()}
 
 
-async def test_f9_what_is_printed_as_json_is_what_the_page_says(
+async def test_f9_the_json_of_each_command_matches_the_page(
     tmp_path: Path, database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F9: each key, with each type that it has; no key that the page has is missing from all runs of its command."""
+    """Each key has a documented type, and each documented key is printed in at least one run."""
     (tmp_path / "json_shop.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    names = await _fill(conn)
+    names = await _fill_database(conn)
     environ = {"DATABASE_URL": database.dsn, "ROTA_APP": "json_shop:app"}
     seen: dict[str, dict[str, set[str]]] = {}
 
@@ -232,16 +232,16 @@ async def test_f9_what_is_printed_as_json_is_what_the_page_says(
             types.setdefault(path, set()).add(kind)
 
     assert seen.keys() == set(_ALL), "commands that take --json and are not run here"
-    page = documented()
+    page = documented_types()
     missing = []
     for heading, types in seen.items():
         told = page.get(heading, {})
         wider = {path: kinds | told.get(path, set()) for path, kinds in types.items()}
         if told != wider:
-            missing.append(f"## rota {heading}\n\n{lines(wider)}")
+            missing.append(f"## rota {heading}\n\n{format_lines(wider)}")
     assert not missing, "docs/json.md:\n" + "\n\n".join(missing)
     assert page.keys() == set(_ALL)
 
 
-_ALL = sorted({*leaves(get_command(app))} - {"demo"}, key=len, reverse=True)
+_ALL = sorted({*json_commands(get_command(app))} - {"demo"}, key=len, reverse=True)
 """Without `rota demo`, which takes a minute."""

@@ -1,4 +1,4 @@
-"""Operators' commands, run as they run them: what they show, what they change, and that it stands in the audit."""
+"""Operators' commands: what they print, what they change, and what the audit records."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ async def writes(job):
 
 @pytest.fixture
 def rota(tmp_path: Path, database: Database) -> Shell:
-    """The shell, on the test's database, with an app in its folder."""
+    """A shell on the test's database, with an app in its folder."""
     (tmp_path / "shop.py").write_text(APP)
     return Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_APP": "shop:app"})
 
 
-async def alive(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
-    """Register a daemon that stays alive for the test."""
+async def register_daemon(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
+    """Insert the row of a daemon that counts as alive during the test."""
     await conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, release, handlers, queues, slots, tzdata, seen_at) "
         "values (gen_random_uuid(), 'here', 4711, '0.1', 'shop', 'r7', $1, $2, '{\"mail\": 5}', '2026a', now() + interval '1 h')",
@@ -57,9 +57,10 @@ async def alive(conn: Connection[Record], *, handlers: list[str], queues: list[s
     )
 
 
-async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Connection[Record]) -> None:
-    """Whoever finds a queue at a standstill must see since when, by whom and why; both ends stand in the audit."""
-    await alive(conn, handlers=["h"], queues=["mail", "default"])
+async def test_pausing_and_resuming_a_queue_is_recorded_with_user_and_reason(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    await register_daemon(conn, handlers=["h"], queues=["mail", "default"])
     await make_jobs(conn, 3, queue="mail")
 
     assert (await rota("queue", "pause", "mail", "--note", "provider is down", "--json")).json == {
@@ -83,10 +84,9 @@ async def test_queues_are_paused_with_a_reason_and_resumed(rota: Shell, conn: Co
     assert all(row["done_by"] for row in written)
 
 
-async def test_everything_is_paused_at_once_and_what_was_paused_by_name_stays_so(
+async def test_resuming_everything_keeps_the_queues_that_were_paused_by_name(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """`--all` is one switch over all others: turning it back on must not start what somebody else had stopped."""
     assert (await rota("queue", "pause")).code == 2
     assert (await rota("queue", "pause", "mail", "--all")).code == 2
     await rota("queue", "pause", "mail", "--note", "mine")
@@ -98,10 +98,10 @@ async def test_everything_is_paused_at_once_and_what_was_paused_by_name_stays_so
     assert await conn.fetchval("select string_agg(queue, ',') from rota.queues where paused") == "mail"
 
 
-async def test_handlers_are_paused_and_a_slip_in_the_name_is_told_of(rota: Shell, conn: Connection[Record]) -> None:
-    """Pausing what nobody has ever registered is allowed (it may come with the next release), and surely a slip."""
+async def test_handlers_are_paused_with_a_warning_for_an_unknown_name(rota: Shell, conn: Connection[Record]) -> None:
+    """An unknown name is allowed, because it may come with the next release."""
     await make_handler(conn, "shop.double", app="shop", release="r7", queue="mail")
-    await alive(conn, handlers=["shop.double"], queues=["mail"])
+    await register_daemon(conn, handlers=["shop.double"], queues=["mail"])
     slip = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
     assert slip.code == 0
     assert "no daemon has ever registered a handler shop.duoble" in slip.err
@@ -122,7 +122,6 @@ async def test_handlers_are_paused_and_a_slip_in_the_name_is_told_of(rota: Shell
 async def test_a_handler_whose_jobs_run_at_most_once_is_listed_with_one_attempt(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """Twenty, which all others have by default, would be a promise that it must not keep."""
     await make_handler(conn, "shop.charge", delivery="at_most_once")
     await make_handler(conn, "shop.mail")
     listed = (await rota("handler", "list")).out
@@ -130,22 +129,22 @@ async def test_a_handler_whose_jobs_run_at_most_once_is_listed_with_one_attempt(
     assert re.search(r"shop\.mail +default +20 ", listed)
 
 
-async def test_pausing_takes_all_that_were_named_or_none(rota: Shell, conn: Connection[Record]) -> None:
-    """A name that can't be one refuses the whole command: half of a list is nobody's intention."""
+async def test_one_invalid_name_makes_a_pause_of_several_queues_change_nothing(
+    rota: Shell, conn: Connection[Record]
+) -> None:
     said = await rota("queue", "pause", "mail", "a\nb")
     assert said.code == 1
     assert "must be a name" in said.err
     assert await conn.fetchval("select count(*) from rota.queues") == 0
 
 
-async def test_nodes_are_listed(rota: Shell, conn: Connection[Record]) -> None:
-    """Which machine, which process, which release: what one needs to find the log."""
+async def test_nodes_are_listed_with_host_process_and_release(rota: Shell, conn: Connection[Record]) -> None:
     assert "no daemon is alive" in (await rota("node", "list")).out
-    await alive(conn, handlers=["h"], queues=["mail"])
+    await register_daemon(conn, handlers=["h"], queues=["mail"])
     (shown,) = (await rota("node", "list", "--json")).json
     assert (shown["host"], shown["pid"], shown["release"], shown["tzdata"]) == ("here", 4711, "r7", "2026a")
     assert "here:4711" in (await rota("node", "list")).out
-    # One that was killed is listed for a while: whoever looks then must not take it for one that works.
+    # A killed node stays listed for a while, and must be shown as lost.
     for command in (("node", "list"), ("status",)):
         await conn.execute("update rota.nodes set seen_at = now() - interval '9 seconds'")
         out = (await rota(*command)).out
@@ -154,7 +153,7 @@ async def test_nodes_are_listed(rota: Shell, conn: Connection[Record]) -> None:
 
 
 async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connection[Record]) -> None:
-    """A loop that enqueued 2,500 jobs of the wrong kind: counted first, then gone, and the ones that run are asked."""
+    """A dry run counts them first, and running jobs are asked to cancel."""
     await make_jobs(conn, 2500, handler="bad")
     await make_jobs(conn, 2, handler="good")
     await make_running_job(conn, handler="bad")
@@ -173,7 +172,6 @@ async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connec
 
 
 async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: Shell, conn: Connection[Record]) -> None:
-    """Counts say where to begin; the sample is what one looks at next."""
     first = await make_dead_letters(conn, 3, handler="a", error_kind="ValueError")
     other = await make_dead_letters(conn, 1, handler="a", error_kind="KeyError", delivery="at_most_once")
     groups = (await rota("dead", "summary", "--json")).json
@@ -187,10 +185,9 @@ async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: She
     assert "dry run: 3 dead letters would be redriven; 1 at-most-once jobs would be skipped" in dry.out
 
 
-async def test_lists_of_handlers_and_dead_letters_end_after_a_hundred_lines(
+async def test_lists_of_handlers_and_dead_letters_are_limited_to_a_hundred_lines(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """Names that a program made up must not push the handlers that run off the screen."""
     await conn.execute(
         "insert into rota.handlers (handler, seen_at) select 'h' || n, now() from generate_series(1, 300) n"
     )
@@ -212,7 +209,7 @@ async def test_lists_of_handlers_and_dead_letters_end_after_a_hundred_lines(
 
 
 async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connection[Record]) -> None:
-    """To try it: its result, its failure and what that would lead to, and nothing is stored."""
+    """The command prints its result, or its failure and the consequence, and stores nothing."""
     assert (await rota("call", "shop.double", '{"n": 21}')).out == "42\n"
     assert (await rota("call", "shop.double", '{"n": 21}', "--json", DATABASE_URL="")).json == {
         "outcome": "succeeded",
@@ -233,8 +230,8 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
     assert await conn.fetchval("select count(*) from rota.job_status") == 0
 
 
-async def test_what_is_configured_can_be_called_like_any_handler(rota: Shell) -> None:
-    """Of these one wants to see most whether they work at all; on the embedded server, too."""
+async def test_a_configured_handler_can_be_called_without_a_job(rota: Shell) -> None:
+    """This works on the embedded server too."""
     (rota.folder / "rota.toml").write_text(
         '[handlers.command.backup]\nargv = ["/bin/cat"]\n[handlers.http.endpoints.shop]\nurl = "http://127.0.0.1:1/"\n',
         encoding="ascii",
@@ -253,8 +250,8 @@ async def test_what_is_configured_can_be_called_like_any_handler(rota: Shell) ->
     assert "handlers.http.endpoints.shop.url (from rota.toml): write https://" in (await rota("status")).err
 
 
-async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) -> None:
-    """The command and what it prints for other tools do the same; a prefix that can't be one is refused before anything."""
+async def test_roles_are_created_or_printed_as_sql(rota: Shell, conn: Connection[Record]) -> None:
+    """The printed SQL does the same as the command, and an invalid prefix is rejected first."""
     prefix = f"rt{os.getpid()}_cli"
     try:
         said = await rota("migrate", "--roles", "--role-prefix", prefix, "--json")
@@ -281,9 +278,9 @@ async def test_roles_are_made_or_printed(rota: Shell, conn: Connection[Record]) 
         assert (await rota("migrate", *wrong)).code == 2
 
 
-async def test_made_up_queues_are_capped_and_counted(rota: Shell, conn: Connection[Record]) -> None:
-    """A client may insert into any number of queues: lists show what daemons serve, then the rest in one line, and stay quick."""
-    await alive(conn, handlers=["h"], queues=["mail", "default"])
+async def test_invented_queues_are_summarised_in_one_line(rota: Shell, conn: Connection[Record]) -> None:
+    """Clients may insert into any number of queues; queues that daemons serve are listed first."""
+    await register_daemon(conn, handlers=["h"], queues=["mail", "default"])
     await conn.execute(
         "insert into rota.jobs (handler, queue) select 'h', 'a' || n from generate_series(1, 3000) as n"
         " union all select 'h', 'mail'"
@@ -303,9 +300,9 @@ async def test_made_up_queues_are_capped_and_counted(rota: Shell, conn: Connecti
     assert len(findings) <= 22
 
 
-async def test_a_waiting_job_says_what_it_waits_for(rota: Shell, conn: Connection[Record]) -> None:
-    """The state "due" explains nothing: the slots are taken, or so many jobs are ahead, and these daemons serve it."""
-    await alive(conn, handlers=["h", "other"], queues=["mail"])
+async def test_a_due_job_shows_why_it_waits(rota: Shell, conn: Connection[Record]) -> None:
+    """The slots are taken, or other jobs are ahead, and these daemons serve its queue."""
+    await register_daemon(conn, handlers=["h", "other"], queues=["mail"])
     node = await conn.fetchval("select node_id from rota.nodes")
     await make_running_jobs(conn, 5, queue="mail", node=node)
     await make_jobs(conn, 2, queue="mail", handler="other", priority=0)

@@ -1,4 +1,4 @@
-"""The database goes away, comes back, is slow, or its packets vanish: the daemon stays up and goes on by itself."""
+"""The database goes away, is slow, or loses packets: daemons stay up and recover by themselves."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LEASE_S = 3.0
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_b67_a_restart_of_the_server_under_a_running_job_is_no_second_execution(
+async def test_b67_a_restart_of_the_server_during_a_job_causes_no_second_execution(
     restartable_fleet: Fleet, own_server: DurableServer, how: str
 ) -> None:
-    """The lease lives on the job's row, not in a session: the holder extends it over a new connection."""
+    """The lease is stored in the job's row, and the holder extends it over a new connection."""
     daemons = [restartable_fleet.daemons.start(ROTA_LEASE="6s") for _ in range(2)]
     job = await restartable_fleet.enqueue("work", {"seconds": 8})
     await restartable_fleet.wait_for_execution(job)
@@ -52,10 +52,10 @@ async def test_b67_a_restart_of_the_server_under_a_running_job_is_no_second_exec
     assert all(daemon.alive for daemon in daemons)
 
 
-async def test_b67_the_server_restarts_between_the_handlers_end_and_its_settlement(
+async def test_b67_a_job_that_ends_while_the_server_restarts_is_not_run_again(
     restartable_fleet: Fleet, own_server: DurableServer
 ) -> None:
-    """What has been done and can't be written yet waits, with its slot taken; it isn't done again."""
+    """Its outcome waits in the daemon with its slot."""
     daemon = restartable_fleet.daemons.start(ROTA_LEASE="10s", WITNESS_DSN="")
     job = await restartable_fleet.enqueue("work", {"seconds": 1})
 
@@ -71,25 +71,25 @@ async def test_b67_the_server_restarts_between_the_handlers_end_and_its_settleme
     assert await restartable_fleet.value("select attempts from rota.job_runs where job_id = $1", job) == 1
 
 
-async def passing(seconds: float) -> None:
+async def sleep_and_return_time(seconds: float) -> None:
     """Return when so much time has passed."""
     until = time.monotonic() + seconds
     await eventually(lambda: time.monotonic() >= until, within=seconds + 10)
 
 
-def pages(daemon: DaemonProcess) -> tuple[int, int]:
-    """What the probes are told: (liveness, readiness)."""
+def read_probes(daemon: DaemonProcess) -> tuple[int, int]:
+    """Return the HTTP status of (liveness, readiness)."""
     return daemon.get("healthz")[0], daemon.get("readyz")[0]
 
 
-async def test_b81_an_outage_of_any_kind_ends_no_daemon(fleet: Fleet) -> None:
-    """Refused, starting up, too many connections, shutting down, cut: one after the other, longer than readiness trusts.
+async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
+    """Refused, starting up, too many connections, shutting down, cut: each lasts longer than readiness tolerates.
 
-    Liveness stays green, for a restart would mend nothing; readiness turns red; afterwards it goes on by itself.
+    Liveness stays 200, because a restart would not help; readiness turns to 503 and recovers.
     """
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn)
-        assert pages(daemon) == (200, 200)
+        assert read_probes(daemon) == (200, 200)
         before = await fleet.enqueue("work")
         await fleet.wait_for_state(before, "succeeded")
 
@@ -99,14 +99,14 @@ async def test_b81_an_outage_of_any_kind_ends_no_daemon(fleet: Fleet) -> None:
             lambda: proxy.answer("53300", "sorry, too many clients already"),
             lambda: proxy.answer("57P01", "terminating connection due to administrator command"),
         ]
-        proxy.refuse()  # first: else it is claimed on the way
+        proxy.refuse()  # disable first, or the job is claimed in between
         meanwhile = await fleet.enqueue("work")
         began = time.monotonic()
         for number, away in enumerate(ways, 1):
             away()
-            await passing(began + number * 4.2 - time.monotonic())
+            await sleep_and_return_time(began + number * 4.2 - time.monotonic())
             assert daemon.get("healthz")[0] == 200
-        assert pages(daemon) == (200, 503)
+        assert read_probes(daemon) == (200, 503)
         assert "the database was last reached" in daemon.get("readyz")[1]
         assert daemon.alive
         assert await fleet.state(meanwhile) == "due"
@@ -114,13 +114,13 @@ async def test_b81_an_outage_of_any_kind_ends_no_daemon(fleet: Fleet) -> None:
         proxy.heal()
 
         await fleet.wait_for_state(meanwhile, "succeeded", within=25)
-        await eventually(lambda: pages(daemon) == (200, 200), within=20)
+        await eventually(lambda: read_probes(daemon) == (200, 200), within=20)
         assert daemon.noise() == []
         assert len(daemon.events("node.started")) == 1
 
 
-async def test_another_installation_under_the_same_url_takes_a_new_start(fleet: Fleet) -> None:
-    """Its keys begin otherwise: attempts of one job would have two of them, depending on which daemon makes them."""
+async def test_a_daemon_exits_when_its_url_leads_to_another_installation(fleet: Fleet) -> None:
+    """The idempotency keys there have another prefix, so two attempts of one job could have different keys."""
     daemon = fleet.daemons.start()
     await fleet.execute("update rota.meta set installation_id = gen_random_uuid()")
     await fleet.fetch(
@@ -131,12 +131,12 @@ async def test_another_installation_under_the_same_url_takes_a_new_start(fleet: 
     assert "Traceback" not in daemon.said()
 
 
-async def test_b81_a_socket_that_is_gone_ends_no_daemon(restartable_fleet: Fleet, own_server: DurableServer) -> None:
-    """A stopped server takes its socket along, which is another error than a refused connection."""
+async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet, own_server: DurableServer) -> None:
+    """A stopped server removes its socket, which is another error than a refused connection."""
     daemon = restartable_fleet.daemons.start()
     own_server.stop()
     daemon.wait_for("service.failed", service="dispatcher")
-    await passing(2)
+    await sleep_and_return_time(2)
     status, body = daemon.get("healthz")
     assert status == 200
     told = json.loads(body)["services"]["dispatcher"]
@@ -152,8 +152,8 @@ async def test_b81_a_socket_that_is_gone_ends_no_daemon(restartable_fleet: Fleet
     assert daemon.noise() == []
 
 
-async def test_b79_a_listener_that_hears_nothing_any_more_is_noticed_and_holds_up_no_job(fleet: Fleet) -> None:
-    """Packets of the listening connection vanish: nobody is told. The poll finds the job; a round trip finds the fault."""
+async def test_b79_a_dead_listening_connection_is_noticed_and_delays_no_job(fleet: Fleet) -> None:
+    """Polling finds the job, and a round trip detects the dead connection."""
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_POLL_INTERVAL="1s")
         daemon.wait_for("listener.up")
@@ -173,10 +173,8 @@ async def test_b79_a_listener_that_hears_nothing_any_more_is_noticed_and_holds_u
         assert len(daemon.events("listener.up")) == 2
 
 
-async def test_b79_a_full_queue_of_notifications_holds_up_no_job(
-    restartable_fleet: Fleet, own_server: DurableServer
-) -> None:
-    """Somebody listens and leaves a transaction open, until no NOTIFY on the whole server can commit: it was but a hint."""
+async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fleet, own_server: DurableServer) -> None:
+    """A listener with an open transaction can fill it, until no NOTIFY on the server commits."""
     if await restartable_fleet.value("select current_setting('server_version_num')::int") < 170000:
         pytest.skip("the queue of notifications holds 8 GB before PostgreSQL 17")
     await restartable_fleet.execute("alter system set max_notify_queue_pages = 64")
@@ -210,8 +208,10 @@ async def test_b79_a_full_queue_of_notifications_holds_up_no_job(
     await loud.close()
 
 
-async def test_what_two_phases_commit_runs_like_all_else(restartable_fleet: Fleet, own_server: DurableServer) -> None:
-    """PREPARE TRANSACTION refuses whoever has notified, so that a waiting dispatcher would keep such callers from inserting."""
+async def test_jobs_inserted_by_two_phase_commit_run_like_others(
+    restartable_fleet: Fleet, own_server: DurableServer
+) -> None:
+    """PREPARE TRANSACTION fails after a NOTIFY, so the insert must not notify."""
     await restartable_fleet.execute("alter system set max_prepared_transactions = 5")
     own_server.restart()
     daemon = restartable_fleet.daemons.start()
@@ -225,7 +225,7 @@ async def test_what_two_phases_commit_runs_like_all_else(restartable_fleet: Flee
 
 
 async def test_slow_answers_cost_no_lease(fleet: Fleet) -> None:
-    """A heartbeat that took a second must not rest ten: the database was slow, not away."""
+    """A slow heartbeat must not pause for ten times its duration."""
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_LEASE="6s")
         job = await fleet.enqueue("work", {"seconds": 12})
@@ -238,15 +238,15 @@ async def test_slow_answers_cost_no_lease(fleet: Fleet) -> None:
         assert daemon.metric("rota_leases_lost_total") == 0
 
 
-async def test_a_look_that_took_long_does_not_put_off_the_next_ones(fleet: Fleet) -> None:
-    """A server that stalled, or a process that was held still, in the middle of a look: what comes in next starts as ever."""
+async def test_a_claim_that_took_long_does_not_delay_later_jobs(fleet: Fleet) -> None:
+    """The server may have stalled, or the process may have been stopped."""
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_POLL_INTERVAL="500ms")
         daemon.wait_for("listener.up")
         proxy.slow(lambda name: name.startswith("rota ") and not is_listener(name) and not is_heartbeat(name), 2.5)
-        await passing(4)
+        await sleep_and_return_time(4)
         proxy.heal()
-        await passing(3)  # the last slow answer has come in
+        await sleep_and_return_time(3)  # wait for the last slow answer
 
         job = await fleet.enqueue("work")
 
@@ -255,9 +255,9 @@ async def test_a_look_that_took_long_does_not_put_off_the_next_ones(fleet: Fleet
 
 @pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
 async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_settle_it(fleet: Fleet) -> None:
-    """By its own clock it interrupts the handler before another node can have been given the job; then it comes back.
+    """It interrupts the handler before another node can claim the job.
 
-    The cable of its network namespace is pulled: no FIN, no RST, only silence.
+    The link of its network namespace is taken down, so there is no FIN and no RST.
     """
     with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
         cut_off = fleet.daemons.start(dsn=proxy.dsn, within=away.inside)
@@ -269,7 +269,7 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
         before, after = await fleet.wait_for_execution(job, 2)
         assert (before["pid"], after["pid"]) == (cut_off.pid, other.pid)
         first, second = await fleet.executions(job)
-        # Its handler can't tell the witness over the cut: what it logs has to do.
+        # The handler cannot reach the database, so its log line is the evidence.
         assert first["stopped_at"] is None or first["stopped_at"] < second["started_at"]
         away.reconnect()
 
@@ -285,8 +285,8 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
 
 
 @pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
-async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_given_back(fleet: Fleet) -> None:
-    """Nothing can interrupt it but its own driver, which by itself would wait for two hours."""
+async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fleet: Fleet) -> None:
+    """Only its driver can interrupt it, and would by default wait for two hours."""
     pytest.importorskip("psycopg")
     with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
         cut_off = fleet.daemons.start(dsn=proxy.dsn, within=away.inside, WITNESS_DSN="")
@@ -302,8 +302,8 @@ async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_given_back(
 
 
 @pytest.mark.parametrize("on_the_way", ["", "handlers"])
-async def test_b83_connections_cut_in_the_middle_cost_no_second_execution(fleet: Fleet, on_the_way: str) -> None:
-    """A reply that is lost after COMMIT leaves the outcome unknown; it is asked for, or sent again under the same token."""
+async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_the_way: str) -> None:
+    """After a lost reply to COMMIT, the daemon looks the outcome up or sends it again with the same token."""
     daemon = fleet.daemons.start(ROTA_LEASE="10s")
     jobs = [await fleet.enqueue("transactional", {"seconds": 0.02}) for _ in range(200)]
     cuts = 0
@@ -332,8 +332,8 @@ async def test_b83_connections_cut_in_the_middle_cost_no_second_execution(fleet:
     assert [row["outcome"] for row in outcomes] == ["succeeded"]
 
 
-async def test_an_interruption_in_the_middle_of_begin_leaves_no_transaction_behind(fleet: Fleet) -> None:
-    """Who is cut off there can't know whether the transaction has begun: its connection must not go to the next job."""
+async def test_an_interruption_during_begin_leaves_no_open_transaction(fleet: Fleet) -> None:
+    """It is unknown whether the transaction has begun, so the connection must not serve another job."""
     daemon = fleet.daemons.start(WITNESS_DSN="", ROTA_QUEUES="default:10")
     await fleet.execute(
         """
@@ -353,8 +353,7 @@ async def test_an_interruption_in_the_middle_of_begin_leaves_no_transaction_behi
     assert daemon.alive
 
 
-async def test_whoever_watches_is_told_of_the_outage_and_goes_on_watching(fleet: Fleet, tmp_path: Path) -> None:
-    """A screen that goes out with the database has to be started anew in the very minute in which nobody has time for it."""
+async def test_status_watch_shows_an_outage_and_continues_afterwards(fleet: Fleet, tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     os.set_blocking(screen, False)
     shown = ""
@@ -385,7 +384,7 @@ async def test_whoever_watches_is_told_of_the_outage_and_goes_on_watching(fleet:
             fleet.daemons.start()
             await eventually(lambda: shows("slots"), within=20)
             watching.send_signal(signal.SIGINT)
-            # Looking on: a screen that nobody reads is full after a while, and holds up whoever writes to it.
+            # Keep reading: a terminal that nobody reads fills up and blocks the writer.
             await eventually(lambda: shows("\x1b[?1049l") and watching.returncode is not None, within=20)
             assert watching.returncode == 0
         finally:

@@ -1,4 +1,4 @@
-"""B85: all traffic through PgBouncer in transaction mode, where each transaction may land on another server connection."""
+"""B85: all traffic through PgBouncer in transaction mode, where each transaction may use another server connection."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def pooled(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
         yield dsn
 
 
-async def test_b85_claims_settlements_heartbeats_and_transactions_go_through_a_pooler(
+async def test_b85_claims_settlements_heartbeats_and_transactions_work_through_a_pooler(
     fleet: Fleet, pooled: str
 ) -> None:
-    """Several daemons share five server connections that go round: no statement may rest on what another one left behind."""
+    """Several daemons share five server connections."""
     daemons = [fleet.daemons.start(dsn=pooled) for _ in range(3)]
     small = [await fleet.enqueue("noop") for _ in range(500)]
     effects = [await fleet.enqueue("transactional", {"seconds": 0.02}) for _ in range(60)]
@@ -66,10 +66,10 @@ async def test_b85_claims_settlements_heartbeats_and_transactions_go_through_a_p
     assert locks == 0, "no session lock stays behind in a server connection"
 
 
-async def test_b85_transactions_of_threads_and_processes_leave_no_statement_behind(
+async def test_b85_transactions_of_threads_and_processes_leave_no_prepared_statement(
     fleet: Fleet, pooled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statement that was prepared under a name stays in a server connection, where the next client stumbles over it."""
+    """A named statement would stay in the server connection and disturb the next client."""
     folder = str(Path(pgbouncer_app.__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     async with run_node(pooled, pgbouncer_app.app, reference="pgbouncer_app:app", log__level="warning") as node:
@@ -80,10 +80,8 @@ async def test_b85_transactions_of_threads_and_processes_leave_no_statement_behi
     assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == len(jobs)
 
 
-async def test_b85_the_start_finds_the_pooler_and_says_what_to_do_about_notifications(
-    fleet: Fleet, pooled: str
-) -> None:
-    """LISTEN through a pooler is silence. Polling alone finds the jobs; the operator is told, and told the remedy."""
+async def test_b85_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: Fleet, pooled: str) -> None:
+    """LISTEN receives nothing through a pooler, and the warning says what to set."""
     daemon = fleet.daemons.start(dsn=pooled, ROTA_POLL_INTERVAL="500ms")
 
     advice = " ".join(event["advice"] for event in daemon.events("node.advised"))
@@ -97,19 +95,19 @@ async def test_b85_the_start_finds_the_pooler_and_says_what_to_do_about_notifica
     await fleet.wait_for_execution(job, within=2)
 
 
-async def test_b85_with_a_direct_url_inserts_and_cancellations_are_told_at_once(fleet: Fleet, pooled: str) -> None:
-    """Only the listening connection goes past the pooler; a poll of a minute shows that it isn't the poll that finds the job."""
+async def test_b85_with_a_direct_url_inserts_and_cancellations_notify_at_once(fleet: Fleet, pooled: str) -> None:
+    """Only the listening connection is direct. The poll interval is a minute, so polling cannot explain the result."""
     daemon = fleet.daemons.start(dsn=pooled, ROTA_DIRECT_URL=fleet.dsn, ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
     daemon.wait_for("listener.up")
     advice = " ".join(event["advice"] for event in daemon.events("node.advised"))
     assert "ROTA_DIRECT_URL" in advice
 
-    async def armed() -> bool:
+    async def is_listening() -> bool:
         return bool(
             await fleet.value("select exists (select from pg_locks where locktype = 'advisory' and mode = 'ShareLock')")
         )
 
-    await eventually(armed, what="a dispatcher that waits to be told")
+    await eventually(is_listening, what="a dispatcher that waits to be told")
     assert daemon.metric("rota_listener_up") == 1
 
     job = await fleet.enqueue("work", {"seconds": 30})
@@ -119,10 +117,10 @@ async def test_b85_with_a_direct_url_inserts_and_cancellations_are_told_at_once(
     await fleet.wait_for_state(job, "cancelled", within=3)
 
 
-async def test_b85_a_migration_asks_for_the_direct_url_and_leaves_no_lock_behind(
+async def test_b85_a_migration_through_a_pooler_is_rejected_and_leaves_no_lock_behind(
     fleet: Fleet, pooled: str, tmp_path: Path
 ) -> None:
-    """Its session lock would stay in a server connection of the pooler's, and keep every later migrator waiting for ever."""
+    """A session lock would stay in a server connection and block every later migration."""
     rota = Shell(tmp_path, {})
     for _ in range(2):
         refused = await rota("migrate", "--dsn", pooled)
@@ -137,7 +135,6 @@ async def test_b85_a_migration_asks_for_the_direct_url_and_leaves_no_lock_behind
 
 
 async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(fleet: Fleet, pooled: str) -> None:
-    """What an application does: insert a job beside its own rows, prepared by nobody, shuffled between connections."""
     fleet.daemons.start(dsn=pooled)
     conn = await asyncpg.connect(pooled, statement_cache_size=0)
     try:

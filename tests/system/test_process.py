@@ -1,4 +1,4 @@
-"""The daemon as a process: what handlers, signals, pipes and forks do to it, and how it ends."""
+"""The daemon as a process: how handlers, signals, pipes and forks affect it, and how it exits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("by", ["exit", "interrupt", "exit in a task", "stop"])
-async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_first(fleet: Fleet, by: str) -> None:
-    """Jobs of others finish, or are given back with their attempt; the log names the handler, and the exit code is 1."""
+async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_and_exit_with_1(
+    fleet: Fleet, by: str
+) -> None:
+    """Other jobs finish or are released with their attempt, and the log names the handler."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="4s")
     short = await fleet.enqueue("work", {"seconds": 2})
     long = await fleet.enqueue("work", {"seconds": 600})
@@ -42,8 +44,8 @@ async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_first(
     assert not await fleet.value("select count(*) from rota.nodes")
 
 
-async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbours(fleet: Fleet) -> None:
-    """It fails, and nothing else does: the loops and the attempts of others can't be cancelled from its context."""
+async def test_a_handler_that_cancels_all_tasks_fails_alone(fleet: Fleet) -> None:
+    """It cannot cancel the daemon's loops or other attempts from its context."""
     daemon = fleet.daemons.start()
     neighbour = await fleet.enqueue("work", {"seconds": 2})
     await fleet.wait_for_execution(neighbour)
@@ -58,8 +60,10 @@ async def test_a_handler_that_cancels_all_tasks_ends_neither_daemon_nor_neighbou
     assert daemon.stop() == 0
 
 
-async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain(fleet: Fleet) -> None:
-    """A7: jobs of others finish or are given back; the log names the suspects, and the exit code is 1."""
+async def test_a7_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain_and_exit_with_1(
+    fleet: Fleet,
+) -> None:
+    """Other jobs finish or are released, and the log names the jobs that may have caused it."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="3s")
     short, long = await fleet.enqueue("work", {"seconds": 2}), await fleet.enqueue("work", {"seconds": 600})
     await fleet.wait_for_execution(short)
@@ -74,16 +78,15 @@ async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain
         assert (row["state"], row["releases"], row["losses"]) == ("scheduled", 1, 0)
 
 
-async def test_a_handler_that_crashes_the_interpreter_is_named(fleet: Fleet) -> None:
-    """A7: nothing can drain any more, but the stacks of all threads are printed, without values."""
+async def test_a7_a_handler_that_crashes_the_interpreter_is_named_in_the_stack_dump(fleet: Fleet) -> None:
+    """The dump has the stacks of all threads, without values."""
     daemon = fleet.daemons.start()
     await fleet.enqueue("breaks_loop", {"by": "crash"})
     assert daemon.ends() == -signal.SIGSEGV
     assert "in breaks_loop" in daemon.said()
 
 
-async def test_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
-    """A7: 100,000 callbacks and tasks delay others, and nothing else."""
+async def test_a7_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
     daemon = fleet.daemons.start()
     neighbours = [await fleet.enqueue("work", {"seconds": 3}), await fleet.enqueue("thread", {"seconds": 3})]
     for job in neighbours:
@@ -96,7 +99,7 @@ async def test_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) 
 
 
 async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(fleet: Fleet) -> None:
-    """30 jobs of 1 MB of small objects each would take 400 MB at once; they wait in their slots, and small jobs pass them."""
+    """30 jobs of 1 MB would need 400 MB together. They wait in their slots, and small jobs run meanwhile."""
     daemon = fleet.daemons.start(ROTA_QUEUES="default:200", ROTA_PAYLOAD_MAX_BYTES_IN_FLIGHT=str(4 << 20))
     before = daemon.rss()
     await fleet.execute(
@@ -120,8 +123,8 @@ async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(fle
     assert most - before < 200 * 2**20, f"{most >> 20} MiB"
 
 
-async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(fleet: Fleet) -> None:
-    """The pipe is full, the lines are counted as dropped, and jobs, heartbeats, /metrics and SIGTERM go on."""
+async def test_a_log_that_is_not_read_stops_neither_jobs_nor_the_shutdown(fleet: Fleet) -> None:
+    """The pipe is full, and the lines are counted as dropped."""
     reader, writer = os.pipe()
     port = free_port()
     try:
@@ -145,8 +148,8 @@ async def test_a_log_that_nobody_reads_stops_neither_jobs_nor_the_order_to_stop(
         os.close(reader)
 
 
-async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(fleet: Fleet, tmp_path: Path) -> None:
-    """None of them ends the daemon, or disturbs a job."""
+async def test_sighup_reloads_sigusr1_dumps_and_other_signals_are_ignored(fleet: Fleet, tmp_path: Path) -> None:
+    """None of them ends the daemon or disturbs a job."""
     settings = tmp_path / "rota.toml"
     settings.write_text('[log]\nlevel = "info"\n')
     daemon = fleet.daemons.start(ROTA_CONFIG=str(settings), ROTA_LOG_LEVEL="")
@@ -172,8 +175,7 @@ async def test_sighup_reloads_and_sigusr1_dumps_and_others_are_ignored(fleet: Fl
     assert daemon.stop() == 0
 
 
-async def test_sighup_connects_again_when_the_url_in_its_file_has_changed(fleet: Fleet, tmp_path: Path) -> None:
-    """Without a change, the connections stay."""
+async def test_sighup_reconnects_only_when_the_url_in_the_file_has_changed(fleet: Fleet, tmp_path: Path) -> None:
     url = tmp_path / "url"
     url.write_text(fleet.dsn)
     daemon = fleet.daemons.start(DATABASE_URL="", ROTA_DATABASE_URL_FILE=str(url))
@@ -187,8 +189,8 @@ async def test_sighup_connects_again_when_the_url_in_its_file_has_changed(fleet:
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
 
 
-async def test_sigquit_drains_without_a_grace(fleet: Fleet) -> None:
-    """Jobs are given back at once; a handler that does not stop is left behind after half a second."""
+async def test_sigquit_releases_jobs_at_once(fleet: Fleet) -> None:
+    """A handler that does not stop is left behind after half a second."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="60s", ROTA_DRAIN_GRACE="60s")
     soft, hard = (
         await fleet.enqueue("work", {"seconds": 60}),
@@ -204,8 +206,7 @@ async def test_sigquit_drains_without_a_grace(fleet: Fleet) -> None:
         assert (row["state"], row["attempt"], row["losses"]) == ("scheduled", 0, 0)
 
 
-async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(fleet: Fleet) -> None:
-    """That is when they are needed."""
+async def test_sigusr1_dumps_the_stacks_while_a_handler_blocks_the_main_loop(fleet: Fleet) -> None:
     daemon = fleet.daemons.start()
     await fleet.wait_for_execution(await fleet.enqueue("blocks", {"seconds": 3}))
     daemon.send(signal.SIGUSR1)
@@ -216,8 +217,8 @@ async def test_stacks_are_dumped_while_a_handler_blocks_the_main_loop(fleet: Fle
 
 
 @pytest.mark.parametrize("by", ["regex on the loop", "regex in a thread"])
-async def test_a_handler_that_holds_the_interpreter_is_named(fleet: Fleet, by: str) -> None:
-    """Neither the main loop nor the heartbeat's thread runs meanwhile; the advice is a process of its own."""
+async def test_a_handler_that_holds_the_interpreter_lock_is_named(fleet: Fleet, by: str) -> None:
+    """The advice is to run it in a process."""
     daemon = fleet.daemons.start()
     guilty = await fleet.enqueue(by)
     blocked = daemon.wait_for("loop.blocked")
@@ -229,8 +230,8 @@ async def test_a_handler_that_holds_the_interpreter_is_named(fleet: Fleet, by: s
 @pytest.mark.skipif(
     shutil.which("unshare") is None or os.geteuid() != 0, reason="a pid namespace takes unshare and root"
 )
-async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(fleet: Fleet) -> None:
-    """A container's first process inherits every orphan; without an init, each would stay a zombie for ever."""
+async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fleet) -> None:
+    """In a container, the first process inherits every orphan."""
     daemon = fleet.daemons.start(within=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
     for _ in range(10):
         await fleet.wait_for_state(await fleet.enqueue("orphans"), "succeeded")
@@ -253,10 +254,10 @@ async def test_as_pid_1_it_reaps_orphans_and_passes_signals_on(fleet: Fleet) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
 @pytest.mark.parametrize("kind", ["process", "command"])
-async def test_e6_a_killed_daemon_takes_the_whole_session_of_its_handlers_along(
+async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     fleet: Fleet, tmp_path: Path, kind: str
 ) -> None:
-    """Grandchildren in process groups of their own, too; a job that has ended, and its keeper, leave nothing behind."""
+    """This includes grandchildren in process groups of their own; an ended job leaves no process behind."""
     pids = tmp_path / "pids"
     settings = tmp_path / "rota.toml"
     settings.write_text(f"[handlers.command.family]\nargv = {json.dumps([sys.executable, '-c', FAMILY, str(pids)])}\n")
@@ -273,7 +274,7 @@ async def test_e6_a_killed_daemon_takes_the_whole_session_of_its_handlers_along(
 
 
 def keepers_of(pid: int) -> list[int]:
-    """Return the processes that end with the daemon what its handlers have started."""
+    """Return the processes that watch the daemon and end its handlers' processes when it dies."""
     found = subprocess.run(
         ["pgrep", "-P", str(pid), "-f", "session_keeper"], capture_output=True, text=True, check=False
     )
@@ -288,8 +289,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_a_fork_keeps_neither_the_port_nor_sessions_of_a_dead_daemon(fleet: Fleet) -> None:
-    """The next daemon serves on the same port, and the server sees the end of the sessions at once."""
+async def test_a_fork_of_a_handler_keeps_neither_the_port_nor_the_sessions_of_a_dead_daemon(fleet: Fleet) -> None:
     port = str(free_port())
     daemon = fleet.daemons.start(ROTA_HTTP_PORT=port)
     await fleet.wait_for_state(await fleet.enqueue("transactional thread", {"seconds": 0}), "succeeded")
@@ -297,11 +297,11 @@ async def test_a_fork_keeps_neither_the_port_nor_sessions_of_a_dead_daemon(fleet
     await fleet.wait_for_state(job, "succeeded")
     daemon.kill()
 
-    async def no_session() -> bool:
+    async def has_no_session() -> bool:
         return not await fleet.value(
             "select exists (select from pg_stat_activity where application_name like 'rota %')"
         )
 
-    await eventually(no_session, within=5, what="the end of the dead daemon's sessions")
+    await eventually(has_no_session, within=5, what="the end of the dead daemon's sessions")
     assert fleet.daemons.start(ROTA_HTTP_PORT=port).get("healthz")[0] == 200
     os.kill(int(await fleet.value("select result from rota.job_runs where job_id = $1", job)), signal.SIGKILL)

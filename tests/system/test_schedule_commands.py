@@ -1,4 +1,4 @@
-"""Schedules as users see them: the commands, two services on one database, and what each says when something is wrong."""
+"""The schedule commands, and two services with schedules in one database."""
 
 from __future__ import annotations
 
@@ -42,28 +42,30 @@ async def tick(job):
 DAILY = ("--cron", "30 2 * * *", "--timezone", "Europe/Berlin")
 
 
-def service(name: str, when: str = '"0 6 * * *"', *, release: str = "1", more: str = "") -> str:
-    """The code of a service with one handler and one schedule."""
+def service_source(name: str, when: str = '"0 6 * * *"', *, release: str = "1", more: str = "") -> str:
+    """The source of a service with one handler and one schedule."""
     return SERVICE.format(name=name, when=when, release=release, more=more)
 
 
 @pytest.fixture
 def rota(tmp_path: Path, database: Database) -> Shell:
-    """The shell, on the test's database, with a service in its folder."""
-    (tmp_path / "shop.py").write_text(service("shop"))
+    """A shell on the test's database, with a service in its folder."""
+    (tmp_path / "shop.py").write_text(service_source("shop"))
     return Shell(tmp_path, {"DATABASE_URL": database.dsn})
 
 
 @pytest.fixture
 async def daemons(tmp_path: Path, database: Database) -> AsyncIterator[Daemons]:
-    """Real daemons; which app they run, `ROTA_APP` would not say: each is started with one of its own."""
+    """Real daemons that take their app from the command line, not from ROTA_APP."""
     path = os.pathsep.join([str(SOURCE), str(tmp_path)])
     with Daemons(tmp_path, database.dsn, app="shop:app", environ={"PYTHONPATH": path}) as made:
         yield made
 
 
-async def live(conn: Connection[Record], *, tzdata: str = "2026a", handlers: tuple[str, ...] = ("h",)) -> None:
-    """A daemon's row."""
+async def register_daemon(
+    conn: Connection[Record], *, tzdata: str = "2026a", handlers: tuple[str, ...] = ("h",)
+) -> None:
+    """Insert the row of a daemon that counts as alive."""
     await conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, tzdata, state, started_at)"
         "values (gen_random_uuid(), 'host', 1, '0', 'a', $1, '{default}', '{}', $2, 'running', now())",
@@ -72,16 +74,13 @@ async def live(conn: Connection[Record], *, tzdata: str = "2026a", handlers: tup
     )
 
 
-def checks(said: CommandResult) -> dict[str, str]:
-    """check -> finding"""
+def check_findings(said: CommandResult) -> dict[str, str]:
+    """Return check -> finding of `rota check`."""
     return {each["check"]: each["finding"] for each in said.json["findings"]}
 
 
-# ── an expression ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_next_marks_the_gap_and_the_fold(rota: Shell) -> None:
-    """Without a database: what a person wants to know before there is a schedule."""
+async def test_next_marks_clock_gaps_and_folds(rota: Shell) -> None:
+    """It needs no database."""
     said = await rota(
         *("cron", "next", "30 2 * * *", "--timezone", "Europe/Berlin", "--after", "2026-03-28T12:00:00Z", "--count", 2),
         "--json",
@@ -101,8 +100,7 @@ async def test_next_marks_the_gap_and_the_fold(rota: Shell) -> None:
     assert both.out.count("fold:") == 2
 
 
-async def test_what_is_refused_says_why(rota: Shell) -> None:
-    """Which words an expression may not have, and which option was misspelt."""
+async def test_the_error_for_an_invalid_expression_or_option_says_why(rota: Shell) -> None:
     never = await rota("cron", "next", "0 0 30 2 *")
     zone = await rota("cron", "explain", "* * * * *", "--timezone", "Europe/Berlln")
     option = await rota("cron", "next", "* * * * *", "--gap", "before")
@@ -113,17 +111,13 @@ async def test_what_is_refused_says_why(rota: Shell) -> None:
     assert "--gap" in option.err
 
 
-async def test_explain_says_it_in_words(rota: Shell) -> None:
-    """The same words that the scheduler's own expression has."""
+async def test_explain_describes_an_expression_in_words(rota: Shell) -> None:
     said = await rota("cron", "explain", "0 9 * * 1-5", "--timezone", "Europe/Vienna", "--json")
     assert said.json["explanation"] == "At 09:00 on Monday to Friday, Europe/Vienna time."
 
 
-# ── making and editing ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_add_makes_what_is_named_and_says_when_it_fires(rota: Shell, conn: Connection[Record]) -> None:
-    """Every option is a column; a name that is taken is not overwritten."""
+async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn: Connection[Record]) -> None:
+    """Every option sets a column, and an existing schedule is not overwritten."""
     said = await rota(
         *("schedule", "add", "nightly", "h", *DAILY, "--payload", '{"n": 0.12345678901234567890}', "--priority", 2),
         *("--jitter", "5m", "--overlap", "queue_one", "--misfire", "all", "--start-at", "2026-01-01T00:00:00Z"),
@@ -148,8 +142,9 @@ async def test_add_makes_what_is_named_and_says_when_it_fires(rota: Shell, conn:
     assert await conn.fetchval("select handler from rota.schedules") == "h"
 
 
-async def test_b89_odd_names_and_values_are_refused_in_words(rota: Shell, conn: Connection[Record]) -> None:
-    """And what can be read comes back as it was."""
+async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_with_the_reason(
+    rota: Shell, conn: Connection[Record]
+) -> None:
     odd = '"; drop table rota.jobs; -- 🕰 \u202e'
     assert (await rota("schedule", "add", odd, "h", "--every", "1h")).code in {0, 1}
     fine = 'it\'s "quoted" 🕰'
@@ -171,10 +166,10 @@ async def test_b89_odd_names_and_values_are_refused_in_words(rota: Shell, conn: 
     assert await conn.fetchval("select count(*) from rota.schedules where name = 's'") == 0
 
 
-async def test_b35_an_unknown_zone_is_refused_and_by_sql_stops_that_schedule_alone(
+async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_that_schedule(
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
-    """Never UTC without a word, never a standstill for the others."""
+    """The schedule never falls back to UTC."""
     said = await rota("schedule", "add", "s", "h", "--cron", "* * * * *", "--timezone", "Europe/Berlln")
     assert said.code == 1
     assert "Europe/Berlin" in said.err
@@ -182,22 +177,22 @@ async def test_b35_an_unknown_zone_is_refused_and_by_sql_stops_that_schedule_alo
     await make_schedule(conn, "fine", cron="* * * * * *", handler="shop.tick")
     daemons.start()
 
-    async def fired() -> bool:
+    async def have_fired() -> bool:
         return bool(await conn.fetchval("select exists (select from rota.fires where name = 'fine')"))
 
-    await eventually(fired)
+    await eventually(have_fired)
     answer = await rota("why", "misspelt", "--json")
     assert answer.json["verdict"] == "invalid"
     assert "Europe/Berlln" in answer.json["answer"]
     found = await rota("check", "--json")
     assert found.code == 1
-    assert "misspelt" in checks(found)["invalid schedules"]
+    assert "misspelt" in check_findings(found)["invalid schedules"]
     listed = await rota("schedule", "list", "--state", "invalid", "--json")
     assert [each["name"] for each in listed.json] == ["misspelt"]
 
 
-async def test_b35_without_zone_data_nothing_starts(rota: Shell) -> None:
-    """A container without tzdata must not run everything in UTC, nor by files of the system that are years old."""
+async def test_b35_without_zone_data_no_command_starts(rota: Shell) -> None:
+    """Neither UTC nor outdated files of the system may be used instead."""
     (rota.folder / "sitecustomize.py").write_text(
         "import sys\n"
         "class Away:\n"
@@ -213,8 +208,8 @@ async def test_b35_without_zone_data_nothing_starts(rota: Shell) -> None:
         assert "tzdata is missing" in said.err
 
 
-async def test_set_changes_what_is_named_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
-    """B31: what comes next lies strictly after the edit; a payload and a pause stay."""
+async def test_b31_set_changes_only_the_named_options_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
+    """The next fire is strictly later than the edit."""
     made = await make_schedule(conn, cron="51 11 * * *", payload='{"n": 1}')
     await make_due(conn, made)
     said = await rota("schedule", "set", "s", "--every", "2h", "--max-attempts", 3, "--json")
@@ -237,8 +232,9 @@ async def test_set_changes_what_is_named_and_fires_nothing(rota: Shell, conn: Co
     assert "did you mean 's'?" in unknown.err
 
 
-async def test_pausing_says_who_and_why_and_runs_by_hand_all_the_same(rota: Shell, conn: Connection[Record]) -> None:
-    """Whoever finds a schedule standing still wants to know whom to ask."""
+async def test_a_paused_schedule_shows_who_paused_it_and_why_and_can_run_by_hand(
+    rota: Shell, conn: Connection[Record]
+) -> None:
     await make_schedule(conn)
     first = await rota("schedule", "pause", "s", "--for", "1h", "--note", "moving house", "--json")
     again = await rota("schedule", "pause", "s", "--for", "2h", "--json")
@@ -260,8 +256,7 @@ async def test_pausing_says_who_and_why_and_runs_by_hand_all_the_same(rota: Shel
     assert after.json["fire"]["disposition"] == "run_now"
 
 
-async def test_preview_shows_both_clocks_and_the_jitter(rota: Shell) -> None:
-    """The instant keeps its name; the job comes later by as much as always."""
+async def test_preview_shows_local_and_utc_time_and_the_jitter(rota: Shell) -> None:
     await rota("schedule", "add", "nightly", "h", *DAILY, "--jitter", "5m")
     said = await rota("schedule", "preview", "nightly", "--after", "2026-10-24T12:00:00Z", "--count", 2, "--json")
     first, second_pass, following = said.json
@@ -277,11 +272,8 @@ async def test_preview_shows_both_clocks_and_the_jitter(rota: Shell) -> None:
     assert "jitter" in (await rota("schedule", "preview", "nightly")).out
 
 
-# ── why ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_why_answers_from_the_rows(rota: Shell, conn: Connection[Record]) -> None:
-    """Enqueued and what became of it; skipped and why; a stretch; not due then, and what lies around it."""
+async def test_why_explains_each_disposition_of_an_instant(rota: Shell, conn: Connection[Record]) -> None:
+    """Enqueued, skipped, part of a missed stretch, or no instant of the schedule."""
     made = await make_schedule(conn, cron="0 6 * * *", timezone="Europe/Berlin")
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
     job = await conn.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
@@ -294,33 +286,33 @@ async def test_why_answers_from_the_rows(rota: Shell, conn: Connection[Record]) 
         """
     )
 
-    async def asked(at: str) -> Any:
+    async def explain(at: str) -> Any:
         said = await rota("why", "s", "--at", at, "--json")
         assert said.code == 0, said.err
         return said.json
 
-    enqueued = await asked("2026-07-01T06:00")
+    enqueued = await explain("2026-07-01T06:00")
     assert (enqueued["verdict"], enqueued["job_id"], enqueued["job_state"]) == ("enqueued", job, "due")
     assert "on time" in enqueued["answer"]
-    assert "still live" in (await asked("2026-07-02T04:00:00Z"))["answer"]
-    inside = await asked("2026-07-06T06:00")
+    assert "still live" in (await explain("2026-07-02T04:00:00Z"))["answer"]
+    inside = await explain("2026-07-06T06:00")
     assert inside["verdict"] == "skipped_misfire"
     assert "6 instants" in inside["answer"]
-    between = await asked("2026-07-01T12:00:00+02:00")
+    between = await explain("2026-07-01T12:00:00+02:00")
     assert between["verdict"] == "not_due"
     assert between["before"]["scheduled_for"] == "2026-07-01T04:00:00+00:00"
     assert between["before"]["became"] == f"enqueued, job {job}"
     assert (between["after"]["became"]) == "skipped_overlap"
-    assert (await asked("2100-07-01T06:00"))["verdict"] == "future"
-    assert (await asked("2025-07-01T06:00"))["verdict"] == "before_creation"
+    assert (await explain("2100-07-01T06:00"))["verdict"] == "future"
+    assert (await explain("2025-07-01T06:00"))["verdict"] == "before_creation"
     assert (await rota("why", "s", "--at", "yesterday")).code == 2
     unknown = await rota("why", "ss")
     assert unknown.code == 1
     assert "did you mean" in unknown.err
 
 
-async def test_why_finds_what_was_copied_from_the_screen(rota: Shell, conn: Connection[Record]) -> None:
-    """Every 5 s counts from its making, at a fraction of a second, which nothing but --json shows."""
+async def test_why_finds_an_instant_as_it_is_displayed(rota: Shell, conn: Connection[Record]) -> None:
+    """Instants of `every` have fractions of a second, which only --json shows."""
     await make_schedule(conn, every=timedelta(seconds=5))
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01 00:00:00.7+00'")
     said = await rota("schedule", "preview", "s", "--after", "2100-01-01T00:00:01Z", "--count", 1)
@@ -329,52 +321,49 @@ async def test_why_finds_what_was_copied_from_the_screen(rota: Shell, conn: Conn
     assert (found.json["verdict"], found.json["at"]) == ("future", "2100-01-01T00:00:05.700000+00:00")
 
 
-async def test_why_asks_twice_where_the_clock_shows_it_twice(rota: Shell) -> None:
-    """A reading of the schedule's own clock may mean two instants."""
+async def test_why_asks_which_instant_of_a_clock_fold_is_meant(rota: Shell) -> None:
     await rota("schedule", "add", "nightly", "h", *DAILY)
     said = await rota("why", "nightly", "--at", "2090-10-29T02:30", "--json")
     assert [each["verdict"] for each in said.json["answers"]] == ["future", "not_due"]
 
 
-async def test_f10_why_explains_the_second_pass_of_a_fold_and_what_lies_between_instants(
+async def test_f10_why_explains_the_second_pass_of_a_fold_and_times_between_instants(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    """F10: the first pass ran in its place; an hour that the schedule never names was neither left out nor missed."""
     made = await make_schedule(conn, cron="30 2 * * *", timezone="Europe/Berlin")
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
     insert = "insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count) values "
     await conn.execute(insert + f"('2026-10-25 00:30Z', {made}, 's', 'enqueued', 5, null, null)")
 
-    async def asked(at: str) -> Any:
+    async def explain(at: str) -> Any:
         said = await rota("why", "s", "--at", at, "--json")
         assert said.code == 0, said.err
         return said.json
 
-    both = (await asked("2026-10-25T02:30"))["answers"]
+    both = (await explain("2026-10-25T02:30"))["answers"]
     assert [each["verdict"] for each in both] == ["enqueued", "not_due"]
     second = "the clock shows 02:30 twice, and with dst_fold = first the schedule fires only the first time"
     assert (
         f"{second}, at 2026-10-25 00:30:00Z (enqueued, job 5). To fire both times: rota schedule set s --fold both"
         in (both[1]["answer"])
     )
-    for each in (await asked("2026-10-25T02:15"))["answers"]:
+    for each in (await explain("2026-10-25T02:15"))["answers"]:
         assert each["verdict"] == "not_due"
         assert "left out" not in each["answer"]
-    jumped = await asked("2026-03-29T02:15")
+    jumped = await explain("2026-03-29T02:15")
     assert (jumped["verdict"], "skips 02:15" in jumped["answer"]) == ("not_due", True)
-    assert (await asked("2026-03-29T02:30"))["verdict"] == "undecided"
+    assert (await explain("2026-03-29T02:30"))["verdict"] == "undecided"
 
     await conn.execute("delete from rota.fires")
     missed = "'skipped_misfire', null, '2026-10-25 00:30Z', 2)"
     await conn.execute(insert + f"('2026-10-26 01:30Z', {made}, 's', {missed}")
-    both = (await asked("2026-10-25T02:30"))["answers"]
+    both = (await explain("2026-10-25T02:30"))["answers"]
     assert [each["verdict"] for each in both] == ["skipped_misfire", "not_due"]
     assert "fires only the first time" in both[1]["answer"]
-    assert (await asked("2026-10-25T12:00:00Z"))["verdict"] == "not_due"
+    assert (await explain("2026-10-25T12:00:00Z"))["verdict"] == "not_due"
 
 
-async def test_why_follows_a_job_to_its_fire(rota: Shell, conn: Connection[Record]) -> None:
-    """By its number: which schedule made it, for when, and why it does not run."""
+async def test_why_accepts_a_job_id_and_explains_its_fire(rota: Shell, conn: Connection[Record]) -> None:
     await make_schedule(conn)
     job_id = (await rota("schedule", "run-now", "s", "--note", "try it")).out.strip()
     said = await rota("why", job_id, "--json")
@@ -385,31 +374,27 @@ async def test_why_follows_a_job_to_its_fire(rota: Shell, conn: Connection[Recor
     assert (await rota("why", "999")).code == 1
 
 
-# ── looking after them ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_check_names_what_stands_still_and_what_does_not_succeed(rota: Shell, conn: Connection[Record]) -> None:
-    """Each by name, with what to do; and daemons that would not agree about an instant."""
+async def test_check_names_stopped_and_unsuccessful_schedules(rota: Shell, conn: Connection[Record]) -> None:
+    """It also reports daemons with different zone data."""
     overdue = await make_schedule(conn, "late")
     await make_due(conn, overdue, ago=timedelta(minutes=5))
     await make_schedule(conn, "silent", expect_success_within=timedelta(hours=1))
     await conn.execute(
         "update rota.schedule_definitions set created_at = now() - interval '2 hours' where name = 'silent'"
     )
-    await live(conn, tzdata="2025b")
-    await live(conn, tzdata="2026a")
+    await register_daemon(conn, tzdata="2025b")
+    await register_daemon(conn, tzdata="2026a")
     said = await rota("check", "--json")
     assert said.code == 1
-    assert checks(said).keys() == {"overdue schedules", "no success", "tzdata"}
-    assert "late" in checks(said)["overdue schedules"]
-    assert "silent" in checks(said)["no success"]
-    assert "2025b" in checks(said)["tzdata"]
+    assert check_findings(said).keys() == {"overdue schedules", "no success", "tzdata"}
+    assert "late" in check_findings(said)["overdue schedules"]
+    assert "silent" in check_findings(said)["no success"]
+    assert "2025b" in check_findings(said)["tzdata"]
     silent = await rota("schedule", "list", "--state", "silent", "--json")
     assert [each["name"] for each in silent.json] == ["silent"]
 
 
-async def test_a_schedule_without_a_queue_is_judged_by_its_handlers(rota: Shell, conn: Connection[Record]) -> None:
-    """There its jobs go: a warning about another queue sends somebody to mend what is whole, and hides what isn't."""
+async def test_check_uses_the_handlers_queue_for_a_schedule_without_one(rota: Shell, conn: Connection[Record]) -> None:
     await conn.execute(
         """
         insert into rota.nodes (node_id, host, pid, rota_version, handlers, queues, slots, seen_at)
@@ -423,9 +408,9 @@ async def test_a_schedule_without_a_queue_is_judged_by_its_handlers(rota: Shell,
     assert "no living daemon serves the queue 'default'" in other.json["warnings"][0]
 
 
-async def test_a_crowd_without_jitter_is_told_of(rota: Shell, conn: Connection[Record]) -> None:
-    """A thousand jobs at the same second are somebody's overload; when the last one is added, and in check."""
-    await live(conn)
+async def test_many_schedules_at_one_instant_without_jitter_are_reported(rota: Shell, conn: Connection[Record]) -> None:
+    """Both `add` and `check` warn."""
+    await register_daemon(conn)
     await conn.execute(
         "insert into rota.schedules (name, handler, cron, start_at) "
         "select 's' || n, 'h', '0 0 * * *', now() from generate_series(1, 1000) n"
@@ -435,20 +420,19 @@ async def test_a_crowd_without_jitter_is_told_of(rota: Shell, conn: Connection[R
         "date_trunc('day', now() at time zone 'utc') at time zone 'utc' + interval '1 day'"
     )
     await conn.execute(midnight)
-    assert "crowd" not in checks(await rota("check", "--json"))
+    assert "crowd" not in check_findings(await rota("check", "--json"))
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
-    assert "crowd" not in checks(await rota("check", "--json"))
+    assert "crowd" not in check_findings(await rota("check", "--json"))
     one_more = await rota("schedule", "add", "last", "h", "--cron", "0 0 * * *", "--json")
     assert "1,001 schedules" in one_more.json["warnings"][0]
     spread = await rota("schedule", "add", "spread", "h", "--cron", "0 0 * * *", "--jitter", "5m", "--json")
     assert spread.json["warnings"] == []
-    assert "1,001 schedules" in checks(await rota("check", "--json"))["crowd"]
+    assert "1,001 schedules" in check_findings(await rota("check", "--json"))["crowd"]
     await conn.execute(midnight)
-    assert "1,001 schedules" in checks(await rota("check", "--json"))["crowd"]
+    assert "1,001 schedules" in check_findings(await rota("check", "--json"))["crowd"]
 
 
-async def test_status_shows_what_fires_next(rota: Shell, conn: Connection[Record]) -> None:
-    """The soonest first."""
+async def test_status_lists_the_next_fires_soonest_first(rota: Shell, conn: Connection[Record]) -> None:
     for name, hours in (("later", 2), ("sooner", 1)):
         await make_due(conn, await make_schedule(conn, name), ago=-timedelta(hours=hours))
     said = await rota("status", "--json")
@@ -458,7 +442,7 @@ async def test_status_shows_what_fires_next(rota: Shell, conn: Connection[Record
 
 
 async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connection[Record]) -> None:
-    """Under its own scheduled_for, spread if asked; a second time there is nothing to do."""
+    """A second backfill has nothing to do."""
     await rota("schedule", "add", "hourly", "h", "--cron", "0 * * * *")
     span = ("--from", "2026-03-01T00:00:00Z", "--to", "2026-03-01T06:00:00Z")
     dry = await rota("schedule", "backfill", "hourly", *span, "--dry-run", "--json")
@@ -490,12 +474,11 @@ async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connectio
         ("2026-03-29", ("--every", "1h", "--start-at", "2020-01-01T00:00Z"), 23),
     ],
 )
-async def test_backfill_of_a_day_on_which_the_clock_changes(
+async def test_backfill_of_a_day_with_a_clock_change_follows_the_schedules_settings(
     rota: Shell, conn: Connection[Record], day: str, columns: tuple[str, ...], counts: int
 ) -> None:
-    """The day is as long as it was, and what the schedule says of gap and fold holds for its past, too."""
     start = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo("Europe/Berlin"))
-    end = start + timedelta(days=1)  # on the wall clock
+    end = start + timedelta(days=1)  # in local time
     span = ("--from", start.isoformat(), "--to", end.isoformat(), "--json")
     await rota("schedule", "add", "s", "h", *columns, "--timezone", "Europe/Berlin")
     dry = await rota("schedule", "backfill", "s", *span, "--dry-run")
@@ -504,7 +487,7 @@ async def test_backfill_of_a_day_on_which_the_clock_changes(
     assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == counts
 
 
-async def test_a_backfill_without_end_is_refused_and_a_dry_run_says_how_far_it_counted(
+async def test_a_backfill_with_too_many_instants_is_rejected_and_a_dry_run_reports_its_limit(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     """Two centuries of seconds are neither counted nor kept in memory."""
@@ -520,11 +503,8 @@ async def test_a_backfill_without_end_is_refused_and_a_dry_run_says_how_far_it_c
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
-# ── code that declares ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_sync_says_what_it_would_do_and_does_it(rota: Shell, conn: Connection[Record]) -> None:
-    """As the daemons of that app would; what the code no longer has goes only with --prune."""
+async def test_sync_reports_and_applies_the_declarations(rota: Shell, conn: Connection[Record]) -> None:
+    """A schedule that the code no longer declares is removed only with --prune."""
     sync = ("schedule", "sync", "--app", "shop:app", "--json")
     dry = await rota(*sync, "--dry-run")
     assert [each["became"] for each in dry.json["schedules"]] == ["inserted"]
@@ -532,7 +512,7 @@ async def test_sync_says_what_it_would_do_and_does_it(rota: Shell, conn: Connect
     assert (await rota(*sync)).json["schedules"][0]["became"] == "inserted"
     assert (await rota(*sync)).json["schedules"][0]["became"] == "unchanged"
     (rota.folder / "shop.py").write_text(
-        service("shop", release="2", when='"0 7 * * *"').replace("shop.tick", "shop.tock")
+        service_source("shop", release="2", when='"0 7 * * *"').replace("shop.tick", "shop.tock")
     )
     assert {each["name"]: each["became"] for each in (await rota(*sync)).json["schedules"]} == {
         "shop.tick": "undeclared",
@@ -546,14 +526,14 @@ async def test_sync_says_what_it_would_do_and_does_it(rota: Shell, conn: Connect
 async def test_b37_two_services_share_a_database_and_any_node_fires_both(
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
-    """Schedules are rows: B's node fires A's, too, and leaves the jobs to a node that has the handler."""
-    (rota.folder / "a.py").write_text(service("a", "every=timedelta(seconds=1)", more=', overlap="allow"'))
-    (rota.folder / "b.py").write_text(service("b", "every=timedelta(seconds=1)", more=', overlap="allow"'))
+    """The node without the handler leaves the job to the other one."""
+    (rota.folder / "a.py").write_text(service_source("a", "every=timedelta(seconds=1)", more=', overlap="allow"'))
+    (rota.folder / "b.py").write_text(service_source("b", "every=timedelta(seconds=1)", more=', overlap="allow"'))
     assert (await rota("schedule", "sync", "--app", "a:app")).code == 0
     daemons._app = "b:app"
     daemons.start()
 
-    async def fired(name: str, outcome: str | None) -> bool:
+    async def have_fired(name: str, outcome: str | None) -> bool:
         return bool(
             await conn.fetchval(
                 """
@@ -566,23 +546,23 @@ async def test_b37_two_services_share_a_database_and_any_node_fires_both(
             )
         )
 
-    await eventually(lambda: fired("b.tick", "succeeded"), within=20)
-    await eventually(lambda: fired("a.tick", None), within=20)
+    await eventually(lambda: have_fired("b.tick", "succeeded"), within=20)
+    await eventually(lambda: have_fired("a.tick", None), within=20)
     assert await conn.fetchval("select count(*) from rota.job_runs where handler = 'a.tick'") == 0
     daemons._app = "a:app"
     daemons.start()
-    await eventually(lambda: fired("a.tick", "succeeded"), within=20)
+    await eventually(lambda: have_fired("a.tick", "succeeded"), within=20)
     rows = await conn.fetch(
         "select name, declared_by, last_success_at is not null as ran from rota.schedules order by 1"
     )
     assert [(row["name"], row["declared_by"]) for row in rows] == [("a.tick", "a"), ("b.tick", "b")]
 
 
-async def test_an_operators_edit_survives_restarts_and_an_older_release_changes_nothing(
+async def test_an_operators_edit_survives_restarts_of_daemons_of_two_releases(
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
-    """Real daemons, started again and again, of two releases side by side."""
-    (rota.folder / "shop.py").write_text(service("shop", release="1.9"))
+    """The older release changes nothing."""
+    (rota.folder / "shop.py").write_text(service_source("shop", release="1.9"))
     daemons.start().stop()
     await rota("schedule", "set", "shop.tick", "--cron", "0 5 * * *")
     await rota("schedule", "pause", "shop.tick")
@@ -591,11 +571,11 @@ async def test_an_operators_edit_survives_restarts_and_an_older_release_changes_
     assert row is not None
     assert (row["cron"], row["paused"]) == ("0 5 * * *", True)
 
-    (rota.folder / "shop.py").write_text(service("shop", '"0 7 * * *"', release="1.10"))
+    (rota.folder / "shop.py").write_text(service_source("shop", '"0 7 * * *"', release="1.10"))
     told = daemons.start()
     told.wait_for("schedule.updated", schedule="shop.tick")
     told.stop()
-    (rota.folder / "shop.py").write_text(service("shop", release="1.9"))
+    (rota.folder / "shop.py").write_text(service_source("shop", release="1.9"))
     told = daemons.start()
     told.wait_for("schedule.left_alone", what="newer_release")
     told.stop()

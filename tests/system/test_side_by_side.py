@@ -1,6 +1,6 @@
-"""A daemon on a schema one version newer, beside a daemon of that version: the first and last minutes of a rolling upgrade.
+"""Daemons of two schema versions in one database, as in the first and last minutes of a rolling upgrade.
 
-The newer version is this code and one migration more, which exists in this test alone.
+The newer version is this code plus one migration that exists only in this test.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ create index later_idx on rota.jobs (added_later);
 
 
 @pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this code with the additive migration; returns the folder to import it from."""
+def install_newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy this code, add the migration, and return the folder to import it from."""
     folder = tmp_path_factory.mktemp("newer")
     shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(SOURCE.parent / "sql", folder / "sql")
@@ -50,9 +50,11 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "src"
 
 
-async def test_an_older_daemon_works_beside_a_newer_one_and_takes_over_from_it(fleet: Fleet, newer: Path) -> None:
-    """Both claim, fire, heartbeat, settle and reap in one database. Each finishes the jobs of the other when that dies."""
-    code = os.pathsep.join([str(TESTS), str(newer)])
+async def test_an_older_and_a_newer_daemon_work_together_and_take_over_from_each_other(
+    fleet: Fleet, install_newer: Path
+) -> None:
+    """Both claim, fire, heartbeat, settle and reap."""
+    code = os.pathsep.join([str(TESTS), str(install_newer)])
     migrate = [sys.executable, "-m", "rota", "migrate", "--dsn", fleet.dsn]
     subprocess.run(migrate, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})  # noqa: ASYNC221
     assert await fleet.value("select schema_version from rota.meta") == VERSION + 1
@@ -70,7 +72,7 @@ async def test_an_older_daemon_works_beside_a_newer_one_and_takes_over_from_it(f
     assert {row["pid"] for row in ran} == {old.pid, new.pid}
     assert await fleet.value("select count(*) from effects") == len(jobs)
 
-    # The older daemon dies first, then the newer one, whose job an older one takes over, as in a rollback.
+    # The older daemon dies first, then the newer one. An older daemon takes over its job, as in a rollback.
     for dies, lives in ((old, new), (new, None)):
         with stopped(lives) if lives else nullcontext():
             job = await fleet.enqueue("work", {"seconds": 600})

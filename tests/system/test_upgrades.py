@@ -1,4 +1,4 @@
-"""Versions side by side: which daemon starts on which schema, and migrating while daemons work."""
+"""Versions side by side: which daemon starts on which schema, and migrations while daemons work."""
 
 from __future__ import annotations
 
@@ -37,26 +37,22 @@ async def works(job): ...
 
 @pytest.fixture
 def rota(tmp_path: Path, database: Database) -> Shell:
-    """The shell, on the test's database, with an app in its folder."""
+    """A shell on the test's database, with an app in its folder."""
     (tmp_path / "shop.py").write_text(APP)
     return Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_LOG_FORMAT": "json"})
 
 
-async def _newer(conn: Connection[Record], *, oldest_compatible: int) -> None:
-    """Make it look as if a later rota had migrated."""
+async def _pretend_newer_schema(conn: Connection[Record], *, oldest_compatible: int) -> None:
+    """Change rota.meta as a later version's migration would."""
     await conn.execute("insert into rota.migrations values ($1, '9999_later', 'sum')", module.VERSION + 1)
     await conn.execute(
         "update rota.meta set schema_version = $1, oldest_compatible = $2", module.VERSION + 1, oldest_compatible
     )
 
 
-async def test_an_older_daemon_works_beside_a_newer_schema_that_is_fit_for_it(
-    rota: Shell, conn: Connection[Record]
-) -> None:
-    """While a fleet is being upgraded both are there, and the old ones are restarted too: by crashes, by `rota migrate`
-    in the same script as ever.
-    """
-    await _newer(conn, oldest_compatible=module.VERSION)
+async def test_an_older_daemon_starts_on_a_newer_compatible_schema(rota: Shell, conn: Connection[Record]) -> None:
+    """During an upgrade, older daemons may restart, and deployments run `rota migrate` again."""
+    await _pretend_newer_schema(conn, oldest_compatible=module.VERSION)
     job_id = await conn.fetchval("insert into rota.jobs (handler) values ('shop.works') returning job_id")
 
     migrated = await rota("migrate", "--json")
@@ -67,15 +63,16 @@ async def test_an_older_daemon_works_beside_a_newer_schema_that_is_fit_for_it(
     assert migrated.json == {"applied": [], "version": module.VERSION + 1}
     assert "but compatible" in (await rota("migrate")).out
     assert await conn.fetchval("select outcome from rota.job_runs where job_id = $1", job_id) == "succeeded"
-    # But it must not set the rights of what it doesn't know.
+    # It must not set the rights of objects that it does not know.
     roles = await rota("migrate", "--roles")
     assert roles.code == 3
     assert "newer rota" in roles.err
 
 
-async def test_an_older_daemon_refuses_a_schema_that_has_left_it_behind(rota: Shell, conn: Connection[Record]) -> None:
-    """It would fail in the middle of jobs, on a column that is gone: better at the start, with the cure."""
-    await _newer(conn, oldest_compatible=module.VERSION + 1)
+async def test_an_older_daemon_refuses_to_start_on_an_incompatible_schema(
+    rota: Shell, conn: Connection[Record]
+) -> None:
+    await _pretend_newer_schema(conn, oldest_compatible=module.VERSION + 1)
     await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
     for command in (["run", "--app", "shop:app"], ["status"], ["migrate"], ["migrate", "--check"]):
         said = await rota(*command)
@@ -85,8 +82,7 @@ async def test_an_older_daemon_refuses_a_schema_that_has_left_it_behind(rota: Sh
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
-async def test_a_newer_daemon_waits_for_its_migration(rota: Shell, conn: Connection[Record]) -> None:
-    """Deployed before the migration has run: nothing is claimed with statements that the schema can't answer."""
+async def test_a_newer_daemon_does_not_start_before_its_migration(rota: Shell, conn: Connection[Record]) -> None:
     await conn.execute("update rota.meta set schema_version = $1", module.VERSION - 1)
     await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
     said = await rota("run", "--app", "shop:app")
@@ -95,8 +91,8 @@ async def test_a_newer_daemon_waits_for_its_migration(rota: Shell, conn: Connect
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
-async def test_a_schema_made_by_other_migrations_is_refused(rota: Shell, conn: Connection[Record]) -> None:
-    """The migrations were numbered anew before the first release: the message says how to start again."""
+async def test_a_schema_made_by_other_migrations_is_rejected(rota: Shell, conn: Connection[Record]) -> None:
+    """The migrations were renumbered before the first release, and the message says how to start again."""
     await conn.execute("update rota.migrations set name = '0001_ground', checksum = 'sum' where version = 1")
     for options in ((), ("--check",)):
         said = await rota("migrate", *options)
@@ -105,27 +101,28 @@ async def test_a_schema_made_by_other_migrations_is_refused(rota: Shell, conn: C
         assert "drop schema rota cascade" in said.err
 
 
-def test_what_breaks_older_daemons_says_so_in_its_migration() -> None:
-    """The mark is what raises oldest_compatible, so that an additive migration leaves the release before it running."""
+def test_a_migration_that_breaks_older_daemons_declares_it() -> None:
+    """The mark raises oldest_compatible; without it, the previous release keeps running."""
     breaking = [number for number, text in enumerate(sql.MIGRATIONS.values(), 1) if f"\n{module.BREAKING}" in text]
     assert breaking[-1] == module.OLDEST_COMPATIBLE
 
 
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A migration that needs the lock on rota.jobs that nobody else may have beside it."""
+def later_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that needs an exclusive lock on rota.jobs."""
     text = "alter table rota.jobs add column later integer"
     monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, "9999_later": text})
     monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 1)
     monkeypatch.setattr(lock_waiting, "RETRY_SECONDS", 0.3)
 
 
-@pytest.mark.usefixtures("later")
-async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
+@pytest.mark.usefixtures("later_migration")
+async def test_a_migration_that_waits_for_a_lock_lets_jobs_run(
     rota: Shell, database: Database, conn: Connection[Record]
 ) -> None:
-    """Behind a statement that waits for an exclusive lock every claim waits, too. A report that runs for an hour must not
-    turn a migration into an outage of an hour: it tries for half a second at a time, and jobs run in between.
+    """Claims queue behind a waiting exclusive lock.
+
+    The migration therefore waits for half a second at a time, and lets jobs run in between.
     """
     with running_command(rota, "run", "--app", "shop:app") as (process, said):
         await eventually(lambda: "node.started" in said(), within=30, what="the daemon")
@@ -163,9 +160,10 @@ async def test_a_migration_that_has_to_wait_lets_jobs_go_by(
         assert process.wait(30) == 0
 
 
-@pytest.mark.usefixtures("later")
-async def test_a_lock_that_nobody_lets_go_of_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment must end, and say why; what was not done is not half done."""
+@pytest.mark.usefixtures("later_migration")
+async def test_a_migration_that_never_gets_its_lock_gives_up_and_changes_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lock_waiting, "LOCK_SECONDS", 0.5)
     async with database.connect() as report:
         async with report.transaction():
@@ -187,8 +185,8 @@ create unique index concurrently later_idx
 
 
 @pytest.fixture
-def index_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A migration that can't run in a transaction, with one after it that can."""
+def index_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that cannot run in a transaction, followed by one that can."""
     more = {"9998_index": CONCURRENTLY, "9999_later": "alter table rota.jobs add column later integer;"}
     monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, **more})
     monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 2)
@@ -198,11 +196,11 @@ def index_later(monkeypatch: pytest.MonkeyPatch) -> None:
 INDEX = "select indisvalid from pg_index where indexrelid = to_regclass('rota.later_idx')"
 
 
-@pytest.mark.usefixtures("index_later")
+@pytest.mark.usefixtures("index_migration")
 async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A failed build leaves an invalid index, which slows every write down and serves nobody; the next run clears it away."""
+    """A failed build leaves an invalid index, which the next run drops."""
     before = await conn.fetchval("select count(*) from rota.migrations")
     await conn.execute("insert into rota.jobs (handler) values ('twice'), ('twice')")
     with pytest.raises(asyncpg.UniqueViolationError):
@@ -219,20 +217,20 @@ async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
     assert await module.list_missing(database.dsn) == []
 
 
-@pytest.mark.usefixtures("index_later")
-async def test_migrators_that_meet_at_an_index_do_not_wait_for_each_other(
+@pytest.mark.usefixtures("index_migration")
+async def test_concurrent_migrations_do_not_block_a_concurrent_index_build(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """A build waits for all snapshots; whoever waited for the migrators' lock in a statement would hold one."""
+    """The build waits for all snapshots, so the second process must not wait for its lock inside a statement."""
     async with asyncio.TaskGroup() as group:
         runs = [group.create_task(module.migrate(database.dsn)) for _ in range(3)]
     assert sorted(len(run.result().applied) for run in runs) == [0, 0, 2]
     assert await conn.fetchval(INDEX) is True
 
 
-@pytest.mark.usefixtures("index_later")
-async def test_the_printed_sql_leaves_the_transaction_for_it(server: Server) -> None:
-    """Run statement by statement, as psql does; the row that says it was applied comes after it."""
+@pytest.mark.usefixtures("index_migration")
+async def test_the_printed_sql_runs_a_concurrent_index_build_outside_a_transaction(server: Server) -> None:
+    """The row that marks it as applied comes after it."""
     name = f"rota_printed_{os.getpid()}"
     root = await asyncpg.connect(server.dsn)
     try:

@@ -1,4 +1,4 @@
-"""What is installed from a wheel is whole: the SQL lies at the top of the tree, and a build could leave it behind."""
+"""A wheel contains the SQL files, although they are outside of src/."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ print(json.dumps([loaded.__file__, dict(loaded.SQL), list(loaded.MIGRATIONS)]))
 """
 
 
-def test_a_wheel_in_an_empty_environment_holds_every_query_and_migration(tmp_path: Path) -> None:
-    """The checkout hides a wheel without SQL: the loader finds the folder beside src/."""
-    wheel = build(tmp_path)
-    python = empty_environment(tmp_path / "venv")
-    subprocess.run([*installer(python), "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+def test_a_wheel_in_an_empty_environment_contains_every_query_and_migration(tmp_path: Path) -> None:
+    """In a checkout, the loader would find the folder beside src/."""
+    wheel = build_wheel(tmp_path)
+    python = make_empty_environment(tmp_path / "venv")
+    subprocess.run([*find_installer(python), "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
 
     said = subprocess.run([python, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -35,8 +35,8 @@ def test_a_wheel_in_an_empty_environment_holds_every_query_and_migration(tmp_pat
     assert migrations == list(MIGRATIONS)
 
 
-def build(folder: Path) -> Path:
-    """Build the wheel from a copy of what the build reads, with the installed backend: no network, no litter."""
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel offline from a copy of the sources, with the installed backend."""
     source = folder / "source"
     source.mkdir()
     for name in ("src", "sql"):
@@ -50,11 +50,11 @@ def build(folder: Path) -> Path:
     return wheel
 
 
-def empty_environment(folder: Path) -> Path:
-    """Make an environment in which only the dependencies of ours can be imported, from where they are installed.
+def make_empty_environment(folder: Path) -> Path:
+    """Create an environment with only the dependencies of rota, from where they are installed.
 
-    They come through a path file, read in after the environment's own folder, so that nothing is downloaded. The
-    editable install of rota over there is a path file itself, which Python doesn't follow from here.
+    A .pth file adds them, so nothing is downloaded. Python does not follow .pth files that it finds there, so the editable
+    installation of rota is not visible.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -64,8 +64,8 @@ def empty_environment(folder: Path) -> Path:
     return python
 
 
-def installer(python: Path) -> list[str]:
-    """The installer at hand, working on that environment: pip, else uv, which makes environments without pip."""
+def find_installer(python: Path) -> list[str]:
+    """Return the command that installs into the environment: pip, or uv."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
     if uv := shutil.which("uv"):
