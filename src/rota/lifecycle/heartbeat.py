@@ -86,11 +86,15 @@ class Heartbeat:
         self._cancel_notified_at = -inf
         self._main_thread = threading.get_ident()
         self._last_tick_at = boottime()
-        self.frozen_at = -inf
-        """When this thread was last delayed by STALL_SECONDS or more: some code held the interpreter's lock."""
+        self._frozen_at = -inf
+        """When this thread was last found delayed by STALL_SECONDS or more: some code held the interpreter's lock."""
         self.blocked_at: list[str] = []
         """The stack of the main thread when its loop was last found blocked."""
         self.main_loop_ran_at = boottime()
+
+    def was_frozen_since(self, moment: float) -> bool:
+        """Return whether this thread was delayed after this moment. Includes a delay of which it has not ticked yet."""
+        return self._frozen_at > moment or boottime() - self._last_tick_at > STALL_SECONDS
 
     def check_cancel_requests(self) -> None:
         """On the next ticks, extend every lease not yet extended after this call: the answer includes requests to cancel."""
@@ -100,7 +104,7 @@ class Heartbeat:
         """Extend the leases that are due. Sends nothing if none is."""
         now = boottime()
         if now - self._last_tick_at > STALL_SECONDS:
-            self.frozen_at = now
+            self._frozen_at = now
         self._last_tick_at = now
         if now - self.main_loop_ran_at > STALL_SECONDS:
             self.blocked_at = stacks.frame_stack(sys._current_frames().get(self._main_thread))  # noqa: SLF001
@@ -247,7 +251,7 @@ class LeaseWatch:
             worst=self._worst_lag,
             suspects=self._ran_since(now - lag) if lag >= STALL_SECONDS else [],
             where=self._heartbeat.blocked_at,
-            frozen=self._heartbeat.frozen_at > now - lag,
+            frozen=self._heartbeat.was_frozen_since(now - lag),
         )
         self._ran_at = self._heartbeat.main_loop_ran_at = now
         for attempt in self._running.snapshot():
