@@ -89,13 +89,14 @@ async def test_a_job_whose_settings_overflow_becomes_a_dead_letter(
         },
         {"scheduled_for": "timestamptz '20000-01-01'", "created_at": "'infinity'"},
         {"scheduled_for": "'-infinity'", "created_at": "timestamptz '20000-01-01'"},
+        {"scheduled_for": "timestamptz '4000-01-01 BC'"},
     ],
     ids=str,
 )
 async def test_a_job_with_an_instant_outside_pythons_range_runs_like_other_jobs(
     database: Database, conn: Connection[Record], columns: dict[str, Any]
 ) -> None:
-    """The values are decoded after the claim has committed, so a decoding error would block the whole batch."""
+    """A2: the values are decoded after the claim has committed, so a decoding error would block the whole batch."""
     async with no_checks(conn, "rota.jobs"):
         jobs = [await insert_job(conn, "work", **columns), *[await insert_job(conn, "work") for _ in range(3)]]
         async with run_node(database.dsn, failing_app()) as node:
@@ -107,21 +108,25 @@ async def test_a_job_with_an_instant_outside_pythons_range_runs_like_other_jobs(
 async def test_jobs_that_cannot_be_expired_or_cancelled_block_no_other_jobs(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The log names the two jobs; the other jobs of the same statements end."""
+    """A foreign key of a user's table prevents it. The log names the two jobs, which end once the key is gone."""
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
     late = [await insert_job(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
-    asked = [await insert_job(conn, "nobody") for _ in range(3)]
-    await conn.execute("insert into public.orders values ($1), ($2)", late[1], asked[1])
+    cancelled = [await insert_job(conn, "nobody") for _ in range(3)]
+    await conn.execute("insert into public.orders values ($1), ($2)", late[1], cancelled[1])
     await conn.execute(
-        "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", asked
+        "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", cancelled
     )
     async with run_node(database.dsn, failing_app()) as node:
         for job_id in (late[0], late[2]):
             assert await final_outcome(conn, job_id) == "expired"
-        for job_id in (asked[0], asked[2]):
+        for job_id in (cancelled[0], cancelled[2]):
             assert await final_outcome(conn, job_id) == "cancelled"
         await node.wait_for_event("row.refused", doing="expire", job_id=late[1])
-        await node.wait_for_event("row.refused", doing="cancel", job_id=asked[1])
+        await node.wait_for_event("row.refused", doing="cancel", job_id=cancelled[1])
+
+        await conn.execute("delete from public.orders")
+        assert await final_outcome(conn, late[1]) == "expired"
+        assert await final_outcome(conn, cancelled[1]) == "cancelled"
         assert node.crash is None
 
 
@@ -193,15 +198,15 @@ async def test_a_waiting_fire_whose_job_is_rejected_blocks_no_other_fire(
     conn: Connection[Record], planner: Planner
 ) -> None:
     """The log names the schedule of the rejected fire."""
-    made = [await make_schedule(conn, name, overlap="queue_one") for name in ("one", "bad", "other")]
+    schedule_ids = [await make_schedule(conn, name, overlap="queue_one") for name in ("one", "bad", "other")]
     await conn.execute(
         "insert into rota.fires (scheduled_for, schedule_id, name, disposition) "
         "select '2026-01-01 00:00+00', schedule_id, name, 'waiting' from rota.schedules"
     )
     await conn.execute(
-        f'alter table rota.jobs add constraint "not this one" check (schedule_id <> {made[1]}) not valid'
+        f'alter table rota.jobs add constraint "not this one" check (schedule_id <> {schedule_ids[1]}) not valid'
     )
     await planner.turn()
-    assert [await dispositions(conn, each) for each in made] == [["enqueued"], ["waiting"], ["enqueued"]]
+    assert [await dispositions(conn, each) for each in schedule_ids] == [["enqueued"], ["waiting"], ["enqueued"]]
     (event,) = planner.said("row.refused")
-    assert (event["doing"], event["schedule"], event["schedule_id"]) == ("promote", "bad", made[1])
+    assert (event["doing"], event["schedule"], event["schedule_id"]) == ("promote", "bad", schedule_ids[1])

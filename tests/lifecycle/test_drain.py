@@ -181,11 +181,11 @@ async def test_a_handler_that_finishes_after_its_interruption_has_succeeded(
 ) -> None:
     """It may use the grace to clean up and return a result."""
     app = rota.App("stubborn")
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     @app.handler("finish")
     async def finish(job: rota.Job[Any]) -> str | None:
-        began.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -194,7 +194,7 @@ async def test_a_handler_that_finishes_after_its_interruption_has_succeeded(
 
     async with run_node(database.dsn, app, drain__timeout="0s") as node:
         job_id = await insert_job(conn, "finish")
-        await began.wait()
+        await started.wait()
         node.stop()
         await node.wait_until_stopped()
         assert node.crash is None

@@ -46,8 +46,8 @@ async def test_jobs_end_exactly_once_while_connections_are_killed_again_and_agai
 
     @app.handler("commit", max_attempts=200)
     async def commit(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values ($1)", job.job_id)
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values ($1)", job.job_id)
 
     async def count_outcomes() -> dict[str, int]:
         rows = await conn.fetch(
@@ -89,10 +89,10 @@ async def test_jobs_end_exactly_once_while_connections_are_killed_again_and_agai
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_a_job_that_outlives_a_restart_of_the_database_keeps_its_attempt(
+async def test_b67_a_job_that_outlives_a_restart_of_the_database_keeps_its_attempt(
     durable_server: Callable[..., DurableServer], how: str
 ) -> None:
-    """B67: the lease is stored in the job's row, and the node extends it over a new connection."""
+    """The lease is stored in the job's row, and the node extends it over a new connection."""
     server = durable_server()
     app = rota.App("restart")
     go = asyncio.Event()
@@ -129,7 +129,7 @@ async def test_a_job_that_outlives_a_restart_of_the_database_keeps_its_attempt(
         assert node.crash is None
 
 
-async def test_a_job_that_ends_while_the_database_is_down_is_settled_once(
+async def test_b67_a_job_that_ends_while_the_database_is_down_is_settled_once(
     durable_server: Callable[..., DurableServer],
 ) -> None:
     """The node keeps the outcome and the slot until the database is back."""
@@ -378,7 +378,7 @@ async def test_a_serializable_default_isolation_causes_no_errors(database: Datab
 
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
     nodes = [run_node(database.dsn, app, queues="default:20") for _ in range(3)]
-    async with nodes[0] as node, nodes[1] as other_node, nodes[2] as all_have_fired:
+    async with nodes[0] as node, nodes[1] as other_node, nodes[2] as third_node:
         for _ in range(10):
             await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
 
@@ -386,5 +386,5 @@ async def test_a_serializable_default_isolation_causes_no_errors(database: Datab
             return not await conn.fetchval("select count(*) from rota.jobs")
 
         await eventually(none_left, within=40, what="the end of all jobs")
-        for each in (node, other_node, all_have_fired):
+        for each in (node, other_node, third_node):
             assert not each.events_named("service.failed", kind="SerializationError")

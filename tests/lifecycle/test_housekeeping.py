@@ -57,8 +57,8 @@ async def _make_partition(conn: Connection[Record], days_ago: int) -> str:
 async def test_a_view_on_an_old_partition_keeps_only_that_partition(conn: Connection[Record]) -> None:
     """Other partitions are dropped and created, history is pruned, and the error names the view."""
     events: Events = []
-    held, other = await _make_partition(conn, 30), await _make_partition(conn, 29)
-    await conn.execute(f"create view report as select * from rota.{held}")
+    viewed, other = await _make_partition(conn, 30), await _make_partition(conn, 29)
+    await conn.execute(f"create view report as select * from rota.{viewed}")
     coming: str = await conn.fetchval(
         "select max(inhrelid::regclass::text) from pg_inherits "
         r"where inhparent = 'rota.job_runs'::regclass and inhrelid::regclass::text ~ '\d$'"
@@ -68,13 +68,13 @@ async def test_a_view_on_an_old_partition_keeps_only_that_partition(conn: Connec
     service = make_pruner(conn, events)
     for _ in range(2):
         await service.run_once()
-    assert await conn.fetchval("select to_regclass('rota.' || $1) is not null", held)
+    assert await conn.fetchval("select to_regclass('rota.' || $1) is not null", viewed)
     assert await conn.fetchval("select to_regclass('rota.' || $1) is null", other)
     assert await conn.fetchval("select to_regclass($1) is not null", coming)
     assert not await conn.fetchval("select count(*) from rota.attempts")
     (piece,) = errors = await failing_tasks(conn)
     assert piece == "ledger_drop"
-    assert f"{held}: cannot drop table" in str(errors[piece])
+    assert f"{viewed}: cannot drop table" in str(errors[piece])
     assert "report depends on" in str(errors[piece])
     failed = [fields for name, fields in events if name == "housekeeping.failed"]
     assert [fields["piece"] for fields in failed] == ["ledger_drop"], "once, not at every turn"
@@ -82,7 +82,7 @@ async def test_a_view_on_an_old_partition_keeps_only_that_partition(conn: Connec
     await conn.execute("drop view report")
     await service.run_once()
     assert await failing_tasks(conn) == {}
-    assert await conn.fetchval("select to_regclass('rota.' || $1) is null", held)
+    assert await conn.fetchval("select to_regclass('rota.' || $1) is null", viewed)
 
 
 @pytest.mark.parametrize("piece", ["attempts", "fires", "dead_letters", "guards", "audit", "lost_nodes"])

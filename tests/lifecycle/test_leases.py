@@ -136,7 +136,7 @@ async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_rejecte
         assert await ledger_rows(conn, job_id) == []
 
 
-async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
+async def test_a_handler_that_blocks_the_loop_for_longer_than_a_lease_keeps_its_lease(
     database: Database, conn: Connection[Record]
 ) -> None:
     """The heartbeat has its own thread, so a blocked event loop delays jobs but starts none twice."""
@@ -146,18 +146,18 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_keeps_its_lease(
     @app.handler("block")
     async def block(job: rota.Job[Any]) -> None:
         tries.append(job.attempt)
-        blocked = time.monotonic() + 9
-        until(lambda: time.monotonic() > blocked, within=20)
+        blocked_until = time.monotonic() + 4.5
+        until(lambda: time.monotonic() > blocked_until)
 
     async with run_node(database.dsn, app, queues="default:2") as node:
         job_id = await insert_job(conn, "block")
-        assert await final_outcome(conn, job_id, within=20) == "succeeded"
+        assert await final_outcome(conn, job_id) == "succeeded"
         assert tries == [1]
         assert not node.events_named("lease.lost")
         assert not node.events_named("lease.reaped")
         assert await failed_attempts(conn, job_id) == []
-        await node.wait_for_turns("trust", times=8)
-        assert node.metric("rota_loop_lag_seconds") > 8, "a scrape that comes seconds later sees it, too"
+        await node.wait_for_turns("trust", times=4)
+        assert node.metric("rota_loop_lag_seconds") > 4, "the gauge keeps the worst lag for a later scrape"
 
 
 async def test_a_heartbeat_extends_no_lease_past_the_jobs_timeout(database: Database, conn: Connection[Record]) -> None:
@@ -264,8 +264,8 @@ async def test_a_handler_cut_off_from_the_database_is_interrupted_before_its_lea
             await eventually(lambda: stopped, what="the interruption")
             ((reason, when),) = stopped
             assert reason == "lease_lost"
-            held = await live_row(conn, job_id)
-            assert when < held["lease_expires_at"]
+            row = await live_row(conn, job_id)
+            assert when < row["lease_expires_at"]
             proxy.heal()
             node.stop()
             node.stop()
@@ -359,10 +359,10 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
 
     with pytest.MonkeyPatch.context() as patch:
         real = queries.settle_succeeded
-        gone = asyncio.Event()
+        has_recovered = asyncio.Event()
 
         async def fail_while_away(*args: Any, **kwargs: Any) -> Any:
-            if not gone.is_set():
+            if not has_recovered.is_set():
                 raise ConnectionResetError
             return await real(*args, **kwargs)
 
@@ -371,7 +371,7 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
             job_id = await insert_job(conn, "quick")
             await node.wait_for_event("service.failed", service="settle")
             await wait_for_attempt_age(conn, 4.0, job_id=job_id)
-            gone.set()
+            has_recovered.set()
             assert await final_outcome(conn, job_id, within=20) == "succeeded"
             assert not node.events_named("lease.reaped")
             assert not other_node.events_named("lease.reaped")

@@ -42,15 +42,15 @@ def replies_app(calls: list[int], effects: Database | None = None) -> rota.App:
     @app.handler("commit")
     async def commit(job: rota.Job[Any]) -> None:
         calls.append(job.attempt)
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values ($1)", job.attempt)
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values ($1)", job.attempt)
 
     @app.handler("step", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
     async def step(job: rota.Job[Any]) -> None:
         calls.append(job.attempt)
         if job.checkpoint is None:
-            async with job.transaction(checkpoint={"done": 1}) as mine:
-                await mine.execute("insert into public.effects values ($1)", job.attempt)
+            async with job.transaction(checkpoint={"done": 1}) as own_conn:
+                await own_conn.execute("insert into public.effects values ($1)", job.attempt)
 
     del effects
     return app
@@ -176,38 +176,38 @@ async def test_a_transaction_commits_effect_and_completion_together_or_neither(
 
     @app.handler("fails", max_attempts=1)
     async def fails(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values (1)")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values (1)")
             raise ValueError
 
     @app.handler("fails after")
     async def fails_after(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values (2)")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values (2)")
         raise ValueError
 
     @app.handler("twice", max_attempts=1)
     async def twice(job: rota.Job[Any]) -> None:
-        async with job.transaction(checkpoint=1) as mine:
-            await mine.execute("insert into public.effects values (3)")
-        async with job.transaction(checkpoint=2) as mine:
-            await mine.execute("insert into public.effects values (4)")
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values (5)")
+        async with job.transaction(checkpoint=1) as own_conn:
+            await own_conn.execute("insert into public.effects values (3)")
+        async with job.transaction(checkpoint=2) as own_conn:
+            await own_conn.execute("insert into public.effects values (4)")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values (5)")
 
     @app.handler("completes in vain", max_attempts=1)
     async def completes_in_vain(job: rota.Job[Any]) -> None:
-        async with database.connect() as mine:
-            transaction = mine.transaction()
+        async with database.connect() as own_conn:
+            transaction = own_conn.transaction()
             await transaction.start()
-            await job.complete(mine, {"n": 1})
+            await job.complete(own_conn, {"n": 1})
             await transaction.rollback()
 
     @app.handler("completes")
     async def completes(job: rota.Job[Any]) -> None:
-        async with database.connect() as mine, mine.transaction():
-            await mine.execute("insert into public.effects values (6)")
-            await job.complete(mine, {"n": 1})
+        async with database.connect() as own_conn, own_conn.transaction():
+            await own_conn.execute("insert into public.effects values (6)")
+            await job.complete(own_conn, {"n": 1})
 
     async with run_node(database.dsn, app) as node:
         jobs = {
@@ -239,8 +239,8 @@ async def test_a_handler_whose_transaction_locks_the_job_row_keeps_its_lease(
 
     @app.handler("long")
     async def long(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("insert into public.effects values (1)")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("insert into public.effects values (1)")
             await seen.wait()
 
     async with run_node(database.dsn, app) as node:
@@ -260,10 +260,10 @@ async def test_a_rollback_without_any_reply_does_not_keep_its_slot(
 
     @app.handler("writes", max_attempts=1)
     async def writes(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("select 1")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("select 1")
             begun.set()
-            await mine.execute("select pg_sleep(60)")
+            await own_conn.execute("select pg_sleep(60)")
 
     with FaultyProxy(database.dsn) as proxy:
         async with run_node(proxy.dsn, app, drain__grace="30s"):

@@ -544,7 +544,7 @@ async def test_b35_an_unknown_timezone_stops_only_its_own_schedule(conn: Connect
     await planner.turn()
     assert "Europe/Berlin" in (await clock(conn, wrong))["invalid_reason"]
     assert (await clock(conn, right))["next_fire_at"] is not None
-    assert [said["schedule"] for said in planner.said("schedule.invalid")] == ["wrong"]
+    assert [event["schedule"] for event in planner.said("schedule.invalid")] == ["wrong"]
     await conn.execute("update rota.schedules set timezone = 'Europe/Berlin' where name = 'wrong'")
     await planner.turn()
     assert (await clock(conn, wrong))["next_fire_at"] is not None
@@ -592,7 +592,7 @@ async def test_next_fires_planned_with_other_zone_data_are_planned_again(
     await again.turn()
     assert [(await clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])] == right
     assert await dispositions(conn) == ["enqueued"], "what is due is decided about; nothing fires because of new data"
-    assert [said["count"] for said in again.said("schedules.moved")] == [1]
+    assert [event["count"] for event in again.said("schedules.moved")] == [1]
     assert "2023c" not in await conn.fetchval("select planned_with from rota.meta")
 
 
@@ -709,8 +709,8 @@ async def test_successes_and_failures_of_schedules_are_counted(
     one, other, deleted = [await make_schedule(conn, name) for name in ("one", "other", "gone")]
     await conn.execute("delete from rota.schedules where name = 'gone'")
     stats = ScheduleStats(pool, quiet_telemetry())
-    for which, succeeded in ((one, False), (other, True), (one, False), (other, False), (deleted, True)):
-        stats.add(which, succeeded=succeeded)
+    for schedule, succeeded in ((one, False), (other, True), (one, False), (other, False), (deleted, True)):
+        stats.add(schedule, succeeded=succeeded)
     await stats.run_once()
     first, second = await clock(conn, one), await clock(conn, other)
     assert (first["last_success_at"], first["consecutive_failures"]) == (None, 2)
@@ -740,8 +740,8 @@ async def test_a_stopping_node_writes_the_statistics_of_all_unlocked_schedules(
     monkeypatch.setattr(schedule_stats, "BATCH", 1)
     schedule_ids = [await make_schedule(conn, name) for name in ("one", "other", "edited")]
     stats = ScheduleStats(pool, quiet_telemetry())
-    for which in schedule_ids:
-        stats.add(which, succeeded=False)
+    for schedule in schedule_ids:
+        stats.add(schedule, succeeded=False)
     async with open_transaction(database, "update rota.schedules set paused = true where name = 'edited'"):
         await stats.finish()
     assert [(await clock(conn, each))["consecutive_failures"] for each in schedule_ids] == [1, 1, 0]

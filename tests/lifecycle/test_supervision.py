@@ -13,7 +13,6 @@ import pytest
 
 import rota
 from in_process_daemons import (
-    dead_letter,
     failed_attempts,
     final_outcome,
     gated_app,
@@ -84,12 +83,12 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
         real, failures_left = getattr(module, name), 3
         crashes = 1 if loop == "settle" else 3
 
-        async def buggy(*arguments: Any, **named: Any) -> Any:
+        async def buggy(*arguments: Any, **keywords: Any) -> Any:
             nonlocal failures_left
             if failures_left:
                 failures_left -= 1
                 raise NotImplementedError
-            return await real(*arguments, **named)
+            return await real(*arguments, **keywords)
 
         monkeypatch.setattr(module, name, buggy)
         second = await insert_job(conn, "wait")
@@ -137,10 +136,10 @@ async def test_a_settlement_that_crashes_affects_only_its_own_job(
     real, go, calls = queries.settle_succeeded, asyncio.Event(), list[int]()
     bad: list[int] = []
 
-    async def buggy(db: Any, *, attempts: Any, **named: Any) -> Any:
+    async def buggy(db: Any, *, attempts: Any, **keywords: Any) -> Any:
         if any(job_id in bad for job_id, _ in attempts):
             raise NotImplementedError
-        return await real(db, attempts=attempts, **named)
+        return await real(db, attempts=attempts, **keywords)
 
     monkeypatch.setattr(queries, "settle_succeeded", buggy)
     async with run_node(database.dsn, gated_app(go, calls)) as node:
@@ -151,37 +150,6 @@ async def test_a_settlement_that_crashes_affects_only_its_own_job(
         assert [await final_outcome(conn, job_id) for job_id in jobs[1:]] == ["succeeded"] * 3
         await node.wait_for_event("settlement.rejected", job_id=jobs[0], kind="NotImplementedError")
         assert await final_outcome(conn, jobs[0]) == "dead: permanent"
-
-
-async def test_a_handler_that_cancels_every_task_reaches_only_its_own(
-    database: Database, conn: Connection[Record]
-) -> None:
-    """The handler's attempt fails, and the log names it."""
-    go, calls = asyncio.Event(), list[int]()
-    app = gated_app(go, calls)
-
-    @app.handler("cancels")
-    async def cancels(_: rota.Job[Any]) -> None:
-        for task in asyncio.all_tasks():
-            if task.get_name() != "daemon under test" and "test_" not in task.get_name():
-                task.cancel()
-        await asyncio.Event().wait()
-
-    async with run_node(database.dsn, app) as node:
-        first = await insert_job(conn, "wait")
-        await wait_for_claim(conn, first)
-        harness = {task for task in asyncio.all_tasks() if not isinstance(task, ProtectedTask)}
-        for task in harness:
-            task.set_name("test_")
-        job_id = await insert_job(conn, "cancels", max_attempts=1)
-        assert await final_outcome(conn, job_id) == "dead: exhausted"
-        assert "cancelled its own task" in (await dead_letter(conn, job_id))["error"]
-        assert not node.events_named("lease.lost")
-        assert not node.events_named("node.stopping")
-        await node.wait_for_event("handler.cancelled_others", job_id=job_id, handler="cancels")
-        go.set()
-        assert await final_outcome(conn, first) == "succeeded"
-        assert not await failed_attempts(conn, first)
 
 
 @pytest.mark.usefixtures("quick_restarts")
@@ -250,8 +218,8 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
 
     @app.handler("loop")
     async def loop(job: rota.Job[Any]) -> None:
-        async with job.transaction() as mine:
-            await mine.execute("select 1")
+        async with job.transaction() as own_conn:
+            await own_conn.execute("select 1")
 
     @app.handler("thread")
     def thread(job: rota.SyncJob[Any]) -> None:
@@ -309,22 +277,22 @@ async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_d
 ) -> None:
     from contextlib import asynccontextmanager
 
-    story: list[str] = []
+    log: list[str] = []
 
     @asynccontextmanager
     async def lifespan() -> Any:
-        story.append("entered")
+        log.append("entered")
         yield "state"
-        story.append("left")
+        log.append("left")
 
     app = rota.App("lives", lifespan=lifespan)
     go = asyncio.Event()
 
     @app.handler("tell")
     async def use_state(job: rota.Job[Any]) -> None:
-        story.append(str(job.state))
+        log.append(str(job.state))
         await go.wait()
-        story.append("done")
+        log.append("done")
 
     job_id = await insert_job(conn, "tell")
     async with run_node(database.dsn, app) as node:
@@ -333,4 +301,4 @@ async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_d
         await node.wait_for_event("node.stopping")
         go.set()
         await node.wait_until_stopped()
-    assert story == ["entered", "state", "done", "left"]
+    assert log == ["entered", "state", "done", "left"]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def fleet(database: Database, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A migrated, empty database on the run's server, with no daemon yet."""
-    async with Fleet(database.dsn, tmp_path) as made:
-        yield made
+    async with Fleet(database.dsn, tmp_path) as new_fleet:
+        yield new_fleet
 
 
 @pytest.fixture
@@ -31,5 +31,5 @@ def own_server(durable_server: Callable[..., DurableServer]) -> DurableServer:
 @pytest.fixture
 async def restartable_fleet(own_server: DurableServer, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A migrated, empty database on `own_server`, with no daemon yet."""
-    async with Fleet(own_server.dsn, tmp_path) as made:
-        yield made
+    async with Fleet(own_server.dsn, tmp_path) as new_fleet:
+        yield new_fleet

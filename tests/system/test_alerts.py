@@ -57,32 +57,32 @@ class Installation:
 
     def alerts(self) -> dict[str, dict[str, str]]:
         """The alerts that must fire, with the instances they name."""
-        here = {name: {"instance": f"127.0.0.1:{port}"} for name, port in self.ports.items()}
-        whole = {"job": "rota"}
+        instances = {name: {"instance": f"127.0.0.1:{port}"} for name, port in self.ports.items()}
+        all_nodes = {"job": "rota"}
         return {
             "RotaGone": {},
-            "RotaDaemonDown": here["doomed"],
-            "RotaNodeLost": whole,
-            "RotaHousekeepingFailing": whole | {"piece": "ledger_drop"},
+            "RotaDaemonDown": instances["doomed"],
+            "RotaNodeLost": all_nodes,
+            "RotaHousekeepingFailing": all_nodes | {"piece": "ledger_drop"},
             "RotaLagging": {"queue": "slow"},
             "RotaDeadLetters": {"queue": "default"},
-            "RotaDeadLettersForgotten": whole,
-            "RotaLeasesNotReaped": whole,
-            "RotaServiceStalled": here["cut off"] | {"service": "dispatcher"},
-            "RotaUnclaimable": whole,
-            "RotaUnserved": whole,
-            "RotaSchedulesOverdue": whole,
-            "RotaSchedulesInvalid": whole,
-            "RotaLockWait": here["sturdy"],
-            "RotaListenerDown": here["cut off"],
-            "RotaSampleTooOld": here["cut off"],
-            "RotaLeasesLost": whole,
+            "RotaDeadLettersForgotten": all_nodes,
+            "RotaLeasesNotReaped": all_nodes,
+            "RotaServiceStalled": instances["cut off"] | {"service": "dispatcher"},
+            "RotaUnclaimable": all_nodes,
+            "RotaUnserved": all_nodes,
+            "RotaSchedulesOverdue": all_nodes,
+            "RotaSchedulesInvalid": all_nodes,
+            "RotaLockWait": instances["sturdy"],
+            "RotaListenerDown": instances["cut off"],
+            "RotaSampleTooOld": instances["cut off"],
+            "RotaLeasesLost": all_nodes,
             "RotaFailing": {"handler": "tells"},
-            "RotaLoopBlocked": here["sturdy"],
-            "RotaLoopCrashing": here["sturdy"] | {"loop": "reaper"},
-            "RotaSnapshotHeld": whole,
+            "RotaLoopBlocked": instances["sturdy"],
+            "RotaLoopCrashing": instances["sturdy"] | {"loop": "reaper"},
+            "RotaSnapshotHeld": all_nodes,
             "RotaPausedForLong": {"kind": "handler", "name": "flaky"},
-            "RotaReleasesMixed": whole,
+            "RotaReleasesMixed": all_nodes,
         }
 
     async def lock_a_schedule(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -198,21 +198,21 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")
         clock.write_text("+0\n")
-        here = Installation(fleet, tmp_path, stack.enter_context(FaultyProxy(dsn)))
-        server = stack.enter_context(prometheus(tmp_path, ports=list(here.ports.values())))
+        installation = Installation(fleet, tmp_path, stack.enter_context(FaultyProxy(dsn)))
+        server = stack.enter_context(prometheus(tmp_path, ports=list(installation.ports.values())))
         await wait_for_alerts(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
         holder = await asyncpg.connect(dsn)
         stack.callback(holder.terminate)
-        await here.lock_a_schedule(holder)
-        await here.depend_on_an_old_partition()
-        await here.start_all()
+        await installation.lock_a_schedule(holder)
+        await installation.depend_on_an_old_partition()
+        await installation.start_all()
         await wait_for_alerts(server, lambda now: "RotaReleasesMixed" in now, within=20, what="RotaReleasesMixed")
-        await here.break_everything(holder)
-        expected = here.alerts()
+        await installation.break_everything(holder)
+        expected = installation.alerts()
         await holder.execute("savepoint before; lock table rota.attempts in access exclusive mode")
-        named = f"127.0.0.1:{here.ports['sturdy']}"
+        instance = f"127.0.0.1:{installation.ports['sturdy']}"
         await wait_for_alerts(
-            server, lambda _: server.has_fired("RotaLockWait", instance=named), within=30, what="RotaLockWait"
+            server, lambda _: server.has_fired("RotaLockWait", instance=instance), within=30, what="RotaLockWait"
         )
         await holder.execute("rollback to before")
         assert expected.keys() == set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
@@ -225,5 +225,5 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
             title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
         }
         assert not empty, "every panel of the dashboard shows something while all this goes on"
-        await here.mend_everything(holder, reader)
+        await installation.mend_everything(holder, reader)
         await wait_for_alerts(server, lambda now: not now, within=60, what="peace")

@@ -43,8 +43,8 @@ async def test_every_report_works_with_rows_that_cannot_be_computed_with(
         ["schedule", "show", "silent", "--json"],
         ["why", "endless"],
     ):
-        said = await rota(*command)
-        assert said.code == 0, (command, said.err)
+        result = await rota(*command)
+        assert result.code == 0, (command, result.err)
     checked = await rota("check")
     assert checked.code == 1, checked.err
     assert "Traceback" not in checked.err

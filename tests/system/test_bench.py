@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def run_bench(*arguments: str) -> dict[str, Any]:
     """Run a bench to its end and return its JSON result."""
     command = [sys.executable, "-m", "rota.bench", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert bench.returncode == 0, bench.stderr
+    figures: dict[str, Any] = json.loads(bench.stdout)
+    return figures
 
 
 def list_bench_databases(server: Server) -> Sequence[str]:
@@ -46,81 +46,83 @@ def list_bench_databases(server: Server) -> Sequence[str]:
 
 
 def test_drain_counts_every_job_and_leaves_no_database_behind(server: Server) -> None:
-    found = run_bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
-    assert found["jobs"] == 3000
-    assert found["jobs_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
-    assert found["ratio_to_floor"] == pytest.approx(found["jobs_per_second"] / found["floor_per_second"], rel=0.01)
-    assert 0 < found["commits_per_job"] < 2
-    assert 0 < found["statements_per_job"] < 2
-    assert found["wal_bytes_per_job"] > 100
-    assert found["rss_mb"] > 10
-    assert found["dead_tuples"] >= 0
+    figures = run_bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
+    assert figures["jobs"] == 3000
+    assert figures["jobs_per_second"] == pytest.approx(3000 / figures["seconds"], rel=0.01)
+    assert figures["ratio_to_floor"] == pytest.approx(
+        figures["jobs_per_second"] / figures["floor_per_second"], rel=0.01
+    )
+    assert 0 < figures["commits_per_job"] < 2
+    assert 0 < figures["statements_per_job"] < 2
+    assert figures["wal_bytes_per_job"] > 100
+    assert figures["rss_mb"] > 10
+    assert figures["dead_tuples"] >= 0
     assert list_bench_databases(server) == []
 
 
 def test_latency_is_measured_from_before_the_insert(server: Server) -> None:
     """Leaving out the insert's own commit would make the result look better than it is."""
-    found = run_bench("latency", "--dsn", server.dsn, "--rate", "100", "--seconds", "2")
-    assert found["jobs"] == 200
-    assert 0 < found["insert_p50_ms"] <= found["start_p50_ms"] <= found["start_p99_ms"] <= found["start_max_ms"]
+    figures = run_bench("latency", "--dsn", server.dsn, "--rate", "100", "--seconds", "2")
+    assert figures["jobs"] == 200
+    assert 0 < figures["insert_p50_ms"] <= figures["start_p50_ms"] <= figures["start_p99_ms"] <= figures["start_max_ms"]
     assert list_bench_databases(server) == []
 
 
 def test_c9_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) -> None:
     """The room `default` is always full and `*` is always free; neither may hide an urgent queue of the other."""
-    found = run_bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
-    assert (found["jobs"], found["probes"]) == (5000, 10)
-    assert 0 < found["start_p50_ms"] <= found["start_p99_ms"] <= 1200
-    assert 0 < found["equal_p50_ms"] <= found["equal_p99_ms"] <= 1200
+    figures = run_bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
+    assert (figures["jobs"], figures["probes"]) == (5000, 10)
+    assert 0 < figures["start_p50_ms"] <= figures["start_p99_ms"] <= 1200
+    assert 0 < figures["equal_p50_ms"] <= figures["equal_p99_ms"] <= 1200
 
 
 def test_invented_names_add_no_time_series(server: Server) -> None:
     """Ten thousand handlers and queues that nobody registered must not make a scrape grow."""
-    found = run_bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
-    assert found["scrape_series"] < 500
-    assert found["scrape_p50_ms"] < 100
-    assert found["scrape_bytes"] > 1000
-    assert found["sample_ms"] > 0
+    figures = run_bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
+    assert figures["scrape_series"] < 500
+    assert figures["scrape_p50_ms"] < 100
+    assert figures["scrape_bytes"] > 1000
+    assert figures["sample_ms"] > 0
 
 
 def test_floor_runs_without_a_daemon(server: Server) -> None:
     """It is the baseline that daemons are compared with."""
-    found = run_bench("floor", "--dsn", server.dsn, "--jobs", "2000")
-    assert found["floor_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
-    assert "daemons" not in found
+    figures = run_bench("floor", "--dsn", server.dsn, "--jobs", "2000")
+    assert figures["floor_per_second"] == pytest.approx(2000 / figures["seconds"], rel=0.01)
+    assert "daemons" not in figures
 
 
 def test_a_spike_ends_when_every_fire_and_its_job_are_done(server: Server) -> None:
-    found = run_bench(
+    figures = run_bench(
         "spike", "--dsn", server.dsn, "--schedules", "20000", "--due", "2000", "--daemons", "2", "--slots", "100"
     )
-    assert (found["jobs"], found["schedules"], found["daemons"]) == (2000, 20_000, 2)
-    assert found["jobs_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
-    assert 0 < found["lateness_p50_ms"] <= found["lateness_p99_ms"] <= found["seconds"] * 1000
-    assert found["lateness_p50_ms"] <= found["start_p50_ms"] <= found["start_max_ms"] <= found["seconds"] * 1000
-    assert found["fires_per_second"] >= found["jobs_per_second"]
-    assert 0 < found["statements_per_job"] < 1
+    assert (figures["jobs"], figures["schedules"], figures["daemons"]) == (2000, 20_000, 2)
+    assert figures["jobs_per_second"] == pytest.approx(2000 / figures["seconds"], rel=0.01)
+    assert 0 < figures["lateness_p50_ms"] <= figures["lateness_p99_ms"] <= figures["seconds"] * 1000
+    assert figures["lateness_p50_ms"] <= figures["start_p50_ms"] <= figures["start_max_ms"] <= figures["seconds"] * 1000
+    assert figures["fires_per_second"] >= figures["jobs_per_second"]
+    assert 0 < figures["statements_per_job"] < 1
     assert list_bench_databases(server) == []
 
 
 def test_searching_stored_schedules_costs_the_same_for_any_number_of_them(server: Server) -> None:
     """The cost must depend on what is due, not on what is stored."""
-    found = run_bench("stored", "--dsn", server.dsn, "--schedules", "30000", "--seconds", "5")
-    assert found["schedules"] == 30_000
-    assert found["look_pages"] <= found["look_pages_at_few"] + 4
-    assert found["look_ms"] < found["look_ms_at_few"] * 5 + 5
-    assert found["idle_statements_per_second"] > 0
+    figures = run_bench("stored", "--dsn", server.dsn, "--schedules", "30000", "--seconds", "5")
+    assert figures["schedules"] == 30_000
+    assert figures["look_pages"] <= figures["look_pages_at_few"] + 4
+    assert figures["look_ms"] < figures["look_ms_at_few"] * 5 + 5
+    assert figures["idle_statements_per_second"] > 0
     assert list_bench_databases(server) == []
 
 
 def test_without_a_server_the_message_names_both_options() -> None:
     """A missing variable must not make the bench use an embedded or production server."""
     command = [sys.executable, "-m", "rota.bench", "floor"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert "DATABASE_URL" in done.stderr
-    assert "--embedded" in done.stderr
-    assert "Traceback" not in done.stderr
+    bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert bench.returncode == 2
+    assert "DATABASE_URL" in bench.stderr
+    assert "--embedded" in bench.stderr
+    assert "Traceback" not in bench.stderr
 
 
 def test_a_rate_that_inserts_no_job_is_rejected() -> None:
@@ -136,8 +138,8 @@ def test_a_rate_that_inserts_no_job_is_rejected() -> None:
         "--dsn",
         "postgresql://h",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert (done.returncode, "raise --rate" in done.stderr) == (2, True)
+    bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (bench.returncode, "raise --rate" in bench.stderr) == (2, True)
 
 
 def test_an_interrupted_bench_ends_its_daemons_and_drops_its_database(server: Server) -> None:
@@ -182,7 +184,9 @@ def test_only_the_database_name_of_the_url_is_replaced(dsn: str, own: str) -> No
 
 
 def test_enqueue_compares_its_inserts_with_a_copy_of_the_same_run(server: Server) -> None:
-    found = run_bench("enqueue", "--dsn", server.dsn, "--jobs", "2000")
-    assert found["jobs"] == 2000
-    assert found["ratio_to_copy"] == pytest.approx(found["enqueued_per_second"] / found["copied_per_second"], rel=0.01)
-    assert found["enqueued_per_second"] == pytest.approx(2000 / found["seconds"], rel=0.01)
+    figures = run_bench("enqueue", "--dsn", server.dsn, "--jobs", "2000")
+    assert figures["jobs"] == 2000
+    assert figures["ratio_to_copy"] == pytest.approx(
+        figures["enqueued_per_second"] / figures["copied_per_second"], rel=0.01
+    )
+    assert figures["enqueued_per_second"] == pytest.approx(2000 / figures["seconds"], rel=0.01)

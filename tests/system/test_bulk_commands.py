@@ -38,9 +38,9 @@ async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connec
     running = (await make_running_job(conn)).job_id
 
     async def listed(*options: str) -> set[int]:
-        said = await rota("job", "list", *options, "--json")
-        assert said.code == 0, said.err
-        return {each["job_id"] for each in said.json}
+        result = await rota("job", "list", *options, "--json")
+        assert result.code == 0, result.err
+        return {each["job_id"] for each in result.json}
 
     assert await listed("--schedule", "nightly") == {1001, 1002}
     assert await listed("--since", "1h") == {1002, 1003, later, running}
@@ -97,13 +97,13 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
     dry = await rota("schedule", "pause", "--all", "--dry-run")
     assert "dry run: 3 schedules would be paused, 1 are already; nothing was changed" in dry.out
     assert await paused() == {"before"}
-    said = await rota("schedule", "pause", "--all", "--note", "incident 7")
-    assert said.code == 0, said.err
-    assert "3 schedules paused; 1 were paused before. Jobs already enqueued will run" in said.out
+    result = await rota("schedule", "pause", "--all", "--note", "incident 7")
+    assert result.code == 0, result.err
+    assert "3 schedules paused; 1 were paused before. Jobs already enqueued will run" in result.out
     assert await paused() == {"a", "b", "c", "before"}
     why = await rota("why", "a")
     assert "incident 7" in why.out
-    undo = said.out.splitlines()[-1].partition("rota ")[2].split()
+    undo = result.out.splitlines()[-1].partition("rota ")[2].split()
     again = await rota(*undo, "--note", "over")
     assert "3 schedules resumed" in again.out
     assert await paused() == {"before"}
@@ -134,9 +134,9 @@ async def test_f3_a_locked_schedule_does_not_delay_pausing_the_others(
     await make_schedule(conn, "locked")
     async with database.connect() as other, other.transaction():
         await other.execute("update rota.schedules set description = 'x' where name = 'locked'")
-        said = await rota("schedule", "pause", "--all")
-        assert "1 schedule paused" in said.out
-        assert "1 schedules are new or locked by other transactions" in said.err
+        result = await rota("schedule", "pause", "--all")
+        assert "1 schedule paused" in result.out
+        assert "1 schedules are new or locked by other transactions" in result.err
 
 
 async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell, conn: Connection[Record]) -> None:
@@ -148,8 +148,8 @@ async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell,
     assert "5 jobs would be cancelled, 1 running asked to stop" in dry.out
     due = await rota("job", "cancel", "--before", "2100-01-01T00:00:00Z", "--dry-run")
     assert "5 jobs would be cancelled" in due.out
-    said = await rota("job", "cancel", "--all", "--note", "wrong import", "--json")
-    assert said.json == {"cancelled": 5, "requested": 1}
+    result = await rota("job", "cancel", "--all", "--note", "wrong import", "--json")
+    assert result.json == {"cancelled": 5, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") == 0
     audit = await conn.fetchrow("select * from rota.audit order by audit_id desc limit 1")
     assert audit is not None
@@ -207,11 +207,11 @@ async def test_f15_the_error_for_a_value_out_of_range_names_its_row_and_column(
         ("run-now", "hostile"),
         ("backfill", "hostile", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z"),
     ):
-        said = await rota("schedule", *command)
-        assert said.code == 1
-        assert "out of range" in said.err
-        assert "start_within of schedule hostile is 106751000 days" in said.err
-        assert f"retry_for of job {job_id} is 106751000 days" in said.err
+        result = await rota("schedule", *command)
+        assert result.code == 1
+        assert "out of range" in result.err
+        assert "start_within of schedule hostile is 106751000 days" in result.err
+        assert f"retry_for of job {job_id} is 106751000 days" in result.err
     for shown in (("job", "show", str(job_id)), ("why", str(job_id)), ("job", "list")):
         assert (await rota(*shown)).code == 0
     for given in (
@@ -226,8 +226,8 @@ async def test_f16_put_says_whether_the_existing_job_was_replaced(rota: Shell, c
     """A running job is not replaced, and the answer must differ."""
 
     async def put_job(*options: str) -> Any:
-        said = await rota("enqueue", "h", '{"n": 1}', "--key", "k", *options, "--json")
-        return said.json["created"], said.json["outcome"]
+        result = await rota("enqueue", "h", '{"n": 1}', "--key", "k", *options, "--json")
+        return result.json["created"], result.json["outcome"]
 
     assert await put_job() == (True, "created")
     assert await put_job() == (False, "kept")
@@ -235,6 +235,6 @@ async def test_f16_put_says_whether_the_existing_job_was_replaced(rota: Shell, c
     await conn.execute("update rota.jobs set attempt = 1, fence_token = 1")  # it has run once and waits for its retry
     assert await put_job("--on-conflict", "replace") == (True, "replaced")
     await make_running_job(conn, handler="r", unique_key="k")
-    said = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
-    assert "this live job has the key and is running" in said.err
+    result = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
+    assert "this live job has the key and is running" in result.err
     assert (await rota("enqueue", "h", "--key", "k", "--on-conflict", "error")).code == 1

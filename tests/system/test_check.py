@@ -83,16 +83,16 @@ async def _alive(conn: Connection[Record]) -> None:
 @asynccontextmanager
 async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
     """The daemon uses the URL of the application."""
-    async with role_database(ground.server, "check") as made:
-        ground.environ["DATABASE_URL"] = made.dsn("app")
+    async with role_database(ground.server, "check") as roles:
+        ground.environ["DATABASE_URL"] = roles.dsn("app")
         yield
 
 
 @asynccontextmanager
 async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
     """The daemon uses the URL of an operator, whose role may read everything and claim nothing."""
-    async with role_database(ground.server, "check") as made:
-        ground.environ["DATABASE_URL"] = made.dsn("op")
+    async with role_database(ground.server, "check") as roles:
+        ground.environ["DATABASE_URL"] = roles.dsn("op")
         yield
 
 
@@ -521,14 +521,14 @@ async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
         pytest.skip(f"the package {missing} is not installed")
     async with plant(ground):
         text = await ground.rota("check", **ground.environ)
-        said = await ground.rota("check", "--json", **ground.environ)
+        result = await ground.rota("check", "--json", **ground.environ)
 
-    assert (text.code, said.code) == (code, code), text.err
+    assert (text.code, result.code) == (code, code), text.err
     if code != 1:
         assert re.search(finding, text.err)
         assert re.search(do, text.err)
         return
-    (found,) = said.json["findings"]
+    (found,) = result.json["findings"]
     assert found["check"] == check
     assert re.search(finding, found["finding"])
     assert re.search(do, found["do"])
@@ -539,8 +539,8 @@ async def test_a_pooler_with_a_direct_url_is_no_finding(ground: Ground) -> None:
     if find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
     with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
-        said = await ground.rota("check", "--json", DATABASE_URL=pooled, ROTA_DIRECT_URL=ground.dsn)
-    assert (said.code, said.json["findings"]) == (0, [])
+        result = await ground.rota("check", "--json", DATABASE_URL=pooled, ROTA_DIRECT_URL=ground.dsn)
+    assert (result.code, result.json["findings"]) == (0, [])
 
 
 async def test_control_characters_in_names_do_not_reach_the_terminal(ground: Ground) -> None:
@@ -552,8 +552,8 @@ async def test_control_characters_in_names_do_not_reach_the_terminal(ground: Gro
     await ground.conn.execute("select rota.pause_queue($1, $1), rota.pause_handler($1, $1)", evil)
     lists = (["check"], ["status"], ["queue", "list"], ["handler", "list"], ["job", "list"], ["dead", "summary"])
     for command in (*lists, ["check", "--json"], ["status", "--json"]):
-        said = await ground.rota(*command)
-        shown = said.out + said.err
+        result = await ground.rota(*command)
+        shown = result.out + result.err
         assert "mail" in shown, command
         assert all(char.isprintable() or char == "\n" for char in shown), command
     assert any(evil in each["finding"] for each in (await ground.rota("check", "--json")).json["findings"])
@@ -564,11 +564,11 @@ async def test_a_check_that_the_database_rejects_is_a_finding_and_the_others_sti
     await ground.conn.execute("select rota.pause_queue('mail')")
     await ground.conn.execute("alter table rota.dead_letters rename to dead_letters_elsewhere")
     try:
-        said = await ground.rota("check", "--json")
+        result = await ground.rota("check", "--json")
     finally:
         await ground.conn.execute("alter table rota.dead_letters_elsewhere rename to dead_letters")
-    assert said.code == 1
-    assert {(each["check"], each["object"]) for each in said.json["findings"]} == {
+    assert result.code == 1
+    assert {(each["check"], each["object"]) for each in result.json["findings"]} == {
         ("paused", "the queue mail"),
         ("incomplete", "dead letters"),
     }

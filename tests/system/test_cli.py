@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from factories import (
     make_running_job,
     state_of,
 )
+from rota.db.migrate import VERSION
+from rota.db.sql import MIGRATIONS
 from rota.embedded import EmbeddedPostgres, find_bindir
 from rota.errors import NoPostgres
 from servers import memory
@@ -89,17 +92,17 @@ async def empty_database_url(databases: Databases, conn: Connection[Record]) -> 
 
 async def test_help_imports_no_server_or_event_loop() -> None:
     """It must appear at once."""
-    look = "import rota.cli, sys; print([m for m in ('aiohttp', 'uvloop', 'prometheus_client', 'rich') if m in sys.modules])"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", look, stdout=subprocess.PIPE)
+    code = "import rota.cli, sys; print([m for m in ('aiohttp', 'uvloop', 'prometheus_client', 'rich') if m in sys.modules])"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
     out, _ = await process.communicate()
     assert out.decode().strip() == "[]"
 
 
 async def test_version_includes_the_time_zone_data(rota: Shell) -> None:
-    said = await rota("--version")
-    assert said.code == 0
-    assert said.out.startswith("rota ")
-    assert "tzdata" in said.out
+    result = await rota("--version")
+    assert result.code == 0
+    assert result.out.startswith("rota ")
+    assert "tzdata" in result.out
 
 
 async def test_migrate_creates_the_schema_and_check_reports_whether_it_is_needed(
@@ -118,8 +121,6 @@ async def test_migrate_creates_the_schema_and_check_reports_whether_it_is_needed
 
 
 async def test_the_printed_sql_creates_the_same_schema(rota: Shell, empty_database_url: str) -> None:
-    import asyncpg
-
     printed = await rota("migrate", "--sql")
     connection = await asyncpg.connect(empty_database_url)
     try:
@@ -131,10 +132,6 @@ async def test_the_printed_sql_creates_the_same_schema(rota: Shell, empty_databa
 
 async def test_f4_the_printed_sql_can_start_at_a_version(rota: Shell, empty_database_url: str) -> None:
     """By number or from the database. Applied to another version, it changes nothing."""
-    import asyncpg
-
-    from rota.db.sql import MIGRATIONS
-
     version = len(MIGRATIONS) - 2
     connection = await asyncpg.connect(empty_database_url)
     try:
@@ -176,9 +173,9 @@ async def test_run_until_idle_ends_when_all_claimable_jobs_are_done(rota: Shell,
     tomorrow = (await rota("enqueue", "shop.chain", '{"left": 0}', "--in", "1d", "--json")).json["job_id"]
     foreign = (await rota("enqueue", "elsewhere", "--json")).json["job_id"]
 
-    said = await rota("run", "--app", "shop:app", "--until-idle")
+    result = await rota("run", "--app", "shop:app", "--until-idle")
 
-    assert said.code == 0, said.err
+    assert result.code == 0, result.err
     assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 7
     assert await state_of(conn, tomorrow) == "future"
     assert await state_of(conn, foreign) == "due"
@@ -199,10 +196,10 @@ async def test_run_until_idle_ends_at_once_without_jobs(rota: Shell) -> None:
 
 async def test_without_a_database_the_error_names_each_setting_and_rota_dev(rota: Shell) -> None:
     for command in (["run", "--app", "shop:app"], ["status"], ["migrate"]):
-        said = await rota(*command, DATABASE_URL="")
-        assert said.code == 2
-        for way in ("DATABASE_URL", "ROTA_DATABASE_URL", "--dsn", "rota dev"):
-            assert way in said.err
+        result = await rota(*command, DATABASE_URL="")
+        assert result.code == 2
+        for setting in ("DATABASE_URL", "ROTA_DATABASE_URL", "--dsn", "rota dev"):
+            assert setting in result.err
 
 
 async def test_an_unreachable_database_is_named_without_its_password(rota: Shell, database: Database) -> None:
@@ -210,10 +207,10 @@ async def test_an_unreachable_database_is_named_without_its_password(rota: Shell
     unknown = database.dsn.replace(database.name, "no_such_database")
     for dsn, word in ((away, "127.0.0.1:1"), (unknown, "no_such_database")):
         for command in (["run", "--app", "shop:app"], ["status"], ["migrate"]):
-            said = await rota(*command, "--dsn", dsn)
-            assert said.code == 3, said.err
-            assert word in said.err
-            assert CANARY not in said.out + said.err
+            result = await rota(*command, "--dsn", dsn)
+            assert result.code == 3, result.err
+            assert word in result.err
+            assert CANARY not in result.out + result.err
     refused = await rota("status", "--dsn", f"postgres//me:{CANARY}@h/db")
     assert refused.code == 2
     assert CANARY not in refused.err
@@ -223,23 +220,17 @@ async def test_a_missing_and_a_newer_schema_have_different_advice(
     rota: Shell, empty_database_url: str, conn: Connection[Record]
 ) -> None:
     for command in (["run", "--app", "shop:app"], ["enqueue", "h"]):
-        said = await rota(*command, "--dsn", empty_database_url)
-        assert said.code == 3
-        assert "rota migrate" in said.err
+        result = await rota(*command, "--dsn", empty_database_url)
+        assert result.code == 3
+        assert "rota migrate" in result.err
 
     await conn.execute("update rota.meta set schema_version = 999, oldest_compatible = 999")
     try:
-        said = await rota("status")
+        result = await rota("status")
     finally:
-        await conn.execute("update rota.meta set schema_version = $1, oldest_compatible = $1", _set_schema_version())
-    assert said.code == 3
-    assert "upgrade rota" in said.err
-
-
-def _set_schema_version() -> int:
-    from rota.db.migrate import VERSION
-
-    return VERSION
+        await conn.execute("update rota.meta set schema_version = $1, oldest_compatible = $1", VERSION)
+    assert result.code == 3
+    assert "upgrade rota" in result.err
 
 
 async def test_an_app_that_cannot_be_imported_is_explained(rota: Shell) -> None:
@@ -250,7 +241,7 @@ async def test_an_app_that_cannot_be_imported_is_explained(rota: Shell) -> None:
     broken = await rota("run", "--app", "broken:app")
     nothing = await rota("run")
 
-    assert {said.code for said in (module, attribute, broken, nothing)} == {2}
+    assert {result.code for result in (module, attribute, broken, nothing)} == {2}
     assert "did you mean shop? Give" in module.err
     assert str(rota.folder.resolve()) in module.err
     assert "did you mean shop:app?" in attribute.err
@@ -260,14 +251,12 @@ async def test_an_app_that_cannot_be_imported_is_explained(rota: Shell) -> None:
 
 
 async def test_a_port_in_use_is_no_database_error(rota: Shell) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        said = await rota("run", "--app", "shop:app", ROTA_HTTP_PORT=str(taken.getsockname()[1]))
-    assert said.code == 4
-    assert "ROTA_HTTP_PORT" in said.err
+    with socket.socket() as other_socket:
+        other_socket.bind(("127.0.0.1", 0))
+        other_socket.listen()
+        result = await rota("run", "--app", "shop:app", ROTA_HTTP_PORT=str(other_socket.getsockname()[1]))
+    assert result.code == 4
+    assert "ROTA_HTTP_PORT" in result.err
 
 
 async def test_a_database_with_encoding_sql_ascii_is_rejected(
@@ -278,10 +267,10 @@ async def test_a_database_with_encoding_sql_ascii_is_rejected(
     try:
         url = urlunsplit(urlsplit(database.dsn)._replace(path="/rota_test_ascii"))
         for command in (("migrate",), ("run", "--app", "shop:app")):
-            said = await rota(*command, DATABASE_URL=url)
-            assert said.code == 3
-            assert "SQL_ASCII" in said.err
-            assert "UTF8" in said.err
+            result = await rota(*command, DATABASE_URL=url)
+            assert result.code == 3
+            assert "SQL_ASCII" in result.err
+            assert "UTF8" in result.err
     finally:
         await conn.execute("drop database rota_test_ascii")
 
@@ -302,14 +291,14 @@ async def test_a_read_only_server_is_reported_with_advice_on_the_url(
     """After a failover, the old URL may lead to a standby."""
     await conn.execute(f"alter database {database.name} set default_transaction_read_only = on")
     wrote = await rota("enqueue", "h")
-    ran = await rota("run", "--app", "shop:app")
+    run = await rota("run", "--app", "shop:app")
     read = await rota("status")
     checked = await rota("check", "--json")
     await conn.execute(f"set default_transaction_read_only = off; alter database {database.name} reset all")
 
-    assert (wrote.code, ran.code, read.code, checked.code) == (3, 3, 0, 1)
+    assert (wrote.code, run.code, read.code, checked.code) == (3, 3, 0, 1)
     assert "target_session_attrs" in wrote.err
-    assert "target_session_attrs" in ran.err
+    assert "target_session_attrs" in run.err
     assert [finding["check"] for finding in checked.json["findings"]] == ["read-only"]
 
 
@@ -324,12 +313,12 @@ async def test_a_missing_privilege_is_reported_with_the_roles_that_have_it(
         dsn = databases.server.dsn_for(database.name).replace("//postgres@", "//rota_test_poor:poor@")
         if "rota_test_poor" not in dsn:
             pytest.skip("the tests' server is not the embedded one")
-        said = await rota("job", "cancel", "1", "--dsn", dsn)
+        result = await rota("job", "cancel", "1", "--dsn", dsn)
     finally:
         await conn.execute("drop owned by rota_test_poor; drop role rota_test_poor")
-    assert said.code == 3
-    assert "permission denied" in said.err
-    assert "rota_operator" in said.err
+    assert result.code == 3
+    assert "permission denied" in result.err
+    assert "rota_operator" in result.err
 
 
 async def test_a_payload_that_cannot_be_stored_is_rejected_with_the_path_of_the_value(
@@ -341,18 +330,18 @@ async def test_a_payload_that_cannot_be_stored_is_rejected_with_the_path_of_the_
         ('{"a": "\\ud800"}', "$.a"),
         ('{"a": 1e999}', "$.a"),
     ):
-        said = await rota("enqueue", "h", payload)
-        assert said.code == 1
-        assert path in said.err
-    said = await rota("enqueue", "h", f'{{"password": "{CANARY}"')
-    assert said.code == 2
-    assert CANARY not in said.err
-    said = await rota("enqueue", "h", "1" * 5000)
-    assert (said.code, "Traceback" in said.err) == (1, False)
-    assert "more digits" in said.err
-    said = await rota("schedule", "add", "s", "h", "--every", "1h", "--meta", "{")
-    assert said.code == 2
-    assert "--meta" in said.err
+        result = await rota("enqueue", "h", payload)
+        assert result.code == 1
+        assert path in result.err
+    result = await rota("enqueue", "h", f'{{"password": "{CANARY}"')
+    assert result.code == 2
+    assert CANARY not in result.err
+    result = await rota("enqueue", "h", "1" * 5000)
+    assert (result.code, "Traceback" in result.err) == (1, False)
+    assert "more digits" in result.err
+    result = await rota("schedule", "add", "s", "h", "--every", "1h", "--meta", "{")
+    assert result.code == 2
+    assert "--meta" in result.err
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
@@ -382,8 +371,8 @@ async def test_enqueueing_for_an_unknown_handler_warns_and_keeps_the_job(rota: S
 async def test_an_instant_without_a_zone_is_rejected(rota: Shell) -> None:
     assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00")).code == 2
     assert (await rota("enqueue", "h", "--at", "2027-01-01T09:00Z", "--in", "1h")).code == 2
-    said = await rota("enqueue", "h", "--at", "2027-01-01T09:00+02:00", "--json")
-    shown = await rota("job", "show", said.json["job_id"], "--json")
+    result = await rota("enqueue", "h", "--at", "2027-01-01T09:00+02:00", "--json")
+    shown = await rota("job", "show", result.json["job_id"], "--json")
     assert shown.json["run_at"] == "2027-01-01T07:00:00+00:00"
 
 
@@ -396,26 +385,19 @@ async def test_a_unique_key_in_use_creates_no_second_job(rota: Shell) -> None:
 
 async def test_b103_payloads_and_error_texts_are_shown_only_on_request(rota: Shell, conn: Connection[Record]) -> None:
     job_id = (await rota("enqueue", "shop.tells", json.dumps({"password": CANARY}), "--json")).json["job_id"]
-    ran = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
-    assert CANARY not in ran.out + ran.err
+    run = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
+    assert CANARY not in run.out + run.err
     await conn.execute("update rota.dead_letters set error = $1, meta = $2", CANARY, json.dumps({"t": CANARY}))
     await make_attempts(conn, 1, job_id=job_id)
     await conn.execute("update rota.attempts set error = $1", CANARY)
 
-    for command in (
-        ["job", "list"],
-        ["job", "show", job_id],
-        ["dead", "summary"],
-        ["dead", "list"],
-        ["dead", "show", job_id],
-    ):
-        for form in ([], ["--json"]):
-            said = await rota(*command, *form)
-            assert said.code == 0
-            assert CANARY not in said.out + said.err
-    for command in (["status"], ["check"], ["dead", "redrive", "--all", "--dry-run"]):
-        said = await rota(*command)
-        assert CANARY not in said.out + said.err
+    shown = [["job", "list"], ["job", "show", job_id], ["dead", "summary"], ["dead", "list"], ["dead", "show", job_id]]
+    for command in (*shown, *([*each, "--json"] for each in shown), ["status"]):
+        result = await rota(*command)
+        assert (result.code, CANARY in result.out + result.err) == (0, False), command
+    for command in (["check"], ["dead", "redrive", "--all", "--dry-run"]):
+        result = await rota(*command)
+        assert CANARY not in result.out + result.err, command
 
     assert CANARY in (await rota("dead", "show", job_id, "--payload")).out
     assert "--errors" in (await rota("job", "show", job_id)).err
@@ -449,9 +431,9 @@ async def test_job_show_says_when_the_job_gives_up(rota: Shell, conn: Connection
 
 async def test_an_unknown_job_has_an_exit_code_of_its_own(rota: Shell) -> None:
     for command in (["show"], ["cancel"], ["retry-now"], ["reschedule", "--in", "5m"]):
-        said = await rota("job", *command, "4711")
-        assert said.code == 1
-        assert "4711" in said.err
+        result = await rota("job", *command, "4711")
+        assert result.code == 1
+        assert "4711" in result.err
 
 
 async def test_jobs_are_listed_newest_first_and_filtered(rota: Shell, conn: Connection[Record]) -> None:
@@ -503,30 +485,30 @@ async def test_waiting_jobs_can_be_made_due_now(rota: Shell, conn: Connection[Re
 
 async def test_a_dry_run_counts_and_changes_nothing(rota: Shell, conn: Connection[Record]) -> None:
     await make_dead_letters(conn, 3, handler="a")
-    mine = await make_dead_letter(conn, handler="b")
+    letter = await make_dead_letter(conn, handler="b")
     for command in (["redrive"], ["discard", "--note", "n"]):
-        said = await rota("dead", *command, "--handler", "a", "--dry-run", "--json")
-        assert said.json["letters"] == 3
-        said = await rota("dead", *command, "--all", "--dry-run")
-        assert re.search(r"^ *3 +a ", said.out, re.MULTILINE), "the same table as in the summary"
-        assert f"4 dead letters would be {command[0]}" in said.out.replace("redriven", "redrive").replace(
+        result = await rota("dead", *command, "--handler", "a", "--dry-run", "--json")
+        assert result.json["letters"] == 3
+        result = await rota("dead", *command, "--all", "--dry-run")
+        assert re.search(r"^ *3 +a ", result.out, re.MULTILINE), "the same table as in the summary"
+        assert f"4 dead letters would be {command[0]}" in result.out.replace("redriven", "redrive").replace(
             "discarded", "discard"
         )
-        assert "nothing was changed" in said.out
-        said = await rota("dead", *command, "--all", "--limit", "2", "--dry-run")
-        assert "2 dead letters would be" in said.out
-        assert "the oldest of 4" in said.out
-        said = await rota("dead", *command, mine, 4711, "--dry-run")
-        assert f"job {mine} of b in queue default (exhausted: ValueError) would be" in said.out
-        assert "job 4711 is unknown, not a dead letter" in said.out
+        assert "nothing was changed" in result.out
+        result = await rota("dead", *command, "--all", "--limit", "2", "--dry-run")
+        assert "2 dead letters would be" in result.out
+        assert "the oldest of 4" in result.out
+        result = await rota("dead", *command, letter, 4711, "--dry-run")
+        assert f"job {letter} of b in queue default (exhausted: ValueError) would be" in result.out
+        assert "job 4711 is unknown, not a dead letter" in result.out
     assert await conn.fetchval("select count(*) from rota.dead_letters") == 4
     assert await conn.fetchval("select count(*) from rota.audit") == 0
 
 
 async def test_a_dry_run_prints_names_without_control_characters(rota: Shell, conn: Connection[Record]) -> None:
     """Clients choose the names of handlers."""
-    mine = await make_dead_letter(conn, handler="a\u202eb")
-    assert "of a\\u202eb in queue" in (await rota("dead", "redrive", mine, "--dry-run")).out
+    letter = await make_dead_letter(conn, handler="a\u202eb")
+    assert "of a\\u202eb in queue" in (await rota("dead", "redrive", letter, "--dry-run")).out
 
 
 async def test_dead_letters_are_redriven_in_batches(rota: Shell, conn: Connection[Record]) -> None:
@@ -535,11 +517,11 @@ async def test_dead_letters_are_redriven_in_batches(rota: Shell, conn: Connectio
     once = await make_dead_letter(conn, handler="a", delivery="at_most_once")
 
     assert (await rota("dead", "redrive")).code == 2
-    said = await rota("dead", "redrive", "--handler", "a", "--spread", "1h", "--note", "mended", "--json")
+    result = await rota("dead", "redrive", "--handler", "a", "--spread", "1h", "--note", "mended", "--json")
 
-    assert said.json == {"redriven": 2500, "left_out": 0}
-    assert "1,000 redriven" in said.err
-    assert "2,000 redriven" in said.err
+    assert result.json == {"redriven": 2500, "left_out": 0}
+    assert "1,000 redriven" in result.err
+    assert "2,000 redriven" in result.err
     assert await conn.fetchval("select count(*) from rota.jobs") == 2500
     assert await conn.fetchval("select max(run_at) > now() + interval '50 min' from rota.jobs")
     assert await state_of(conn, once) == "dead"
@@ -547,14 +529,12 @@ async def test_dead_letters_are_redriven_in_batches(rota: Shell, conn: Connectio
     assert await conn.fetchval("select payload->>'n' from rota.jobs where job_id = $1", once) == "2"
 
 
-@pytest.mark.parametrize("number", ["0", "9223372036854775808", "1e3", "9" * 5000])
-@pytest.mark.parametrize(
-    "command", ["job show", "job cancel", "job retry-now", "job reschedule", "dead show", "dead redrive"]
-)
-async def test_an_invalid_job_id_is_reported_as_such(rota: Shell, command: str, number: str) -> None:
-    said = await rota(*command.split(), number)
-    assert said.code == 2
-    assert "is not a job id" in said.err
+async def test_an_invalid_job_id_is_reported_as_such(rota: Shell) -> None:
+    commands = ("job show", "job cancel", "job retry-now", "job reschedule", "dead show", "dead redrive")
+    numbers = ("9223372036854775808", "1e3", "9" * 5000)
+    for command, number in [*((command, "0") for command in commands), *(("job show", number) for number in numbers)]:
+        result = await rota(*command.split(), number)
+        assert (result.code, "is not a job id" in result.err) == (2, True), (command, number)
 
 
 async def test_a_redrive_stops_at_its_limit(rota: Shell, conn: Connection[Record]) -> None:
@@ -603,8 +583,8 @@ async def test_status_shows_due_and_dead_jobs_nodes_pauses_and_unserved_queues(
 
 
 async def test_check_exits_with_0_on_a_healthy_installation(rota: Shell) -> None:
-    said = await rota("check", "--json")
-    assert (said.code, said.json["findings"]) == (0, [])
+    result = await rota("check", "--json")
+    assert (result.code, result.json["findings"]) == (0, [])
 
 
 async def test_check_prints_a_remedy_for_each_finding(rota: Shell, conn: Connection[Record]) -> None:
@@ -615,13 +595,13 @@ async def test_check_prints_a_remedy_for_each_finding(rota: Shell, conn: Connect
     await make_dead_letter(conn, reason="poison", error_kind="LeaseExpired")
     await conn.execute("alter table rota.jobs set (autovacuum_enabled = off)")
     try:
-        said = await rota("check", "--json", ROTA_NONSENSE="1")
+        result = await rota("check", "--json", ROTA_NONSENSE="1")
         text = await rota("check")
     finally:
         await conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
 
-    found = said.json["findings"]
-    assert said.code == text.code == 1
+    found = result.json["findings"]
+    assert result.code == text.code == 1
     assert [each["check"] for each in found] == [
         "configuration",
         "autovacuum",
@@ -670,10 +650,10 @@ def embedded_shell(tmp_path: Path) -> Iterator[Shell]:
 
 async def test_dev_starts_all_that_a_first_job_needs(embedded_shell: Shell) -> None:
     """It starts a server, the schema, a daemon and sample handlers, and prints the next command to type."""
-    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, said):
-        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
-        assert "psql" in said()
-        assert "insert into rota.jobs" in said()
+    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, output):
+        await eventually(lambda: "node.started" in output(), within=60, what="the daemon")
+        assert "psql" in output()
+        assert "insert into rota.jobs" in output()
         for command in (
             ["rota.echo", '{"hello": "world"}'],
             ["shop.chain", '{"left": 1}'],
@@ -697,8 +677,8 @@ async def test_an_embedded_database_of_another_version_is_reported_with_the_fold
     embedded_shell: Shell,
 ) -> None:
     folder = embedded_shell.environ["ROTA_DATA_DIR"]
-    with running_command(embedded_shell, "dev") as (process, said):
-        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
+    with running_command(embedded_shell, "dev") as (process, output):
+        await eventually(lambda: "node.started" in output(), within=60, what="the daemon")
         with EmbeddedPostgres(data=Path(folder)) as server:
             conn = await asyncpg.connect(server.dsn)
             await conn.execute("update rota.migrations set checksum = 'another' where version = 2")
@@ -715,14 +695,14 @@ async def test_an_embedded_database_of_another_version_is_reported_with_the_fold
 async def test_f6_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Shell, format: str) -> None:  # noqa: A002
     """Values of the payload are masked."""
     embedded_shell.environ["ROTA_LOG_FORMAT"] = format
-    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, said):
-        await eventually(lambda: "node.started" in said(), within=60, what="the daemon")
+    with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, output):
+        await eventually(lambda: "node.started" in output(), within=60, what="the daemon")
         for handler in ("shop.breaks", "shop.breaks_apart"):
             assert (await embedded_shell("enqueue", handler, f'{{"to": "{CANARY}"}}', "--embedded")).err == ""
-        await eventually(lambda: said().count("LookupError: no route to ***") == 2, within=30, what="both messages")
-        assert said().count("in deliver") == 2
-        assert "in breaks\\n" in said() if format == "json" else "in breaks\n" in said()
-        assert CANARY not in said()
+        await eventually(lambda: output().count("LookupError: no route to ***") == 2, within=30, what="both messages")
+        assert output().count("in deliver") == 2
+        assert "in breaks\\n" in output() if format == "json" else "in breaks\n" in output()
+        assert CANARY not in output()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
@@ -732,18 +712,18 @@ async def test_e6_a_second_dev_takes_the_server_over_when_the_first_ends(
     embedded_shell: Shell, number: signal.Signals
 ) -> None:
     """Its daemon continues, and no job is lost."""
-    with running_command(embedded_shell, "dev") as (first, said_first):
-        await eventually(lambda: "node.started" in said_first(), within=60, what="the first daemon")
-        with running_command(embedded_shell, "dev", "--app", "shop:app") as (second, said):
-            await eventually(lambda: "node.started" in said(), within=60, what="the second daemon")
+    with running_command(embedded_shell, "dev") as (first, first_output):
+        await eventually(lambda: "node.started" in first_output(), within=60, what="the first daemon")
+        with running_command(embedded_shell, "dev", "--app", "shop:app") as (second, output):
+            await eventually(lambda: "node.started" in output(), within=60, what="the second daemon")
             first.send_signal(number)
             first.wait(30)
-            await eventually(lambda: "this process runs it now" in said(), within=30, what="the takeover")
-            kept = await embedded_shell("enqueue", "shop.chain", '{"left": 0}', "--embedded")
-            assert kept.code == 0, kept.err
+            await eventually(lambda: "this process runs it now" in output(), within=30, what="the takeover")
+            enqueued = await embedded_shell("enqueue", "shop.chain", '{"left": 0}', "--embedded")
+            assert enqueued.code == 0, enqueued.err
 
             async def has_ended() -> bool:
-                shown = await embedded_shell("job", "show", kept.out.strip(), "--embedded", "--json")
+                shown = await embedded_shell("job", "show", enqueued.out.strip(), "--embedded", "--json")
                 return bool(shown.json["state"] == "succeeded")
 
             await eventually(has_ended, within=30, what="a job of the second daemon")
@@ -755,16 +735,16 @@ async def test_e6_a_second_dev_takes_the_server_over_when_the_first_ends(
 async def test_dev_restarts_when_the_source_changes(embedded_shell: Shell) -> None:
     """The database stays up, and after a syntax error it waits for the next change."""
     source = embedded_shell.folder / "shop.py"
-    with running_command(embedded_shell, "dev", "--app", "shop:app", "--reload") as (process, said):
-        until(lambda: said().count("node.started") == 1, within=60, what="the first daemon")
+    with running_command(embedded_shell, "dev", "--app", "shop:app", "--reload") as (process, output):
+        until(lambda: output().count("node.started") == 1, within=60, what="the first daemon")
         source.write_text(APP + "\nthis is no Python\n")
-        until(lambda: "can't be imported" in said(), within=30, what="the complaint")
+        until(lambda: "can't be imported" in output(), within=30, what="the complaint")
         source.write_text(APP + "\n@app.handler('shop.new')\nasync def new(job): ...\n")
-        until(lambda: said().count("node.started") == 2, within=30, what="the second daemon")
-        assert "shop.new" in said()
+        until(lambda: output().count("node.started") == 2, within=30, what="the second daemon")
+        assert "shop.new" in output()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    assert said().count("node.stopped") == 2
+    assert output().count("node.stopped") == 2
 
 
 async def _live(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:

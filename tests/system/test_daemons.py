@@ -67,9 +67,9 @@ async def test_a_graceful_stop_loses_no_job_and_uses_no_attempt(fleet: Fleet) ->
     assert await fleet.value("select count(*) from rota.nodes") == 0
     fleet.daemons.start()
     await fleet.wait_until_empty()
-    ended = await fleet.fetch("select job_id, outcome, attempts from rota.job_runs")
-    assert {(row["outcome"], row["attempts"]) for row in ended} == {("succeeded", 1)}
-    assert sorted(row["job_id"] for row in ended) == jobs
+    has_ended = await fleet.fetch("select job_id, outcome, attempts from rota.job_runs")
+    assert {(row["outcome"], row["attempts"]) for row in has_ended} == {("succeeded", 1)}
+    assert sorted(row["job_id"] for row in has_ended) == jobs
     assert await fleet.value("select count(*) from executions") == len(jobs)
 
 
@@ -157,21 +157,21 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_waits_for_t
 async def test_a_job_whose_release_is_rejected_does_not_keep_the_process_alive(fleet: Fleet) -> None:
     """Its lease expires later; the other job is released."""
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="1s")
-    odd, neighbour = [await fleet.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
-    for job in (odd, neighbour):
+    rejected, neighbour = [await fleet.enqueue("thread", {"seconds": 60, "deaf": True}) for _ in range(2)]
+    for job in (rejected, neighbour):
         await fleet.wait_for_execution(job)
     await fleet.execute(
         f"""
         create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
-        create trigger refuse before update on rota.jobs for each row when (new.job_id = {odd} and new.state = 'scheduled')
+        create trigger refuse before update on rota.jobs for each row when (new.job_id = {rejected} and new.state = 'scheduled')
         execute function refuse();
         """
     )
 
     assert daemon.stop(within=10) == HANDLER_LEFT_BEHIND
 
-    daemon.wait_for("settlement.rejected", job_id=odd)
-    rows = [await fleet.job(job) for job in (odd, neighbour)]
+    daemon.wait_for("settlement.rejected", job_id=rejected)
+    rows = [await fleet.job(job) for job in (rejected, neighbour)]
     assert [row and row["state"] for row in rows] == ["running", "scheduled"]
 
 
@@ -240,21 +240,21 @@ async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
         other = fleet.daemons.start()
         before, after = await fleet.wait_for_execution(job, 2)
         assert after["pid"] == other.pid
-        held = await fleet.job(job)
+        row_before = await fleet.job(job)
 
     zombie.wait_for("lease.lost")
 
     assert [event["what"] for event in zombie.events("write.refused")] == ["checkpoint", "progress", "complete"]
     row = await fleet.job(job)
     assert row is not None
-    assert held is not None
-    assert row["fence_token"] == held["fence_token"] == after["fence_token"] > before["fence_token"]
+    assert row_before is not None
+    assert row["fence_token"] == row_before["fence_token"] == after["fence_token"] > before["fence_token"]
     assert (row["checkpoint"], row["progress"], row["state"]) == (None, None, "running")
     assert await fleet.value("select count(*) from effects") == 0
     await fleet.wait_for_state(job, "succeeded")
     assert len(await fleet.executions(job)) == 2
-    ended = await fleet.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
-    assert [(each["fence_token"], each["attempts"]) for each in ended] == [(after["fence_token"], 2)]
+    has_ended = await fleet.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
+    assert [(each["fence_token"], each["attempts"]) for each in has_ended] == [(after["fence_token"], 2)]
     assert zombie.metric("rota_stale_writes_total") == 3
     assert zombie.metric("rota_leases_lost_total") == 1
 
@@ -263,8 +263,8 @@ async def test_leases_are_extended_until_the_last_job_of_a_drain_has_ended(fleet
     daemon = fleet.daemons.start(ROTA_DRAIN_TIMEOUT="30s")
     other = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 6.5})
-    (began,) = await fleet.wait_for_execution(job)
-    draining = daemon if began["pid"] == daemon.pid else other
+    (execution,) = await fleet.wait_for_execution(job)
+    draining = daemon if execution["pid"] == daemon.pid else other
     draining.send(signal.SIGTERM)
     draining.wait_for("node.stopping", how="drain")
 
@@ -290,10 +290,10 @@ async def test_a_daemon_that_cannot_reach_the_database_at_its_start_exits(fleet:
 
     assert daemon.ends() == 3
 
-    said = daemon.said()
-    assert "127.0.0.1:1" in said
-    assert "s3cret" not in said
-    assert "Traceback" not in said
+    result = daemon.said()
+    assert "127.0.0.1:1" in result
+    assert "s3cret" not in result
+    assert "Traceback" not in result
 
 
 async def test_c10_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_succeed(fleet: Fleet) -> None:

@@ -55,10 +55,10 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
     pytest.importorskip("psycopg")
     with silent_host() as dark, FaultyProxy(fleet.dsn) as proxy:
         url = with_hosts(fleet.dsn, dark, host_of(proxy))
-        began = time.monotonic()
+        started_at = time.monotonic()
         daemon = fleet.daemons.start(dsn=url)
         daemon.wait_for("listener.up")
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - started_at < 12
         async_job = await fleet.enqueue("transactional", {"seconds": 2})
         thread_job = await fleet.enqueue("transactional thread", {"seconds": 0})
         await fleet.wait_for_state(async_job, "succeeded")
@@ -68,21 +68,21 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         quick = with_hosts(fleet.dsn, dark, host_of(proxy), query="connect_timeout=2&target_session_attrs=read-write")
         listed = await Shell(tmp_path, {"DATABASE_URL": quick})("status")
         assert (listed.code, listed.err) == (0, "")
-        began = time.monotonic()
+        started_at = time.monotonic()
         conn = await open_connection(DatabaseUrl(quick))
-        assert time.monotonic() - began < 4, "connect_timeout is the limit of each host"
+        assert time.monotonic() - started_at < 4, "connect_timeout is the limit of each host"
         conn.terminate()
 
 
 @pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
 async def test_a_first_host_that_drops_packets_is_skipped(fleet: Fleet) -> None:
     """The packets go to a network interface that does not exist, so they are neither refused nor unreachable."""
-    with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
-        url = with_hosts(fleet.dsn, f"{away.black_hole()}:5432", host_of(proxy), query="connect_timeout=2")
-        began = time.monotonic()
-        daemon = fleet.daemons.start(dsn=url, within=away.inside, WITNESS_DSN="")
+    with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
+        url = with_hosts(fleet.dsn, f"{network.black_hole()}:5432", host_of(proxy), query="connect_timeout=2")
+        started_at = time.monotonic()
+        daemon = fleet.daemons.start(dsn=url, within=network.inside, WITNESS_DSN="")
         daemon.wait_for("listener.up")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - started_at < 10
 
 
 async def test_a_running_daemon_switches_hosts_when_the_first_one_goes_dark(fleet: Fleet) -> None:
@@ -167,14 +167,14 @@ async def test_closing_connections_over_a_cut_link_does_not_hang(fleet: Fleet) -
     with FaultyProxy(fleet.dsn) as proxy:
         conn = await open_connection(proxy.dsn)
         pool = BlockingPool(Login(DatabaseUrl(proxy.dsn), {}), 1)
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pool.connection():
             proxy.freeze(lambda _: True)
             await close_connection(conn)
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - started_at < 4
             with pytest.raises(OSError, match=r"^$"):
                 await open_connection(proxy.dsn, limit=0.5)
-        assert time.monotonic() - began < 4 + ANSWER_SECONDS
+        assert time.monotonic() - started_at < 4 + ANSWER_SECONDS
         assert conn.is_closed()
 
 
@@ -208,12 +208,12 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
             # A client's open transaction must block neither other clients nor daemons.
             await clients[0].execute("begin")
             first = [row[0] for row in await clients[0].fetch(insert)]
-            both = await asyncio.gather(clients[1].fetch(insert), clients[2].fetch(insert))
-            made = first + [row[0] for rows in both for row in rows]
-            assert len(set(made)) == len(made) == 300
-            assert not lost & set(made)
-            assert min(made) > max(lost) + 2**23
-            assert max(made) < max(lost) + 2**25, "the sequence is raised once"
+            rows_by_client = await asyncio.gather(clients[1].fetch(insert), clients[2].fetch(insert))
+            job_ids = first + [row[0] for rows in rows_by_client for row in rows]
+            assert len(set(job_ids)) == len(job_ids) == 300
+            assert not lost & set(job_ids)
+            assert min(job_ids) > max(lost) + 2**23
+            assert max(job_ids) < max(lost) + 2**25, "the sequence is raised once"
             assert await clients[1].fetchval(schedule, "new") > lost_schedule + 2**23
             await clients[1].execute("select rota.pause_queue('default')")
             assert await clients[1].fetchval("select max(audit_id) from rota.audit") > lost_audit + 2**23

@@ -23,15 +23,15 @@ DEMO = [sys.executable, "-m", "rota.demo", "--json"]
 @pytest.mark.timeout(270)
 def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """It is the first thing that anybody runs; what it claims must be in its own record of what happened."""
-    said, report = read_report(tmp_path)
+    demo, report = read_report(tmp_path)
     if not report["ok"] and report["stood_still_s"] > MAX_STALL:
-        said, report = read_report(tmp_path)  # leases of three seconds bear no machine that stands still for longer
+        demo, report = read_report(tmp_path)  # leases of three seconds bear no machine that stands still for longer
 
     assert "error" not in report, report
     broken = [f"{check['promise']}: {check['fact']}" for check in report["checks"] if not check["held"]]
     assert not broken, "\n".join(broken)
     assert report["ok"]
-    assert said.returncode == 0, said.stderr
+    assert demo.returncode == 0, demo.stderr
     assert report["seconds"] < 90
 
     ended = Counter((job["handler"], job["ended_as"]) for job in report["jobs"])
@@ -98,8 +98,8 @@ def test_daemons_end_by_themselves_when_the_demo_is_killed(tmp_path: Path) -> No
 
 def read_report(folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Return the report that the demo printed at its end."""
-    said = subprocess.run(DEMO, env=make_environment(folder), capture_output=True, text=True, timeout=120, check=False)
-    return said, json.loads(said.stdout)
+    demo = subprocess.run(DEMO, env=make_environment(folder), capture_output=True, text=True, timeout=120, check=False)
+    return demo, json.loads(demo.stdout)
 
 
 def make_environment(folder: Path) -> dict[str, str]:

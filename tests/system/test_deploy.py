@@ -148,8 +148,8 @@ def test_prometheus_accepts_the_configuration_and_the_rules() -> None:
 def test_each_alert_fires_in_its_test_case() -> None:
     run_tool(find_tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yaml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "alerts.yaml").read_text()))
-    tried = re.findall(r'labels: \'ALERTS\{alertname="(\w+)"', (PROMETHEUS / "alerts_test.yaml").read_text())
-    assert set(tried) == alerts
+    tested_alerts = re.findall(r'labels: \'ALERTS\{alertname="(\w+)"', (PROMETHEUS / "alerts_test.yaml").read_text())
+    assert set(tested_alerts) == alerts
 
 
 async def test_promtool_accepts_the_metrics_of_a_daemon(fleet: Fleet) -> None:
@@ -171,7 +171,7 @@ def test_the_dashboard_conforms_to_grafanas_schema() -> None:
     assert variables == {"datasource": "datasource", "job": "query"}
     source = {"type": "prometheus", "uid": "${datasource}"}
     ids: set[int] = set()
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     for panel in shown["panels"]:
         assert panel["id"] not in ids, "Grafana shows the wrong panel by its link"
         ids.add(panel["id"])
@@ -179,8 +179,8 @@ def test_the_dashboard_conforms_to_grafanas_schema() -> None:
         assert place.keys() == {"x", "y", "w", "h"}
         assert 0 <= place["x"] < place["x"] + place["w"] <= 24
         cells = set(product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])))
-        assert not cells & taken, f"{panel['title']} lies over another panel"
-        taken |= cells
+        assert not cells & occupied, f"{panel['title']} lies over another panel"
+        occupied |= cells
         if panel["type"] == "row":
             assert (panel["collapsed"], panel["panels"]) == (False, [])
             continue
@@ -241,10 +241,10 @@ DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
 
 def test_containers_get_enough_time_to_drain() -> None:
     """By default, Docker kills after ten seconds."""
-    told = dict(re.findall(r"^    (ROTA_\w+): (\S+)$", COMPOSE, re.MULTILINE))
-    assert load(environ={**told, "ROTA_APP": ""}).warnings == ()
+    environment = dict(re.findall(r"^    (ROTA_\w+): (\S+)$", COMPOSE, re.MULTILINE))
+    assert load(environ={**environment, "ROTA_APP": ""}).warnings == ()
     daemon = COMPOSE.partition("x-daemon:")[2].partition("services:")[0]
-    assert f"stop_grace_period: {told['ROTA_STOP_TIMEOUT']}\n" in daemon
+    assert f"stop_grace_period: {environment['ROTA_STOP_TIMEOUT']}\n" in daemon
 
 
 def test_b77_the_image_runs_rota_as_an_ordinary_user_and_without_a_shell() -> None:
@@ -261,11 +261,11 @@ def test_b77_the_image_runs_rota_as_an_ordinary_user_and_without_a_shell() -> No
 def test_the_image_copies_files_that_exist_and_pins_its_versions() -> None:
     """No test builds the image."""
     root = DEPLOY.parent
-    kept = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
+    ignore_lines = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
     for sources in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         for source in sources.split():
             assert (root / source).exists()
-            assert f"!{source}" in kept
+            assert f"!{source}" in ignore_lines
     for place in re.findall(r"^      - (\.\S*?):", COMPOSE, re.MULTILINE):
         assert (DEPLOY / "docker" / place).exists()
     services = COMPOSE.partition("\nservices:")[2]

@@ -92,8 +92,8 @@ def run_command(shell: Shell, line: str) -> str:
 
 def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folder: Shell) -> None:
     """Each step is taken from the README, and each stated result must appear."""
-    began = time.monotonic()
-    install, dev, look = blocks(README, "The first five minutes", "sh")
+    started_at = time.monotonic()
+    install, dev, show = blocks(README, "The first five minutes", "sh")
     (app,) = blocks(README, "The first five minutes", "python")
     (insert,) = blocks(README, "The first five minutes", "sql")
     # Editable: a copy would replace the installation that `make` has made in a developer's checkout.
@@ -102,20 +102,20 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
     name = re.search(r"Write `(\S+)`", README)
     assert name
     (folder.folder / name[1]).write_text(app.text)
-    with run_until_ctrl_c(folder, dev.text.strip()) as said:
-        until(lambda: "node.started" in said(), within=60, what="the daemon")
-        psql = re.search(r"open psql +(.*)", said())
+    with run_until_ctrl_c(folder, dev.text.strip()) as output:
+        until(lambda: "node.started" in output(), within=60, what="the daemon")
+        psql = re.search(r"open psql +(.*)", output())
         assert psql
-        told = run_command(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
-        assert told.splitlines()[0] == "1"
-        until(lambda: re.search(r"attempt 1 for order 7 key rota:", said()), what="what the handler prints")
-        commands = [line for line in look.text.splitlines() if line]
+        printed = run_command(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
+        assert printed.splitlines()[0] == "1"
+        until(lambda: re.search(r"attempt 1 for order 7 key rota:", output()), what="what the handler prints")
+        commands = [line for line in show.text.splitlines() if line]
         until(lambda: "succeeded" in run_command(folder, commands[1]), what="the job's end")
         shown = [run_command(folder, line) for line in commands]
         assert "default" in shown[0]
         assert "send_receipt" in shown[1]
         assert "succeeded" in shown[2]
-    assert time.monotonic() - began < INSTALL_AND_RUN_SECONDS
+    assert time.monotonic() - started_at < INSTALL_AND_RUN_SECONDS
 
 
 def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: Server) -> None:
@@ -130,10 +130,10 @@ def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: S
     try:
         folder.environ["DATABASE_URL"] = server.dsn_for(name)
         run_command(folder, ".venv/bin/rota migrate")
-        with run_until_ctrl_c(folder, ".venv/bin/rota run --app myapp:app") as said:
-            until(lambda: "node.started" in said(), within=60, what="the daemon")
+        with run_until_ctrl_c(folder, ".venv/bin/rota run --app myapp:app") as output:
+            until(lambda: "node.started" in output(), within=60, what="the daemon")
             run_command(folder, f'{psql} "$DATABASE_URL" -c {shlex.quote(insert.text.strip())}')
-            until(lambda: "attempt 1 for order 7" in said(), what="what the handler prints")
+            until(lambda: "attempt 1 for order 7" in output(), what="what the handler prints")
     finally:
         run_command(folder, f"{psql} {shlex.quote(server.dsn)} -c 'drop database {name} with (force)'")
 
@@ -193,10 +193,10 @@ async def test_the_example_with_a_transaction_runs(
 @pytest.fixture
 async def place(server: Server) -> AsyncIterator[RoleDatabase]:
     """A database with roles and a login that may create tables of its own, as an application does."""
-    async with role_database(server, "readme") as made:
-        async with made.connect() as root:
-            await root.execute(f"grant create, usage on schema public to {made.prefix}_app, {made.prefix}_op")
-        yield made
+    async with role_database(server, "readme") as jobs:
+        async with jobs.connect() as root:
+            await root.execute(f"grant create, usage on schema public to {jobs.prefix}_app, {jobs.prefix}_op")
+        yield jobs
 
 
 class Statement(NamedTuple):
@@ -231,9 +231,9 @@ def format_row(row: Record) -> str:
 
 async def run_block(conn: Connection[Record], block: str) -> int:
     """Run the statements of a block, compare their results, and return how many were compared."""
-    said = 0
+    result = 0
     for each in parse_statements(block):
-        said += len(each.returns)
+        result += len(each.returns)
         if "$1" in each.text:
             await conn.prepare(each.text)
         elif each.returns and re.match(r"[0-9A-Z]{5}: ", each.returns[0]):
@@ -246,27 +246,27 @@ async def run_block(conn: Connection[Record], block: str) -> int:
             rows = await conn.fetch(each.text)
             if each.returns:
                 assert [format_row(row) for row in rows] == each.returns, each.text
-    return said
+    return result
 
 
 async def test_the_sql_page_returns_what_it_states(place: RoleDatabase) -> None:
     """Each statement runs as a login with only the role of a client or an operator."""
     async with place.connect("app") as app, place.connect("op") as op, place.connect() as root:
-        said = 0
+        result = 0
         for block in [
             block
             for heading in ("Insert jobs", "Errors", "Look up and cancel jobs")
             for block in blocks(SQL, heading, "sql")
         ]:
-            said += await run_block(app, block.text)
+            result += await run_block(app, block.text)
         await root.execute("alter sequence rota.jobs_job_id_seq restart with 201")
         await make_dead_letters(root, 3, handler="charge", error_kind="BankTimeout")
         await make_dead_letters(
             root, 2, handler="charge", reason="permanent", error_kind="KeyError", payload='{"amount": 3}'
         )
         for block in blocks(SQL, "Functions for operators", "sql"):
-            said += await run_block(op, block.text)
-        assert said > 15
+            result += await run_block(op, block.text)
+        assert result > 15
         mended = await root.fetch("select payload from rota.jobs where handler = 'charge' and payload ? 'currency'")
         assert len(mended) == 2
 
@@ -277,10 +277,10 @@ async def test_the_completion_counter_fires_once_when_all_jobs_are_done(place: R
     async with place.connect("app") as app:
         await app.execute(create.text)
         await app.execute("insert into batch values (1, 3)")
-        for left in (2, 1, 0):
+        for remaining in (2, 1, 0):
             await app.execute(count_down.text)
-            made = await app.fetchval("select count(*) from rota.jobs where handler = 'batch_done'")
-            assert made == (1 if left == 0 else 0)
+            jobs = await app.fetchval("select count(*) from rota.jobs where handler = 'batch_done'")
+            assert jobs == (1 if remaining == 0 else 0)
 
 
 async def test_the_other_sql_examples_run(place: RoleDatabase) -> None:
@@ -312,7 +312,7 @@ async def test_the_table_of_roles_matches_the_granted_functions(place: RoleDatab
             for name in re.findall(r"`rota\.(\w+)`", what):
                 oid = await root.fetchval(FUNCTION, name)
                 for role, cell in zip(("client", "operator", "daemon"), cells, strict=True):
-                    asked = (CALLS, oid) if oid is not None else (READS, f"rota.{name}")
-                    assert await root.fetchval(asked[0], f"{place.prefix}_{role}", asked[1]) is bool(cell), (name, role)
+                    query = (CALLS, oid) if oid is not None else (READS, f"rota.{name}")
+                    assert await root.fetchval(query[0], f"{place.prefix}_{role}", query[1]) is bool(cell), (name, role)
                     checked += 1
     assert checked > 40

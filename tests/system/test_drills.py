@@ -57,11 +57,11 @@ class Drill:
     operator: Shell
     daemons: Daemons
     client: Connection[Record]
-    eyes: Connection[Record]
+    observer: Connection[Record]
 
     async def value(self, sql: str, *arguments: Any) -> Any:
         """Return the single value of a query."""
-        return await self.eyes.fetchval(sql, *arguments)
+        return await self.observer.fetchval(sql, *arguments)
 
     async def until(self, fact: str, *arguments: Any, within: float = 15.0) -> None:
         """Wait until an SQL condition holds."""
@@ -80,21 +80,23 @@ class Drill:
 async def drill(server: Server, tmp_path: Path) -> AsyncIterator[Drill]:
     """A database with roles and no daemon yet."""
     (tmp_path / "shop.py").write_text(APP)
-    async with role_database(server, "drill") as place, place.connect("app") as client, place.connect() as eyes:
+    async with role_database(server, "drill") as roles, roles.connect("app") as client, roles.connect() as observer:
         ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "ROTA_QUEUES": "default:50,mail:5"}
-        with Daemons(tmp_path, place.dsn("node"), app="shop:app", environ=ours) as daemons:
-            operator = Shell(tmp_path, {"DATABASE_URL": place.dsn("op")})
-            yield Drill(place=place, operator=operator, daemons=daemons, client=client, eyes=eyes)
+        with Daemons(tmp_path, roles.dsn("node"), app="shop:app", environ=ours) as daemons:
+            operator = Shell(tmp_path, {"DATABASE_URL": roles.dsn("op")})
+            yield Drill(place=roles, operator=operator, daemons=daemons, client=client, observer=observer)
 
 
 async def test_forty_thousand_dead_letters_are_redriven_repaired_or_discarded(drill: Drill) -> None:
     """There are three kinds. One is redriven evenly while live work continues, one gets new payloads, and one is discarded."""
     payload = json.dumps({"amount": 3, "currency": "EUR"})
-    timeouts = await make_dead_letters(drill.eyes, 30_000, handler="charge", error_kind="BankTimeout", payload=payload)
-    lacking = await make_dead_letters(
-        drill.eyes, 2_000, handler="charge", reason="permanent", error_kind="KeyError", payload='{"amount": 3}'
+    timeouts = await make_dead_letters(
+        drill.observer, 30_000, handler="charge", error_kind="BankTimeout", payload=payload
     )
-    await make_dead_letters(drill.eyes, 8_000, handler="newsletter", error_kind="SMTPError")
+    lacking = await make_dead_letters(
+        drill.observer, 2_000, handler="charge", reason="permanent", error_kind="KeyError", payload='{"amount": 3}'
+    )
+    await make_dead_letters(drill.observer, 8_000, handler="newsletter", error_kind="SMTPError")
     daemon = drill.daemons.start()
     rota = drill.operator
 
@@ -116,7 +118,7 @@ async def test_forty_thousand_dead_letters_are_redriven_repaired_or_discarded(dr
     assert spread.json == {"redriven": 29_990, "left_out": 0}
     ahead = await drill.value("select max(run_at) - now() from rota.jobs")
     assert 30 < ahead.total_seconds() <= 60
-    early, late = await drill.eyes.fetchrow(  # type: ignore[misc]  # one row of counts
+    early, late = await drill.observer.fetchrow(  # type: ignore[misc]  # one row of counts
         """
         select count(*) filter (where run_at between from_now + interval '10 s' and from_now + interval '25 s'),
                count(*) filter (where run_at between from_now + interval '25 s' and from_now + interval '40 s')
@@ -145,7 +147,7 @@ async def test_forty_thousand_dead_letters_are_redriven_repaired_or_discarded(dr
     assert await drill.value("select count(*) from rota.dead_letters") == 0
     note = await drill.value("select distinct note from rota.job_runs where outcome = 'discarded'")
     assert note == f"discarded by {drill.place.prefix}_op: last week's news"
-    written = await drill.eyes.fetch("select action, sum(affected)::int as n from rota.audit group by 1")
+    written = await drill.observer.fetch("select action, sum(affected)::int as n from rota.audit group by 1")
     assert {row["action"]: row["n"] for row in written} == {
         "redrive many": 30_000,
         "redrive with another payload": 2_000,
@@ -168,10 +170,10 @@ async def test_a_broken_handler_is_paused_while_its_queue_goes_on(drill: Drill) 
     await drill.client.execute("insert into rota.jobs (handler) select 'good' from generate_series(1, 200)")
     await drill.until("(select count(*) from rota.job_runs where handler = 'good') = 200")
     await drill.until("not exists (select from rota.jobs where state = 'running')")
-    tried = await drill.value("select count(*) from rota.attempts")
+    attempts = await drill.value("select count(*) from rota.attempts")
     await drill.until("(select count(*) from rota.jobs where handler = 'bad' and run_at < now() - interval '1 s') > 1")
     assert await drill.value("select attempt from rota.jobs where job_id = $1", after) == 0
-    assert await drill.value("select count(*) from rota.attempts") == tried, "not one attempt more"
+    assert await drill.value("select count(*) from rota.attempts") == attempts, "not one attempt more"
     listed = (await rota("handler", "list")).out
     assert "release 7 broke it" in listed
     assert "paused" in (await rota("status")).out
@@ -204,7 +206,7 @@ async def test_everything_is_paused_and_resumed_by_one_command_each(drill: Drill
     started = await rota("queue", "resume", "--all", "--note", "it has moved", "--json")
     assert started.json["changed"] == 1
     await drill.until("(select count(*) from rota.job_runs where outcome = 'succeeded') = 100")
-    written = await drill.eyes.fetch("select action, target, reason from rota.audit order by audit_id")
+    written = await drill.observer.fetch("select action, target, reason from rota.audit order by audit_id")
     assert [tuple(row) for row in written] == [
         ("pause", "queue *", "the database moves"),
         ("resume", "queue *", "it has moved"),

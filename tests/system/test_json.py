@@ -224,20 +224,20 @@ async def test_f9_the_json_of_each_command_matches_the_page(
 
     for command in COMMANDS:
         arguments = [names[each[1:]] if each.startswith("$") else each for each in command]
-        said = await asyncio.to_thread(run, arguments)
-        assert said.exit_code in {0, 1}, f"{command}: {said.output}"
+        result = await asyncio.to_thread(run, arguments)
+        assert result.exit_code in {0, 1}, f"{command}: {result.output}"
         heading = next(name for name in _ALL if " ".join(command).startswith(name))
         types = seen.setdefault(heading, {})
-        for path, kind in shape(json.loads(said.stdout)):
+        for path, kind in shape(json.loads(result.stdout)):
             types.setdefault(path, set()).add(kind)
 
     assert seen.keys() == set(_ALL), "commands that take --json and are not run here"
     page = documented_types()
     missing = []
     for heading, types in seen.items():
-        told = page.get(heading, {})
-        wider = {path: kinds | told.get(path, set()) for path, kinds in types.items()}
-        if told != wider:
+        documented = page.get(heading, {})
+        wider = {path: kinds | documented.get(path, set()) for path, kinds in types.items()}
+        if documented != wider:
             missing.append(f"## rota {heading}\n\n{format_lines(wider)}")
     assert not missing, "docs/json.md:\n" + "\n\n".join(missing)
     assert page.keys() == set(_ALL)

@@ -102,11 +102,11 @@ async def test_handlers_are_paused_with_a_warning_for_an_unknown_name(rota: Shel
     """An unknown name is allowed, because it may come with the next release."""
     await make_handler(conn, "shop.double", app="shop", release="r7", queue="mail")
     await register_daemon(conn, handlers=["shop.double"], queues=["mail"])
-    slip = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
-    assert slip.code == 0
-    assert "no daemon has ever registered a handler shop.duoble" in slip.err
-    both = await rota("handler", "pause", "shop.double", "shop.duoble", "--note", "bad numbers", "--json")
-    assert both.json["changed"] == 1
+    misspelt = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
+    assert misspelt.code == 0
+    assert "no daemon has ever registered a handler shop.duoble" in misspelt.err
+    paused = await rota("handler", "pause", "shop.double", "shop.duoble", "--note", "bad numbers", "--json")
+    assert paused.json["changed"] == 1
     shown = {each["handler"]: each for each in (await rota("handler", "list", "--json")).json}
     assert (shown["shop.double"]["paused"], shown["shop.double"]["nodes"], shown["shop.double"]["queue"]) == (
         True,
@@ -132,9 +132,9 @@ async def test_a_handler_whose_jobs_run_at_most_once_is_listed_with_one_attempt(
 async def test_one_invalid_name_makes_a_pause_of_several_queues_change_nothing(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    said = await rota("queue", "pause", "mail", "a\nb")
-    assert said.code == 1
-    assert "must be a name" in said.err
+    result = await rota("queue", "pause", "mail", "a\nb")
+    assert result.code == 1
+    assert "must be a name" in result.err
     assert await conn.fetchval("select count(*) from rota.queues") == 0
 
 
@@ -219,9 +219,9 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
     assert failed.code == 1
     assert "would become a dead letter (KeyError)" in failed.json["outcome"]
     assert "raise KeyError" in failed.json["error"]
-    slip = await rota("call", "shop.duoble")
-    assert slip.code == 2
-    assert "did you mean 'shop.double'?" in slip.err
+    misspelt = await rota("call", "shop.duoble")
+    assert misspelt.code == 2
+    assert "did you mean 'shop.double'?" in misspelt.err
     assert (await rota("call", "shop.double", "{")).code == 2
     assert (await rota("call", "shop.double", ROTA_APP="")).code == 2
     await conn.execute("create table effects (n int)")
@@ -241,11 +241,11 @@ async def test_a_configured_handler_can_be_called_without_a_job(rota: Shell) -> 
     assert refused.code == 1
     assert "an endpoint with private = true may go there" in refused.json["error"]
     folder = str(rota.folder / "data")
-    there = await rota(
+    called = await rota(
         *("call", "shop.writes", '{"n": 7}', "--embedded", "--json"), ROTA_DATA_DIR=folder, DATABASE_URL=""
     )
-    assert there.code == 1
-    assert 'relation "effects" does not exist' in there.json["error"]
+    assert called.code == 1
+    assert 'relation "effects" does not exist' in called.json["error"]
     (rota.folder / "rota.toml").write_text('[handlers.http.endpoints.shop]\nurl = "ftp://x"\n', encoding="ascii")
     assert "handlers.http.endpoints.shop.url (from rota.toml): write https://" in (await rota("status")).err
 
@@ -254,8 +254,8 @@ async def test_roles_are_created_or_printed_as_sql(rota: Shell, conn: Connection
     """The printed SQL does the same as the command, and an invalid prefix is rejected first."""
     prefix = f"rt{os.getpid()}_cli"
     try:
-        said = await rota("migrate", "--roles", "--role-prefix", prefix, "--json")
-        assert said.json["roles"] == [f"{prefix}_{role}" for role in ("owner", "daemon", "operator", "client")]
+        result = await rota("migrate", "--roles", "--role-prefix", prefix, "--json")
+        assert result.json["roles"] == [f"{prefix}_{role}" for role in ("owner", "daemon", "operator", "client")]
         may = "select has_column_privilege($1, 'rota.jobs', 'payload', 'INSERT')"
         assert await conn.fetchval(may, f"{prefix}_client")
         await conn.execute(f"revoke all on rota.jobs from {prefix}_client")

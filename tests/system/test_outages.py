@@ -31,48 +31,8 @@ NO_ISLAND = reason_namespaces_unavailable()
 LEASE_S = 3.0
 
 
-@pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_b67_a_restart_of_the_server_during_a_job_causes_no_second_execution(
-    restartable_fleet: Fleet, own_server: DurableServer, how: str
-) -> None:
-    """The lease is stored in the job's row, and the holder extends it over a new connection."""
-    daemons = [restartable_fleet.daemons.start(ROTA_LEASE="6s") for _ in range(2)]
-    job = await restartable_fleet.enqueue("work", {"seconds": 8})
-    await restartable_fleet.wait_for_execution(job)
-
-    if how == "kill":
-        own_server.kill()
-    own_server.restart()
-
-    await restartable_fleet.wait_for_state(job, "succeeded")
-    failed = await restartable_fleet.fetch("select outcome, error_kind, error from rota.attempts")
-    assert failed == [], "nothing went wrong with the first execution"
-    assert len(await restartable_fleet.executions(job)) == 1
-    assert await restartable_fleet.value("select attempts from rota.job_runs where job_id = $1", job) == 1
-    assert all(daemon.alive for daemon in daemons)
-
-
-async def test_b67_a_job_that_ends_while_the_server_restarts_is_not_run_again(
-    restartable_fleet: Fleet, own_server: DurableServer
-) -> None:
-    """Its outcome waits in the daemon with its slot."""
-    daemon = restartable_fleet.daemons.start(ROTA_LEASE="10s", WITNESS_DSN="")
-    job = await restartable_fleet.enqueue("work", {"seconds": 1})
-
-    async def running() -> bool:
-        return await restartable_fleet.state(job) == "running"
-
-    await eventually(running)
-    own_server.stop()
-    daemon.wait_for("service.failed", service="settle")
-    own_server.start()
-
-    await restartable_fleet.wait_for_state(job, "succeeded")
-    assert await restartable_fleet.value("select attempts from rota.job_runs where job_id = $1", job) == 1
-
-
-async def sleep_and_return_time(seconds: float) -> None:
-    """Return when so much time has passed."""
+async def wait_seconds(seconds: float) -> None:
+    """Wait that long."""
     until = time.monotonic() + seconds
     await eventually(lambda: time.monotonic() >= until, within=seconds + 10)
 
@@ -93,7 +53,7 @@ async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
         before = await fleet.enqueue("work")
         await fleet.wait_for_state(before, "succeeded")
 
-        ways: list[Callable[[], None]] = [
+        outages: list[Callable[[], None]] = [
             proxy.refuse,
             lambda: proxy.answer("57P03", "the database system is starting up"),
             lambda: proxy.answer("53300", "sorry, too many clients already"),
@@ -101,10 +61,10 @@ async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
         ]
         proxy.refuse()  # disable first, or the job is claimed in between
         meanwhile = await fleet.enqueue("work")
-        began = time.monotonic()
-        for number, away in enumerate(ways, 1):
-            away()
-            await sleep_and_return_time(began + number * 4.2 - time.monotonic())
+        started_at = time.monotonic()
+        for number, network in enumerate(outages, 1):
+            network()
+            await wait_seconds(started_at + number * 4.2 - time.monotonic())
             assert daemon.get("healthz")[0] == 200
         assert read_probes(daemon) == (200, 503)
         assert "the database was last reached" in daemon.get("readyz")[1]
@@ -136,13 +96,13 @@ async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet
     daemon = restartable_fleet.daemons.start()
     own_server.stop()
     daemon.wait_for("service.failed", service="dispatcher")
-    await sleep_and_return_time(2)
+    await wait_seconds(2)
     status, body = daemon.get("healthz")
     assert status == 200
-    told = json.loads(body)["services"]["dispatcher"]
-    assert told["failures"] > 0
-    assert told["age_s"] > 2
-    assert told["database_away"]
+    health = json.loads(body)["services"]["dispatcher"]
+    assert health["failures"] > 0
+    assert health["age_s"] > 2
+    assert health["database_away"]
     own_server.start()
     job = await restartable_fleet.enqueue("work")
 
@@ -244,9 +204,9 @@ async def test_a_claim_that_took_long_does_not_delay_later_jobs(fleet: Fleet) ->
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_POLL_INTERVAL="500ms")
         daemon.wait_for("listener.up")
         proxy.slow(lambda name: name.startswith("rota ") and not is_listener(name) and not is_heartbeat(name), 2.5)
-        await sleep_and_return_time(4)
+        await wait_seconds(4)
         proxy.heal()
-        await sleep_and_return_time(3)  # wait for the last slow answer
+        await wait_seconds(3)  # wait for the last slow answer
 
         job = await fleet.enqueue("work")
 
@@ -259,19 +219,19 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
 
     The link of its network namespace is taken down, so there is no FIN and no RST.
     """
-    with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
-        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=away.inside)
+    with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
+        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.inside)
         job = await fleet.enqueue("work", {"seconds": 9})
         await fleet.wait_for_execution(job)
         other = fleet.daemons.start()
 
-        away.cut()
+        network.cut()
         before, after = await fleet.wait_for_execution(job, 2)
         assert (before["pid"], after["pid"]) == (cut_off.pid, other.pid)
         first, second = await fleet.executions(job)
         # The handler cannot reach the database, so its log line is the evidence.
         assert first["stopped_at"] is None or first["stopped_at"] < second["started_at"]
-        away.reconnect()
+        network.reconnect()
 
         cut_off.wait_for("lease.lost", within=40)
         await fleet.wait_for_state(job, "succeeded")
@@ -288,16 +248,16 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
 async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fleet: Fleet) -> None:
     """Only its driver can interrupt it, and would by default wait for two hours."""
     pytest.importorskip("psycopg")
-    with isolated_network() as away, FaultyProxy(fleet.dsn, host=away.address) as proxy:
-        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=away.inside, WITNESS_DSN="")
+    with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
+        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.inside, WITNESS_DSN="")
         await fleet.enqueue("transactional thread", {"seconds": 300})
         asleep = "select exists (select from pg_stat_activity where query like 'select pg_sleep%')"
         await eventually(lambda: fleet.value(asleep))
 
-        away.cut()
+        network.cut()
 
         cut_off.wait_for("lease.lost", within=40)
-        away.reconnect()
+        network.reconnect()
         assert cut_off.alive
 
 

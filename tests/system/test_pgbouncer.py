@@ -128,8 +128,8 @@ async def test_b85_a_migration_through_a_pooler_is_rejected_and_leaves_no_lock_b
         assert "connection pooler" in refused.err
         assert "ROTA_DIRECT_URL" in refused.err
     for _ in range(6):
-        looked = await rota("migrate", "--check", "--dsn", pooled)
-        assert (looked.code, looked.err) == (0, "")
+        checked = await rota("migrate", "--check", "--dsn", pooled)
+        assert (checked.code, checked.err) == (0, "")
     assert (await rota("migrate", "--dsn", pooled, ROTA_DIRECT_URL=fleet.dsn)).code == 0
     assert await fleet.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
 

@@ -110,17 +110,17 @@ async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(fle
         """
     )
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded", within=10)
-    most = 0
+    max_rss = 0
 
     async def done() -> bool:
-        nonlocal most
-        most = max(most, daemon.rss())
+        nonlocal max_rss
+        max_rss = max(max_rss, daemon.rss())
         assert daemon.get("healthz")[0] == 200
         return not await fleet.value("select exists (select from rota.jobs)")
 
     await eventually(done, within=60, what="the end of all jobs")
     assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
-    assert most - before < 200 * 2**20, f"{most >> 20} MiB"
+    assert max_rss - before < 200 * 2**20, f"{max_rss >> 20} MiB"
 
 
 async def test_a_log_that_is_not_read_stops_neither_jobs_nor_the_shutdown(fleet: Fleet) -> None:
@@ -131,8 +131,8 @@ async def test_a_log_that_is_not_read_stops_neither_jobs_nor_the_shutdown(fleet:
         daemon = fleet.daemons.launch(output=writer, ROTA_HTTP_PORT=str(port), ROTA_LOG_LEVEL="debug")
         os.close(writer)
         await fleet.wait_for_state(await fleet.enqueue("prints", {"lines": 100_000, "text": "x" * 100}), "succeeded")
-        held = await fleet.enqueue("work", {"seconds": 4})
-        await fleet.wait_for_execution(held)
+        job = await fleet.enqueue("work", {"seconds": 4})
+        await fleet.wait_for_execution(job)
 
         def lines_dropped() -> bool:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -141,7 +141,7 @@ async def test_a_log_that_is_not_read_stops_neither_jobs_nor_the_shutdown(fleet:
             return float(count) > 10_000
 
         await eventually(lines_dropped, what="the count of dropped lines")
-        await fleet.wait_for_state(held, "succeeded")
+        await fleet.wait_for_state(job, "succeeded")
         assert not await fleet.value("select count(*) from rota.attempts")
         assert daemon.stop(within=10) == 0
     finally:

@@ -58,8 +58,8 @@ def rota(tmp_path: Path, database: Database) -> Shell:
 async def daemons(tmp_path: Path, database: Database) -> AsyncIterator[Daemons]:
     """Real daemons that take their app from the command line, not from ROTA_APP."""
     path = os.pathsep.join([str(SOURCE), str(tmp_path)])
-    with Daemons(tmp_path, database.dsn, app="shop:app", environ={"PYTHONPATH": path}) as made:
-        yield made
+    with Daemons(tmp_path, database.dsn, app="shop:app", environ={"PYTHONPATH": path}) as schedule_id:
+        yield schedule_id
 
 
 async def register_daemon(
@@ -74,58 +74,58 @@ async def register_daemon(
     )
 
 
-def check_findings(said: CommandResult) -> dict[str, str]:
+def check_findings(result: CommandResult) -> dict[str, str]:
     """Return check -> finding of `rota check`."""
-    return {each["check"]: each["finding"] for each in said.json["findings"]}
+    return {each["check"]: each["finding"] for each in result.json["findings"]}
 
 
 async def test_next_marks_clock_gaps_and_folds(rota: Shell) -> None:
     """It needs no database."""
-    said = await rota(
+    result = await rota(
         *("cron", "next", "30 2 * * *", "--timezone", "Europe/Berlin", "--after", "2026-03-28T12:00:00Z", "--count", 2),
         "--json",
         DATABASE_URL="",
     )
-    assert said.code == 0
-    jump, following = said.json
+    assert result.code == 0
+    jump, following = result.json
     assert (jump["scheduled_for"], jump["fires"]) == ("2026-03-29T01:00:00+00:00", True)
     assert jump["local"] == "2026-03-29T03:00:00+02:00"
     assert "gap" in jump["note"]
     assert (following["scheduled_for"], following["note"]) == ("2026-03-30T00:30:00+00:00", None)
 
-    both = await rota(
+    answers = await rota(
         *("cron", "next", "30 2 * * *", "--timezone", "Europe/Berlin", "--after", "2026-10-24T12:00:00Z", "--count", 2),
         *("--fold", "both"),
     )
-    assert both.out.count("fold:") == 2
+    assert answers.out.count("fold:") == 2
 
 
 async def test_the_error_for_an_invalid_expression_or_option_says_why(rota: Shell) -> None:
-    never = await rota("cron", "next", "0 0 30 2 *")
+    impossible = await rota("cron", "next", "0 0 30 2 *")
     zone = await rota("cron", "explain", "* * * * *", "--timezone", "Europe/Berlln")
     option = await rota("cron", "next", "* * * * *", "--gap", "before")
     naive = await rota("cron", "next", "* * * * *", "--after", "2026-01-01T00:00")
-    assert (never.code, zone.code, option.code, naive.code) == (1, 1, 2, 2)
-    assert "February 30" in never.err
+    assert (impossible.code, zone.code, option.code, naive.code) == (1, 1, 2, 2)
+    assert "February 30" in impossible.err
     assert "did you mean `Europe/Berlin`?" in zone.err
     assert "--gap" in option.err
 
 
 async def test_explain_describes_an_expression_in_words(rota: Shell) -> None:
-    said = await rota("cron", "explain", "0 9 * * 1-5", "--timezone", "Europe/Vienna", "--json")
-    assert said.json["explanation"] == "At 09:00 on Monday to Friday, Europe/Vienna time."
+    result = await rota("cron", "explain", "0 9 * * 1-5", "--timezone", "Europe/Vienna", "--json")
+    assert result.json["explanation"] == "At 09:00 on Monday to Friday, Europe/Vienna time."
 
 
 async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn: Connection[Record]) -> None:
     """Every option sets a column, and an existing schedule is not overwritten."""
-    said = await rota(
+    result = await rota(
         *("schedule", "add", "nightly", "h", *DAILY, "--payload", '{"n": 0.12345678901234567890}', "--priority", 2),
         *("--jitter", "5m", "--overlap", "queue_one", "--misfire", "all", "--start-at", "2026-01-01T00:00:00Z"),
         *("--expect-success-within", "25h", "--gap", "skip", "--fold", "both", "--meta", '{"team": "a"}', "--json"),
     )
-    assert said.code == 0, said.err
-    assert datetime.fromisoformat(said.json["next_fire_at"]) > datetime.now(UTC)
-    assert "no daemon is alive" in said.json["warnings"][0]
+    assert result.code == 0, result.err
+    assert datetime.fromisoformat(result.json["next_fire_at"]) > datetime.now(UTC)
+    assert "no daemon is alive" in result.json["warnings"][0]
     row = await conn.fetchrow("select *, payload->>'n' as n from rota.schedules")
     assert row is not None
     assert (row["cron"], row["timezone"], row["n"]) == ("30 2 * * *", "Europe/Berlin", "0.12345678901234567890")
@@ -158,9 +158,9 @@ async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_wit
         (("s", "h", "--every", "500ms"), "every must lie"),
         (("s", "h", "--cron", "61 * * * *"), "minute 61 is outside 0-59"),
     ):
-        said = await rota("schedule", "add", *arguments)
-        assert said.code == 1, arguments
-        assert words in said.err
+        result = await rota("schedule", "add", *arguments)
+        assert result.code == 1, arguments
+        assert words in result.err
     usage = await rota("schedule", "add", "s", "h")
     assert usage.code == 2
     assert await conn.fetchval("select count(*) from rota.schedules where name = 's'") == 0
@@ -170,9 +170,9 @@ async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_t
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
     """The schedule never falls back to UTC."""
-    said = await rota("schedule", "add", "s", "h", "--cron", "* * * * *", "--timezone", "Europe/Berlln")
-    assert said.code == 1
-    assert "Europe/Berlin" in said.err
+    result = await rota("schedule", "add", "s", "h", "--cron", "* * * * *", "--timezone", "Europe/Berlln")
+    assert result.code == 1
+    assert "Europe/Berlin" in result.err
     await make_schedule(conn, "misspelt", cron="* * * * * *", timezone="Europe/Berlln")
     await make_schedule(conn, "fine", cron="* * * * * *", handler="shop.tick")
     daemons.start()
@@ -203,21 +203,21 @@ async def test_b35_without_zone_data_no_command_starts(rota: Shell) -> None:
     )
     path = os.pathsep.join([str(rota.folder), str(SOURCE)])
     for command in (("run", "--app", "shop:app"), ("cron", "explain", "* * * * *", "--timezone", "Europe/Berlin")):
-        said = await rota(*command, PYTHONPATH=path)
-        assert said.code == 2
-        assert "tzdata is missing" in said.err
+        result = await rota(*command, PYTHONPATH=path)
+        assert result.code == 2
+        assert "tzdata is missing" in result.err
 
 
 async def test_b31_set_changes_only_the_named_options_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
     """The next fire is strictly later than the edit."""
-    made = await make_schedule(conn, cron="51 11 * * *", payload='{"n": 1}')
-    await make_due(conn, made)
-    said = await rota("schedule", "set", "s", "--every", "2h", "--max-attempts", 3, "--json")
-    assert said.code == 0, said.err
+    schedule_id = await make_schedule(conn, cron="51 11 * * *", payload='{"n": 1}')
+    await make_due(conn, schedule_id)
+    result = await rota("schedule", "set", "s", "--every", "2h", "--max-attempts", 3, "--json")
+    assert result.code == 0, result.err
     row = await conn.fetchrow("select * from rota.schedules")
     assert row is not None
     assert (row["cron"], row["every"], row["max_attempts"], row["payload"]) == (None, timedelta(hours=2), 3, '{"n": 1}')
-    assert datetime.fromisoformat(said.json["next_fire_at"]) > row["edited_at"]
+    assert datetime.fromisoformat(result.json["next_fire_at"]) > row["edited_at"]
     assert await conn.fetchval("select array_agg(disposition) from rota.fires") == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
@@ -248,8 +248,8 @@ async def test_a_paused_schedule_shows_who_paused_it_and_why_and_can_run_by_hand
     assert (job["job_id"], job["payload"]) == (ran.json["job_id"], "[7]")
     assert (await rota("schedule", "resume", "s", "--json")).json == {"resumed": ["s"], "changed": 1}
     assert (await rota("schedule", "resume", "s", "nobody")).code == 1
-    gone = await rota("schedule", "remove", "s", "--note", "done with")
-    assert gone.code == 0
+    removed = await rota("schedule", "remove", "s", "--note", "done with")
+    assert removed.code == 0
     assert await conn.fetchval("select count(*) from rota.schedules") == 0
     after = await rota("why", "s", "--json")
     assert after.json["verdict"] == "removed"
@@ -258,8 +258,8 @@ async def test_a_paused_schedule_shows_who_paused_it_and_why_and_can_run_by_hand
 
 async def test_preview_shows_local_and_utc_time_and_the_jitter(rota: Shell) -> None:
     await rota("schedule", "add", "nightly", "h", *DAILY, "--jitter", "5m")
-    said = await rota("schedule", "preview", "nightly", "--after", "2026-10-24T12:00:00Z", "--count", 2, "--json")
-    first, second_pass, following = said.json
+    result = await rota("schedule", "preview", "nightly", "--after", "2026-10-24T12:00:00Z", "--count", 2, "--json")
+    first, second_pass, following = result.json
     assert (first["fires"], second_pass["fires"], following["fires"]) == (True, False, True)
     assert "left out" in second_pass["note"]
     assert second_pass["run_at"] is None
@@ -274,22 +274,22 @@ async def test_preview_shows_local_and_utc_time_and_the_jitter(rota: Shell) -> N
 
 async def test_why_explains_each_disposition_of_an_instant(rota: Shell, conn: Connection[Record]) -> None:
     """Enqueued, skipped, part of a missed stretch, or no instant of the schedule."""
-    made = await make_schedule(conn, cron="0 6 * * *", timezone="Europe/Berlin")
+    schedule_id = await make_schedule(conn, cron="0 6 * * *", timezone="Europe/Berlin")
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
     job = await conn.fetchval("insert into rota.jobs (handler) values ('h') returning job_id")
     await conn.execute(
         f"""
         insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, decided_at)
-        values ('2026-07-01 04:00+00', {made}, 's', 'enqueued', {job}, null, null, '2026-07-01 04:00:00.01+00'),
-            ('2026-07-02 04:00+00', {made}, 's', 'skipped_overlap', null, null, null, now()),
-            ('2026-07-09 04:00+00', {made}, 's', 'skipped_misfire', null, '2026-07-04 04:00+00', 6, now())
+        values ('2026-07-01 04:00+00', {schedule_id}, 's', 'enqueued', {job}, null, null, '2026-07-01 04:00:00.01+00'),
+            ('2026-07-02 04:00+00', {schedule_id}, 's', 'skipped_overlap', null, null, null, now()),
+            ('2026-07-09 04:00+00', {schedule_id}, 's', 'skipped_misfire', null, '2026-07-04 04:00+00', 6, now())
         """
     )
 
     async def explain(at: str) -> Any:
-        said = await rota("why", "s", "--at", at, "--json")
-        assert said.code == 0, said.err
-        return said.json
+        result = await rota("why", "s", "--at", at, "--json")
+        assert result.code == 0, result.err
+        return result.json
 
     enqueued = await explain("2026-07-01T06:00")
     assert (enqueued["verdict"], enqueued["job_id"], enqueued["job_state"]) == ("enqueued", job, "due")
@@ -315,37 +315,37 @@ async def test_why_finds_an_instant_as_it_is_displayed(rota: Shell, conn: Connec
     """Instants of `every` have fractions of a second, which only --json shows."""
     await make_schedule(conn, every=timedelta(seconds=5))
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01 00:00:00.7+00'")
-    said = await rota("schedule", "preview", "s", "--after", "2100-01-01T00:00:01Z", "--count", 1)
-    day, time, *_ = said.out.splitlines()[2].split()
+    result = await rota("schedule", "preview", "s", "--after", "2100-01-01T00:00:01Z", "--count", 1)
+    day, time, *_ = result.out.splitlines()[2].split()
     found = await rota("why", "s", "--at", f"{day} {time}", "--json")
     assert (found.json["verdict"], found.json["at"]) == ("future", "2100-01-01T00:00:05.700000+00:00")
 
 
 async def test_why_asks_which_instant_of_a_clock_fold_is_meant(rota: Shell) -> None:
     await rota("schedule", "add", "nightly", "h", *DAILY)
-    said = await rota("why", "nightly", "--at", "2090-10-29T02:30", "--json")
-    assert [each["verdict"] for each in said.json["answers"]] == ["future", "not_due"]
+    result = await rota("why", "nightly", "--at", "2090-10-29T02:30", "--json")
+    assert [each["verdict"] for each in result.json["answers"]] == ["future", "not_due"]
 
 
 async def test_f10_why_explains_the_second_pass_of_a_fold_and_times_between_instants(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    made = await make_schedule(conn, cron="30 2 * * *", timezone="Europe/Berlin")
+    schedule_id = await make_schedule(conn, cron="30 2 * * *", timezone="Europe/Berlin")
     await conn.execute("update rota.schedule_definitions set created_at = '2026-01-01', edited_at = '2026-01-01'")
     insert = "insert into rota.fires (scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count) values "
-    await conn.execute(insert + f"('2026-10-25 00:30Z', {made}, 's', 'enqueued', 5, null, null)")
+    await conn.execute(insert + f"('2026-10-25 00:30Z', {schedule_id}, 's', 'enqueued', 5, null, null)")
 
     async def explain(at: str) -> Any:
-        said = await rota("why", "s", "--at", at, "--json")
-        assert said.code == 0, said.err
-        return said.json
+        result = await rota("why", "s", "--at", at, "--json")
+        assert result.code == 0, result.err
+        return result.json
 
-    both = (await explain("2026-10-25T02:30"))["answers"]
-    assert [each["verdict"] for each in both] == ["enqueued", "not_due"]
+    answers = (await explain("2026-10-25T02:30"))["answers"]
+    assert [each["verdict"] for each in answers] == ["enqueued", "not_due"]
     second = "the clock shows 02:30 twice, and with dst_fold = first the schedule fires only the first time"
     assert (
         f"{second}, at 2026-10-25 00:30:00Z (enqueued, job 5). To fire both times: rota schedule set s --fold both"
-        in (both[1]["answer"])
+        in (answers[1]["answer"])
     )
     for each in (await explain("2026-10-25T02:15"))["answers"]:
         assert each["verdict"] == "not_due"
@@ -356,21 +356,21 @@ async def test_f10_why_explains_the_second_pass_of_a_fold_and_times_between_inst
 
     await conn.execute("delete from rota.fires")
     missed = "'skipped_misfire', null, '2026-10-25 00:30Z', 2)"
-    await conn.execute(insert + f"('2026-10-26 01:30Z', {made}, 's', {missed}")
-    both = (await explain("2026-10-25T02:30"))["answers"]
-    assert [each["verdict"] for each in both] == ["skipped_misfire", "not_due"]
-    assert "fires only the first time" in both[1]["answer"]
+    await conn.execute(insert + f"('2026-10-26 01:30Z', {schedule_id}, 's', {missed}")
+    answers = (await explain("2026-10-25T02:30"))["answers"]
+    assert [each["verdict"] for each in answers] == ["skipped_misfire", "not_due"]
+    assert "fires only the first time" in answers[1]["answer"]
     assert (await explain("2026-10-25T12:00:00Z"))["verdict"] == "not_due"
 
 
 async def test_why_accepts_a_job_id_and_explains_its_fire(rota: Shell, conn: Connection[Record]) -> None:
     await make_schedule(conn)
     job_id = (await rota("schedule", "run-now", "s", "--note", "try it")).out.strip()
-    said = await rota("why", job_id, "--json")
-    assert said.json["schedule"] == "s"
-    assert said.json["verdict"] == "due"
-    assert "no daemon is alive" in said.json["answer"]
-    assert "try it" in said.json["answer"]
+    result = await rota("why", job_id, "--json")
+    assert result.json["schedule"] == "s"
+    assert result.json["verdict"] == "due"
+    assert "no daemon is alive" in result.json["answer"]
+    assert "try it" in result.json["answer"]
     assert (await rota("why", "999")).code == 1
 
 
@@ -384,12 +384,12 @@ async def test_check_names_stopped_and_unsuccessful_schedules(rota: Shell, conn:
     )
     await register_daemon(conn, tzdata="2025b")
     await register_daemon(conn, tzdata="2026a")
-    said = await rota("check", "--json")
-    assert said.code == 1
-    assert check_findings(said).keys() == {"overdue schedules", "no success", "tzdata"}
-    assert "late" in check_findings(said)["overdue schedules"]
-    assert "silent" in check_findings(said)["no success"]
-    assert "2025b" in check_findings(said)["tzdata"]
+    result = await rota("check", "--json")
+    assert result.code == 1
+    assert check_findings(result).keys() == {"overdue schedules", "no success", "tzdata"}
+    assert "late" in check_findings(result)["overdue schedules"]
+    assert "silent" in check_findings(result)["no success"]
+    assert "2025b" in check_findings(result)["tzdata"]
     silent = await rota("schedule", "list", "--state", "silent", "--json")
     assert [each["name"] for each in silent.json] == ["silent"]
 
@@ -435,9 +435,9 @@ async def test_many_schedules_at_one_instant_without_jitter_are_reported(rota: S
 async def test_status_lists_the_next_fires_soonest_first(rota: Shell, conn: Connection[Record]) -> None:
     for name, hours in (("later", 2), ("sooner", 1)):
         await make_due(conn, await make_schedule(conn, name), ago=-timedelta(hours=hours))
-    said = await rota("status", "--json")
-    assert [each["name"] for each in said.json["next_fires"]] == ["sooner", "later"]
-    assert said.json["schedules"] == {"ok": 2}
+    result = await rota("status", "--json")
+    assert [each["name"] for each in result.json["next_fires"]] == ["sooner", "later"]
+    assert result.json["schedules"] == {"ok": 2}
     assert "sooner" in (await rota("status")).out
 
 
@@ -447,8 +447,8 @@ async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connectio
     span = ("--from", "2026-03-01T00:00:00Z", "--to", "2026-03-01T06:00:00Z")
     dry = await rota("schedule", "backfill", "hourly", *span, "--dry-run", "--json")
     assert (dry.json["instants"], dry.json["enqueued"]) == (6, 0)
-    said = await rota("schedule", "backfill", "hourly", *span, "--spread", "1h", "--json")
-    assert (said.json["enqueued"], said.json["left_out"]) == (6, 0)
+    result = await rota("schedule", "backfill", "hourly", *span, "--spread", "1h", "--json")
+    assert (result.json["enqueued"], result.json["left_out"]) == (6, 0)
     jobs = await conn.fetch("select scheduled_for, run_at from rota.jobs order by scheduled_for")
     assert [job["scheduled_for"].hour for job in jobs] == list(range(6))
     steps = {later["run_at"] - earlier["run_at"] for earlier, later in pairwise(jobs)}
@@ -572,13 +572,13 @@ async def test_an_operators_edit_survives_restarts_of_daemons_of_two_releases(
     assert (row["cron"], row["paused"]) == ("0 5 * * *", True)
 
     (rota.folder / "shop.py").write_text(service_source("shop", '"0 7 * * *"', release="1.10"))
-    told = daemons.start()
-    told.wait_for("schedule.updated", schedule="shop.tick")
-    told.stop()
+    daemon = daemons.start()
+    daemon.wait_for("schedule.updated", schedule="shop.tick")
+    daemon.stop()
     (rota.folder / "shop.py").write_text(service_source("shop", release="1.9"))
-    told = daemons.start()
-    told.wait_for("schedule.left_alone", what="newer_release")
-    told.stop()
+    daemon = daemons.start()
+    daemon.wait_for("schedule.left_alone", what="newer_release")
+    daemon.stop()
     row = await conn.fetchrow("select cron, paused, declared from rota.schedules")
     assert row is not None
     assert (row["cron"], row["paused"]) == ("0 7 * * *", True)

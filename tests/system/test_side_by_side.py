@@ -41,8 +41,8 @@ create index later_idx on rota.jobs (added_later);
 
 
 @pytest.fixture(scope="module")
-def install_newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy this code, add the migration, and return the folder to import it from."""
+def newer_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The import path of a copy of this code with the additive migration."""
     folder = tmp_path_factory.mktemp("newer")
     shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(SOURCE.parent / "sql", folder / "sql")
@@ -51,10 +51,10 @@ def install_newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_an_older_and_a_newer_daemon_work_together_and_take_over_from_each_other(
-    fleet: Fleet, install_newer: Path
+    fleet: Fleet, newer_code: Path
 ) -> None:
     """Both claim, fire, heartbeat, settle and reap."""
-    code = os.pathsep.join([str(TESTS), str(install_newer)])
+    code = os.pathsep.join([str(TESTS), str(newer_code)])
     migrate = [sys.executable, "-m", "rota", "migrate", "--dsn", fleet.dsn]
     subprocess.run(migrate, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})  # noqa: ASYNC221
     assert await fleet.value("select schema_version from rota.meta") == VERSION + 1

@@ -75,19 +75,19 @@ async def test_an_older_daemon_refuses_to_start_on_an_incompatible_schema(
     await _pretend_newer_schema(conn, oldest_compatible=module.VERSION + 1)
     await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
     for command in (["run", "--app", "shop:app"], ["status"], ["migrate"], ["migrate", "--check"]):
-        said = await rota(*command)
-        assert said.code == 3
-        assert f"version {module.VERSION + 1}" in said.err
-        assert "upgrade rota" in said.err
+        result = await rota(*command)
+        assert result.code == 3
+        assert f"version {module.VERSION + 1}" in result.err
+        assert "upgrade rota" in result.err
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
 async def test_a_newer_daemon_does_not_start_before_its_migration(rota: Shell, conn: Connection[Record]) -> None:
     await conn.execute("update rota.meta set schema_version = $1", module.VERSION - 1)
     await conn.execute("insert into rota.jobs (handler) values ('shop.works')")
-    said = await rota("run", "--app", "shop:app")
-    assert said.code == 3
-    assert f"this rota needs {module.VERSION}: run `rota migrate`" in said.err
+    result = await rota("run", "--app", "shop:app")
+    assert result.code == 3
+    assert f"this rota needs {module.VERSION}: run `rota migrate`" in result.err
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
@@ -95,10 +95,10 @@ async def test_a_schema_made_by_other_migrations_is_rejected(rota: Shell, conn: 
     """The migrations were renumbered before the first release, and the message says how to start again."""
     await conn.execute("update rota.migrations set name = '0001_ground', checksum = 'sum' where version = 1")
     for options in ((), ("--check",)):
-        said = await rota("migrate", *options)
-        assert said.code == 3
-        assert "migration 1 of this database is 0001_ground" in said.err
-        assert "drop schema rota cascade" in said.err
+        result = await rota("migrate", *options)
+        assert result.code == 3
+        assert "migration 1 of this database is 0001_ground" in result.err
+        assert "drop schema rota cascade" in result.err
 
 
 def test_a_migration_that_breaks_older_daemons_declares_it() -> None:
@@ -124,8 +124,8 @@ async def test_a_migration_that_waits_for_a_lock_lets_jobs_run(
 
     The migration therefore waits for half a second at a time, and lets jobs run in between.
     """
-    with running_command(rota, "run", "--app", "shop:app") as (process, said):
-        await eventually(lambda: "node.started" in said(), within=30, what="the daemon")
+    with running_command(rota, "run", "--app", "shop:app") as (process, output):
+        await eventually(lambda: "node.started" in output(), within=30, what="the daemon")
         async with database.connect() as report:
             transaction = report.transaction()
             await transaction.start()

@@ -26,10 +26,10 @@ def test_a_wheel_in_an_empty_environment_contains_every_query_and_migration(tmp_
     python = make_empty_environment(tmp_path / "venv")
     subprocess.run([*find_installer(python), "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
 
-    said = subprocess.run([python, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run([python, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert said.returncode == 0, said.stderr
-    place, queries, migrations = json.loads(said.stdout)
+    assert result.returncode == 0, result.stderr
+    place, queries, migrations = json.loads(result.stdout)
     assert Path(place).is_relative_to(tmp_path), "loaded from the wheel, not from the checkout"
     assert queries == dict(SQL)
     assert migrations == list(MIGRATIONS)
