@@ -116,6 +116,7 @@ async def test_jobs_that_cannot_be_expired_or_cancelled_block_no_other_jobs(
     await conn.execute(
         "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", cancelled
     )
+
     async with run_node(database.dsn, failing_app()) as node:
         for job_id in (late[0], late[2]):
             assert await final_outcome(conn, job_id) == "expired"
@@ -148,6 +149,7 @@ async def test_a_success_that_cannot_be_stored_becomes_a_dead_letter_and_is_not_
         assert await final_outcome(conn, bad) == "dead: permanent"
         assert node.events_named("settlement.rejected", job_id=bad)
     dead = await dead_letter(conn, bad)
+
     assert (dead["attempt"], dead["error_kind"]) == (1, "SettlementRejected")
     assert "the attempt succeeded" in dead["error"]
 
@@ -189,6 +191,7 @@ async def test_a_schedule_that_cannot_be_planned_is_marked_invalid_and_blocks_no
         await conn.execute("alter table rota.schedule_definitions enable trigger user")
     for _ in range(3):
         await planner.turn()
+
     assert await dispositions(conn, good) == ["enqueued"]
     assert await conn.fetchval("select invalid_reason from rota.schedule_clocks where schedule_id = $1", bad)
     assert {event["schedule"] for event in planner.said("schedule.invalid")} == {"bad"}
@@ -208,5 +211,6 @@ async def test_a_waiting_fire_whose_job_is_rejected_blocks_no_other_fire(
     )
     await planner.turn()
     assert [await dispositions(conn, each) for each in schedule_ids] == [["enqueued"], ["waiting"], ["enqueued"]]
+
     (event,) = planner.said("row.refused")
     assert (event["doing"], event["schedule"], event["schedule_id"]) == ("promote", "bad", schedule_ids[1])

@@ -49,6 +49,7 @@ async def test_jobs_run_by_priority_and_then_by_age(database: Database, conn: Co
     async with run_node(database.dsn, recording_app(order), queues="default:1"):
         for job_id in jobs.values():
             await final_outcome(conn, job_id)
+
     assert order == [jobs[key] for key in [(0, 2), (0, 1), (5, 3), (5, 1), (9, 9)]]
 
 
@@ -86,6 +87,7 @@ async def test_urgent_work_overtakes_a_backlog_within_a_poll(
             await eventually(partial(lambda before: len(order) > before, before), what="the next job")
             if urgent in order:
                 break
+
         assert urgent in order[swept:]
 
 
@@ -110,6 +112,7 @@ async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn:
         await eventually(is_full, what="full slots")
         await node.wait_for_turns("reaper", 2)
         assert await is_full()
+
         go.set()
         for job_id in jobs:
             await final_outcome(conn, job_id)
@@ -156,6 +159,7 @@ async def test_a_notification_during_the_claim_is_not_lost(
         monkeypatch.setattr(queries, "claim_due_jobs", slow)
         inserted.append(await insert_job(conn, "record"))
         await eventually(lambda: len(order) == 3, within=5, what="the job inserted during the claim")
+
     assert order == inserted
 
 
@@ -173,6 +177,7 @@ async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
 
     monkeypatch.setattr(queries, "list_queues", counted)
     monkeypatch.setattr(lanes, "LIST_SECONDS", 3600.0)
+
     async with run_node(database.dsn, recording_app(order), queues="default:5,*:5") as node:
         future = await insert_job(conn, "foreign", queue="'m'", run_at="now() + interval '1 hour'")
         await eventually(lambda: listed[-1:] == [["m"]], what="the first list")
@@ -184,6 +189,7 @@ async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
         for queue in ("'a'", "'n'", "'default'"):
             assert await final_outcome(conn, await insert_job(conn, "record", queue=queue), within=5) == "succeeded"
         assert len(listed) == before + 2
+
     assert len(order) == 3
     assert (await live_row(conn, future))["attempt"] == 0
 
@@ -216,6 +222,7 @@ async def test_a_pause_takes_effect_within_a_poll_and_so_does_its_end(
         assert (await live_row(conn, job_id))["attempt"] == 0
         await conn.execute(f"select rota.resume_{kind}($1)", name)
         assert await final_outcome(conn, job_id, within=2) == "succeeded"
+
     assert order.count(job_id) == 1
 
 
@@ -239,6 +246,7 @@ async def test_a_job_not_started_by_start_by_expires_and_never_runs(
         assert await final_outcome(conn, late) == "expired"
         assert await final_outcome(conn, foreign) == "expired"
         assert await final_outcome(conn, begun) == "succeeded"
+
     assert calls == [begun, begun]
 
 
@@ -269,6 +277,7 @@ async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Datab
         await wait_for_claim(conn, job_id)
         existing = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
         assert tuple(existing or ()) == (job_id, False)
+
         go.set()
         await final_outcome(conn, job_id)
         again = await conn.fetchrow("select * from rota.enqueue('wait', unique_key => 'k')")
@@ -303,6 +312,7 @@ async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Data
         go.set()
         for job_id in [*suspects, *innocent]:
             assert await final_outcome(conn, job_id, within=20) == "succeeded"
+
     assert max(len(found) for found in together) == 1
 
 
@@ -330,6 +340,7 @@ async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
                     """
                 )
                 await node.wait_for_event("fence_tokens.raised", times=turn // 2 + 1)
+
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 6
     assert tokens[0] > 1_700_000_000_000_000
@@ -364,6 +375,7 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
         first_go.set()
         for job_id in (first, second):
             await final_outcome(conn, job_id)
+
     assert log == ["written by 2", "refused to 1"]
 
 
@@ -377,11 +389,13 @@ async def test_b45_a_due_job_is_found_whatever_the_number_of_other_queues(
         f"insert into rota.jobs (queue, handler, run_at) select 'a' || n, {others} from generate_series(1, 900) as n"
     )
     late = await insert_job(conn, "record", queue="'z'")
+
     async with run_node(database.dsn, recording_app(order), queues="default:5,*:5"):
         assert await final_outcome(conn, late) == "succeeded"
         later = [await insert_job(conn, "record", queue=f"'{queue}'") for queue in ("z", "zz", "a", "m")]
         for job_id in later:
             assert await final_outcome(conn, job_id) == "succeeded"
+
     assert sorted(order) == [late, *later]
 
 
@@ -401,6 +415,7 @@ async def test_a_row_that_rejects_its_claim_blocks_no_other_job(
     refused = await insert_job(conn, "record", '{"refused": true}', run_at="now() - interval '4 minutes'")
     behind = await insert_job(conn, "record", run_at="now() - interval '3 minutes'")
     beside = [await insert_job(conn, "record", priority=p, queue=f"'{q}'") for p in (0, 4, 6) for q in ("default", "b")]
+
     async with run_node(database.dsn, recording_app(order), queues="default:20,*:5") as node:
         for job_id in (*before, behind, *beside):
             assert await final_outcome(conn, job_id) == "succeeded"
@@ -413,6 +428,7 @@ async def test_a_row_that_rejects_its_claim_blocks_no_other_job(
         await conn.execute("drop trigger refuse on rota.jobs")
         assert await final_outcome(conn, refused) == "succeeded"
         assert node.crash is None
+
     assert sorted(order) == sorted([*before, refused, behind, *beside, later])
 
 
@@ -430,6 +446,7 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
     )
     refused = [await insert_job(conn, "record", '{"refused": true}') for _ in range(8)]
     behind = await insert_job(conn, "record", priority=6)
+
     async with run_node(database.dsn, recording_app([]), queues="default:20") as node:
         assert await final_outcome(conn, behind) == "succeeded"
 
@@ -449,6 +466,7 @@ async def test_a_job_buried_by_its_claim_counts_as_a_failure_of_its_schedule(
     schedule_id = await make_schedule(conn, "nightly", handler="record")
     job_id = await insert_job(conn, "record", schedule_id=schedule_id)
     await conn.execute("alter table rota.jobs add constraint odd check (schedule_id is null) not valid")
+
     async with run_node(database.dsn, recording_app([])):
         assert await final_outcome(conn, job_id) == "dead: permanent"
 
@@ -486,8 +504,10 @@ async def test_queues_skipped_by_a_shortened_turn_are_searched_before_an_idle_ex
         return await real(*args, **kwargs)
 
     monkeypatch.setattr(queries, "claim_due_jobs", failing)
+
     async with run_node(database.dsn, recording_app(order), until_idle=True, queues="*:5") as node:
         await node.wait_until_stopped()
+
     assert order == [job_id]
 
 
@@ -545,7 +565,9 @@ async def test_a_trigger_that_fails_for_every_row_makes_no_dead_letters(
         """
     )
     jobs = [await insert_job(conn, "record") for _ in range(5)]
+
     async with run_node(database.dsn, recording_app(order)) as node:
         for job_id in jobs:
             await node.wait_for_event("row.refused", doing="claim", job_id=job_id, kind="DivisionByZeroError")
+
     assert await conn.fetchval("select count(*) from rota.jobs where attempt = 0") == 5

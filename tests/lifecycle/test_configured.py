@@ -100,12 +100,14 @@ async def test_a_request_identifies_its_job_and_is_signed(database: Database, co
     assert (method, path) == ("POST", "/hook/orders?x=1")
     assert json.loads(body) == payload["json"]
     assert (headers["authorization"], headers["x-own"]) == ("Bearer ours", "1")
+
     ledger = await conn.fetchrow("select * from rota.job_runs where job_id = $1", job_id)
     assert ledger is not None
     assert headers["rota-fence-token"] == str(ledger["fence_token"])
     assert headers["rota-attempt"] == "1"
     assert headers["rota-scheduled-for"] == ledger["scheduled_for"].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     assert f":job:{job_id}:{headers['rota-scheduled-for']}:" in headers["idempotency-key"]
+
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(b"0123456789abcdef", signed, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
@@ -139,6 +141,7 @@ async def test_the_response_status_decides_between_dead_letter_and_retry(
                 if kind == "Retry":
                     assert event["due_in_s"] == 3600
                 assert f"answered with status {status}" in (await failed_attempts(conn, job_id))[0]["error"]
+
     assert len(receiver.requests) == 1
 
 
@@ -156,6 +159,7 @@ async def test_b91_a_response_body_of_any_bytes_is_stored_in_the_result(
             job_id = await insert_job(conn, "http.shop", "{}")
             assert await final_outcome(conn, job_id) == "succeeded"
     result = await _result(conn, job_id)
+
     assert result["status"] == 200
     assert len(result["body"]) >= 500
 
@@ -202,11 +206,13 @@ async def test_f19_the_stored_excerpt_contains_all_pieces_of_the_response(
     if expected == "one":
         monkeypatch.setattr("rota.builtin.http.EXCERPT_SECONDS", 0.2)
     server, url = await _raw_response(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", *pieces, stays_open=stays_open)
+
     async with server:
         endpoints = {"shop": {"url": url, "private": True}}
         async with run_node(database.dsn, rota.App("a"), handlers__http={"endpoints": endpoints}):
             job_id = await insert_job(conn, "http.shop", "{}")
             assert await final_outcome(conn, job_id) == "succeeded"
+
     assert await _result(conn, job_id) == {"status": 200, "body": expected}
 
 
@@ -230,6 +236,7 @@ async def test_b103_a_payload_cannot_repeat_the_headers_that_rota_sets(
             assert await final_outcome(conn, job_id) == "succeeded"
     names = [name.lower() for name in receiver.header_names[0]]
     assert len(names) == len(set(names))
+
     ((_, _, headers, _),) = receiver.requests
     assert headers["x-key"] == "ours"
     assert headers["rota-attempt"] == "1"
@@ -272,6 +279,7 @@ async def test_a_request_to_a_private_address_is_rejected_in_every_notation(
             assert await final_outcome(conn, job_id) == "dead: permanent"
             error = (await dead_letter(conn, job_id))["error"]
             assert "not public" in error or "can't be used" in error
+
     assert not receiver.requests
 
 
@@ -442,6 +450,7 @@ async def test_a_cancelled_command_is_ended_with_all_its_children(
         f"os.rename({str(pids)!r} + '.new', {str(pids)!r})\n"
         "time.sleep(600)\n"
     )
+
     async with run_node(database.dsn, rota.App("a"), handlers__command=_python(code, grace="200ms")) as node:
         job_id = await insert_job(conn, "command.x")
         await eventually(pids.exists, what="the command's children")
@@ -551,6 +560,7 @@ async def test_a_command_ends_with_its_daemon_when_that_is_killed() -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
+
     pid = int(await parent.stdout.readline())
 
     def sleeps() -> bool:

@@ -61,10 +61,12 @@ async def test_the_first_start_inserts_missing_schedules_and_a_restart_writes_no
         timezone="Europe/Berlin", payload={"n": 1e22}, jitter=timedelta(minutes=5), meta={"team": "a"}, priority=2
     )
     assert await apply_and_return_steps(conn, app) == {"morning": "inserted"}
+
     row = await morning(conn)
     assert (row["cron"], row["timezone"], row["handler"]) == ("0 6 * * *", "Europe/Berlin", "shop.report")
     assert (row["jitter"], row["priority"], row["declared_by"]) == (timedelta(minutes=5), 2, "shop")
     assert json.loads(row["payload"]) == {"n": 1e22}
+
     before = await dump_all_tables(conn)
     assert await apply_and_return_steps(conn, app) == {"morning": "unchanged"}
     assert await dump_all_tables(conn) == before
@@ -100,8 +102,10 @@ async def test_a_restart_keeps_what_operators_have_edited_or_paused(conn: Connec
     )
     assert await apply_and_return_steps(conn, shop(priority=3)) == {"morning": "unchanged"}
     assert await apply_and_return_steps(conn, shop(priority=3, overlap="allow")) == {"morning": "updated"}
+
     row = await morning(conn)
     assert (row["cron"], row["priority"], row["paused"], row["overlap"]) == ("30 5 * * *", 1, True, "allow")
+
     await apply_declarations(conn, shop("0 8 * * *", priority=3, overlap="allow"))
     row = await morning(conn)
     assert (row["cron"], row["priority"], row["paused"]) == ("0 8 * * *", 1, True)
@@ -211,6 +215,7 @@ async def test_only_declared_schedules_have_a_success_metric_of_their_own(
         await make_schedule(conn, "by hand", expect_success_within=HOUR)
         await make_schedule(conn, "by hand, too", expect_success_within=HOUR)
     app = shop(expect_success_within=HOUR) if declared else shop(None)
+
     async with run_node(database.dsn, app) as running:
         await running.wait_for_event("service.ran", service="gauges")
         metrics = running.daemon.telemetry.registry

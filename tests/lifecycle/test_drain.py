@@ -70,6 +70,7 @@ async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_
         assert (await live_row(conn, later))["state"] == "scheduled"
         assert gate.began == [job_id]
         assert gate.stopped == []
+
     assert not await conn.fetchval("select count(*) from rota.nodes")
 
 
@@ -86,6 +87,7 @@ async def test_a_success_during_the_drain_is_recorded_on_its_schedule(
         await node.wait_for_event("node.stopping", how="drain")
         gate.open.set()
         await node.wait_until_stopped()
+
     assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select last_success_at is not null from rota.schedules")
 
@@ -107,9 +109,11 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
 
         await eventually(has_searched_since, what="a look while there is no free slot")
         assert node.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full_since
+
         node.stop()
         await node.wait_for_event("node.stopping", how="drain")
         assert "dispatcher" not in {service.name for service in node.daemon.services()}
+
         gate.open.set()
         await node.wait_until_stopped()
 
@@ -131,6 +135,7 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
         assert node.crash is None
         assert [event["how"] for event in node.events_named("node.stopping")] == ["drain", "interrupt"]
     back = await live_row(conn, job_id)
+
     assert (back["state"], back["attempt"], back["releases"], back["losses"]) == ("scheduled", 0, 1, 0)
     assert back["run_at"] <= back["now"]
     assert back["leased_by"] is None
@@ -150,6 +155,7 @@ async def test_a_second_stop_signal_interrupts_jobs_at_once(database: Database, 
         os.kill(os.getpid(), signal.SIGTERM)
         await node.wait_until_stopped(within=3)
         assert node.crash is None
+
     assert (await live_row(conn, job_id))["state"] == "scheduled"
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["interrupted"]
 
@@ -173,6 +179,7 @@ async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Datab
         assert again["attempt"] == 1
         gate.open.set()
         assert await final_outcome(conn, job_id) == "succeeded"
+
     assert gate.began == [job_id, job_id]
 
 
@@ -198,6 +205,7 @@ async def test_a_handler_that_finishes_after_its_interruption_has_succeeded(
         node.stop()
         await node.wait_until_stopped()
         assert node.crash is None
+
     assert await final_outcome(conn, job_id) == "succeeded"
     assert await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id) == '"drain"'
 
@@ -238,6 +246,7 @@ async def test_an_interruption_before_the_handler_is_called_uses_no_attempt(
         assert job_id not in called
         assert await final_outcome(conn, job_id) == "succeeded"
         assert blocking_job in called
+
     assert called.count(job_id) == 1
 
 
@@ -257,4 +266,5 @@ async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Con
         assert await final_outcome(conn, job_id) == "succeeded"
         assert not other.events_named("lease.reaped")
         assert not node.events_named("lease.reaped")
+
     assert gate.began == [job_id]

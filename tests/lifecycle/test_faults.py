@@ -80,6 +80,7 @@ async def test_jobs_end_exactly_once_while_connections_are_killed_again_and_agai
         assert await conn.fetchval("select count(distinct job_id) from rota.job_runs") == inserted
         assert await conn.fetchval("select count(*) - count(distinct job_id) from public.effects") == 0
         assert await conn.fetchval("select count(*) from public.effects") == inserted // 3
+
         counted = sum(
             each.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded")
             for each in (node, other_node)
@@ -123,8 +124,10 @@ async def test_b67_a_job_that_outlives_a_restart_of_the_database_keeps_its_attem
         assert calls == [1]
         assert await failed_attempts(conn, job_id) == []
         assert not node.events_named("lease.lost")
+
         later = await insert_job(conn, "wait")
         assert await final_outcome(conn, later, within=20) == "succeeded"
+
         await conn.close()
         assert node.crash is None
 
@@ -161,6 +164,7 @@ async def test_b67_a_job_that_ends_while_the_database_is_down_is_settled_once(
             assert await failed_attempts(conn, job_id) == []
         await conn.close()
         assert node.crash is None
+
     assert calls == [1] * 5
 
 
@@ -186,6 +190,7 @@ async def test_a_daemon_without_a_database_still_stops_within_its_limits(
         await node.wait_for_event("service.failed", service="settle")
         node.stop()
         await node.wait_until_stopped(within=15)
+
         assert node.crash is None
 
 
@@ -202,6 +207,7 @@ async def test_lock_timeouts_end_no_daemon_and_stop_no_schedule(database: Databa
     await conn.execute(
         "select rota.put_schedule(name => 'steady', every => '1 s', handler => 'nobody', overlap => 'allow')"
     )
+
     async with run_node(database.dsn, app) as node:
         job_id = await insert_job(conn, "wait")
         await wait_for_claim(conn, job_id)
@@ -236,6 +242,7 @@ async def test_a_handler_paused_in_an_open_transaction_does_not_block_the_start_
 
     await conn.execute("insert into rota.handlers (handler) values ('paused'), ('plain')")
     written = "select array_agg(handler order by handler) from rota.handlers where max_attempts = 3"
+
     async with database.connect() as operator:
         pausing = operator.transaction()
         await pausing.start()
@@ -332,6 +339,7 @@ async def test_a_day_is_24_hours_whatever_timezone_the_database_has(
 
     await conn.execute(f"alter database {database.name} set timezone = 'Europe/Berlin'")
     await conn.execute("set timezone = 'Europe/Berlin'")
+
     async with run_node(database.dsn, app):
         for days in (100, 200, 300):
             job_id = await insert_job(conn, "wait", str(days))
@@ -378,6 +386,7 @@ async def test_a_serializable_default_isolation_causes_no_errors(database: Datab
 
     await conn.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
     nodes = [run_node(database.dsn, app, queues="default:20") for _ in range(3)]
+
     async with nodes[0] as node, nodes[1] as other_node, nodes[2] as third_node:
         for _ in range(10):
             await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")

@@ -115,6 +115,7 @@ async def test_pauses_long_attempts_and_old_snapshots_are_reported(
     await conn.execute(
         "select rota.pause_queue('*'), rota.pause_queue('somebody''s'), rota.pause_handler('send_receipt')"
     )
+
     async with database.connect() as other, other.transaction(isolation="repeatable_read"):
         await other.execute("select 1")
         await gauges.run_once()
@@ -124,6 +125,7 @@ async def test_pauses_long_attempts_and_old_snapshots_are_reported(
     assert 10800 <= (show("rota_oldest_running_seconds", {"queue": "other"}) or 0) < 10900
     assert show("rota_jobs", {"queue": "other", "state": "running"}) == 2
     assert show("rota_dead_tuples", {"table": "jobs"}) is not None
+
     for kind, name in (("queue", "*"), ("queue", "other"), ("handler", "send_receipt")):
         assert show("rota_paused", {"kind": kind, "name": name}) == 1
 
@@ -149,6 +151,7 @@ async def test_a_daemon_warns_once_an_hour_of_jobs_that_no_daemon_claims(
 
     await gauges.run_once()
     assert warnings() == []
+
     await gauges.run_once()
     await gauges.run_once()
     slip, lane = (fields for _, fields in warnings())
@@ -179,6 +182,7 @@ async def test_ages_and_unclaimable_jobs_are_exact_for_any_number_of_jobs(
     await gauges.run_once()
     show = gauges._telemetry.registry.get_sample_value
     ages = [show("rota_oldest_due_seconds", {"queue": "default", "priority": each}) for each in ("0", "5", "7")]
+
     assert ages == [pytest.approx(expected, abs=5) for expected in (60, 3600, 480)]
     assert show("rota_oldest_running_seconds", {"queue": "default"}) == pytest.approx(7200, abs=5)
     assert (metric_value(gauges, "rota_jobs_unclaimable"), metric_value(gauges, "rota_leases_expired")) == (20, 1)
@@ -214,6 +218,7 @@ async def test_invented_names_do_not_hide_the_jobs_of_registered_queues(
     await make_jobs(conn, 2, handler="send_receipt", queue="default")
     await conn.execute("update rota.jobs set created_at = run_at where run_at < now()")
     await gauges.run_once()
+
     assert gauges._telemetry.registry.get_sample_value(
         "rota_oldest_due_seconds", {"queue": "other", "priority": "5"}
     ) == (pytest.approx(3600, abs=5))
@@ -253,12 +258,14 @@ async def test_a_daemon_that_is_cut_off_reports_no_outdated_values(
     await gauges.run_once()
     await local.run_once()
     assert metric_value(gauges, "rota_leases_expired") == 0
+
     monkeypatch.setattr(gauges, "valid_until", 0.0)
     await local.run_once()
     page = generate_latest(telemetry.registry).decode()
     sampled = ("rota_jobs", "rota_oldest", "rota_leases_expired", "rota_dead", "rota_schedules", "rota_nodes")
     assert not [line for line in page.splitlines() if line.startswith(sampled)]
     assert {"rota_slots", "rota_sample_age_seconds"} <= {re.split(r"[{ ]", line)[0] for line in page.splitlines()}
+
     await gauges.run_once()
     await local.run_once()
     assert metric_value(gauges, "rota_leases_expired") == 0

@@ -73,6 +73,7 @@ async def test_a_job_completes_exactly_when_the_users_transaction_commits(
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "own")
         assert await final_outcome(conn, job_id) == "succeeded"
+
     assert await _result(conn, job_id) == {"attempt": 2}
     assert [attempt["error_kind"] for attempt in await failed_attempts(conn, job_id)] == ["NotCommitted"]
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
@@ -99,6 +100,7 @@ async def test_a_job_completes_exactly_when_the_users_blocking_transaction_commi
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "own")
         assert await final_outcome(conn, job_id) == "succeeded"
+
     assert await _result(conn, job_id) == {"attempt": 2}
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
 
@@ -152,6 +154,7 @@ async def test_a_stale_token_is_rejected_on_every_driver_and_nothing_is_committe
         await insert_job(conn, "stale_sync")
         await eventually(lambda: len(raised) == 6, what="six refusals")
         assert node.metric("rota_stale_writes_total") >= 6
+
     assert not await conn.fetchval("select count(*) from rota.job_runs")
 
 
@@ -193,9 +196,11 @@ async def test_without_psycopg_a_threads_transaction_fails_and_names_the_package
             pass
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
+
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "effect")
         assert await final_outcome(conn, job_id) == "dead: exhausted"
+
     assert "pip install 'rota[psycopg]'" in (await dead_letter(conn, job_id))["error"]
 
 
@@ -243,6 +248,7 @@ async def test_middleware_runs_around_each_handler_and_log_records_carry_the_job
             assert await final_outcome(conn, job_id) == "succeeded"
     records = [record for record in caplog.records if record.name == "theirs"]
     assert len(records) == 25
+
     for record in records:
         number = int(record.message.split()[1])
         assert record.job_id == jobs[number]  # type: ignore[attr-defined]
@@ -272,6 +278,7 @@ async def test_a_handler_in_a_process_returns_its_result_and_logs_with_its_job(
     assert result.pop("pid") != os.getpid()
     assert result == {"attempt": 1, "payload": {"n": 1}}
     assert (await dead_letter(conn, dead))["error_kind"] == "ProcessDied"
+
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "from the child" in line]
     assert [(line["event"], line["job_id"], line["handler"]) for line in lines] == [
         ("from the child", job_id, "report_process")
@@ -293,6 +300,7 @@ async def test_a_handler_in_a_process_gets_the_reason_of_a_stop(
         await eventually(has_reported, what="the child's first report")
         node.stop()
         assert await final_outcome(conn, job_id) == "succeeded"
+
     assert await _result(conn, job_id) == "drain"
 
 
@@ -312,6 +320,7 @@ async def test_a_process_commits_effect_and_completion_together(
     async with run_node(database.dsn, processes_app, reference="handlers_app:app"):
         job_id = await insert_job(conn, handler, json.dumps({"dsn": database.dsn}))
         assert await final_outcome(conn, job_id) == "succeeded"
+
     assert await conn.fetchval("select job_id from effects") == job_id
     assert await _result(conn, job_id) == (
         {"done": True} if handler.startswith("complete_in_own_transaction") else None
@@ -367,6 +376,7 @@ async def test_the_idle_timeout_of_a_handlers_transaction_is_the_jobs_lease(
         return limit
 
     timeouts = {}
+
     async with run_node(database.dsn, app, reference="handlers_app:app", lease__duration="7s"):
         for handler in ("on the loop", "in a thread", "show_idle_timeout", "show_idle_timeout_async"):
             own, daemons = (
@@ -375,6 +385,7 @@ async def test_the_idle_timeout_of_a_handlers_transaction_is_the_jobs_lease(
             )
             assert {await final_outcome(conn, own), await final_outcome(conn, daemons)} == {"succeeded"}
             timeouts[handler] = (await _result(conn, own), await _result(conn, daemons))
+
     assert set(timeouts.values()) == {("90s", "7s")}, timeouts
 
 

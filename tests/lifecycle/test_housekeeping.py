@@ -72,10 +72,12 @@ async def test_a_view_on_an_old_partition_keeps_only_that_partition(conn: Connec
     assert await conn.fetchval("select to_regclass('rota.' || $1) is null", other)
     assert await conn.fetchval("select to_regclass($1) is not null", coming)
     assert not await conn.fetchval("select count(*) from rota.attempts")
+
     (piece,) = errors = await failing_tasks(conn)
     assert piece == "ledger_drop"
     assert f"{viewed}: cannot drop table" in str(errors[piece])
     assert "report depends on" in str(errors[piece])
+
     failed = [fields for name, fields in events if name == "housekeeping.failed"]
     assert [fields["piece"] for fields in failed] == ["ledger_drop"], "once, not at every turn"
 

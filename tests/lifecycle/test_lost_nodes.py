@@ -65,14 +65,18 @@ async def test_a_vanished_daemon_is_lost_for_a_day_and_a_stopped_one_is_not(conn
     await stopped.run_once()
     await stopped.leave()
     assert await lost_hosts(conn) == []
+
     await age_all_nodes(conn, 16)
     assert await lost_hosts(conn) == ["a"]
+
     await age_all_nodes(conn, 60)
     await queries.prune_nodes(conn)
     assert await lost_hosts(conn) == ["a"]
     assert not await conn.fetchval("select count(*) from rota.nodes")
+
     await age_all_nodes(conn, 86400)
     assert await lost_hosts(conn) == []
+
     await queries.prune_nodes(conn)
     assert not await conn.fetchval("select count(*) from rota.lost_nodes")
 
@@ -89,10 +93,12 @@ async def test_a_restart_replaces_one_lost_daemon_of_the_same_host_and_app(
     await make_presence(conn, host="b").run_once()
     await make_presence(conn, host="a", app="mail").run_once()
     assert await lost_hosts(conn) == ["a", "a"]
+
     replacement = make_presence(conn, host="a")
     await replacement.run_once()
     await replacement.run_once()
     assert await lost_hosts(conn) == ["a"]
+
     await make_presence(conn, host="a").run_once()
     assert await lost_hosts(conn) == []
 
@@ -118,6 +124,7 @@ async def test_a_frozen_daemon_that_wakes_up_is_no_longer_lost(conn: Connection[
     await age_all_nodes(conn, 120)
     await queries.prune_nodes(conn)
     assert await lost_hosts(conn) == ["a", "a"]
+
     await frozen.run_once()
     assert await lost_hosts(conn) == ["a"]
 
@@ -127,6 +134,7 @@ async def test_a_lost_daemon_can_be_forgotten_by_id_and_a_live_one_cannot(conn: 
     vanished = make_presence(conn, host="a")
     await vanished.run_once()
     node = vanished._node.node_id
+
     with pytest.raises(asyncpg.PostgresError, match="is alive"):
         await conn.fetchval("select rota.forget_node($1)", node)
     await age_all_nodes(conn, 120)
@@ -134,6 +142,7 @@ async def test_a_lost_daemon_can_be_forgotten_by_id_and_a_live_one_cannot(conn: 
     assert await conn.fetchval("select rota.forget_node($1, 'scaled down')", node)
     assert not await conn.fetchval("select rota.forget_node($1)", node)
     assert await lost_hosts(conn) == []
+
     row = await conn.fetchrow("select action, target, reason from rota.audit")
     assert row is not None
     assert tuple(row) == ("forget", f"node {node} (a:7)", "scaled down")
@@ -153,9 +162,11 @@ async def test_a_daemon_with_a_handler_of_another_app_does_not_start(conn: Conne
     await start_daemon(make_presence(conn, host="a", app="shop", handlers=["send", "rota.echo", "http.hook"]))
     await start_daemon(make_presence(conn, host="b", app="shop", handlers=["send"]))
     other = make_presence(conn, host="c", app="mail", handlers=["send"])
+
     with pytest.raises(ConfigError, match=r"'send' belongs to the app 'shop' on [ab]:7 .*shared = ..send"):
         await start_daemon(other)
     assert await conn.fetchval("select app from rota.handlers where handler = 'send'") == "shop"
+
     await other.leave()
     await start_daemon(other, shared=frozenset({"send"}))
     await start_daemon(make_presence(conn, host="d", app="third", handlers=["rota.echo", "http.hook"]))
@@ -170,6 +181,7 @@ async def test_a_renamed_app_starts_once_the_old_daemons_have_left_or_are_forgot
     await old.leave()
     await age_all_nodes(conn, 120)
     await queries.prune_nodes(conn)
+
     with pytest.raises(ConfigError, match="on b:7"):
         await start_daemon(new)
     await new.leave()

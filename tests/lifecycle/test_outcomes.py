@@ -184,6 +184,7 @@ async def test_a_cancel_ends_the_job_whatever_type_or_text_its_reason_has(
         assert await final_outcome(conn, job_id) == "cancelled"
         assert node.crash is None
     (run,) = await ledger_rows(conn, job_id)
+
     assert len(run["note"] or "") <= 8192
     assert calls == [1]
 
@@ -229,6 +230,7 @@ async def test_results_that_cannot_be_stored_are_dropped_and_all_jobs_of_the_bat
             RESULTS
         )
     stored = {name: (await ledger_rows(conn, job_id))[0]["result"] for name, job_id in jobs.items()}
+
     assert stored["a NUL"] == '"a\\\\x00b"'
     assert stored["16 KB"] is stored["no JSON"] is stored["just too long once stored"] is stored["NaN"] is None
 
@@ -331,6 +333,7 @@ async def test_a_payload_that_does_not_decode_makes_a_dead_letter_of_its_own_job
         assert await final_outcome(conn, good) == "succeeded"
         assert node.crash is None
     assert [value["big"] for value in seen] == [123456789012345678901234567890]
+
     dead = await dead_letter(conn, bad)
     assert dead["attempt"] == 1
     assert "secret" not in dead["error"]
@@ -354,6 +357,7 @@ async def test_extreme_values_in_meta_and_instants_block_no_other_job(
             retry_for="interval '366 days'",
         )
         await final_outcome(conn, job_id)
+
         assert node.crash is None
         assert await final_outcome(conn, await insert_job(conn, "plain")) == "succeeded"
 
@@ -403,6 +407,7 @@ async def test_retry_sets_the_time_of_the_next_attempt_and_uses_an_attempt(
         waits = await live_row(conn, first)
         assert waits["attempt"] == 1
         assert timedelta(minutes=6, seconds=50) < waits["run_at"] - waits["now"] <= timedelta(minutes=7)
+
         waits = await live_row(conn, second)
         assert waits["run_at"] == waits["scheduled_for"] + timedelta(days=1)
         assert await final_outcome(conn, third) == "dead: exhausted"
@@ -433,6 +438,7 @@ async def test_a_job_snoozed_thirty_times_stays_small_and_uses_no_attempt(
         snoozed = await live_row(conn, job_id)
         assert snoozed["attempt"] == 0
         assert snoozed["releases"] >= 30
+
         size = await conn.fetchval("select pg_column_size(jobs) from rota.jobs where job_id = $1", job_id)
         assert size < 400
         assert len(await failed_attempts(conn, job_id)) == 20
@@ -452,6 +458,7 @@ async def test_b71_long_error_texts_are_cut_and_only_the_last_attempts_are_kept(
         job_id = await insert_job(conn, "long")
         assert await final_outcome(conn, job_id, within=20) == "dead: exhausted"
     event = await failed_attempts(conn, job_id)
+
     assert len(event) <= 21
     assert all(len(a["error"].encode()) <= 8192 for a in event)
     assert event[-1]["error"].rstrip().endswith("number 25")
@@ -506,6 +513,7 @@ async def test_a_dead_letter_enqueues_the_configured_handler_once(database: Data
         job_id = await insert_job(conn, "doomed")
         await node.wait_for_event("job.settled", handler="alert", settlement="dead")
         await node.wait_for_turns("dispatcher")
+
     assert [(a["job_id"], a["reason"], a["error_kind"]) for a in alerts] == [(job_id, "exhausted", "ValueError")]
 
 
@@ -525,6 +533,7 @@ async def test_a_failed_attempt_logs_its_number_the_next_retry_and_the_final_dea
                 raise ValueError("boom")
 
     columns = {"max_attempts": 3, "backoff_base": "interval '100 s'"}
+
     async with run_node(database.dsn, app) as node:
         first = await insert_job(conn, "fails", **columns)
         event = await node.wait_for_event("job.settled", job_id=first)

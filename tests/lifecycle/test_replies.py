@@ -70,6 +70,7 @@ async def test_b83_a_settlement_whose_reply_was_lost_counts_once_as_success(
         assert len(await ledger_rows(conn, job_id)) == 1
         assert node.metric("rota_settled_total", queue="default", handler="succeed", settlement="succeeded") == 1
         assert node.metric("rota_stale_writes_total") == node.metric("rota_leases_lost_total") == 0
+
     assert calls == [1]
 
 
@@ -90,6 +91,7 @@ async def test_a_failure_whose_settlement_reply_was_lost_is_not_counted_as_a_suc
         else:
             assert await final_outcome(conn, job_id) == settled_as
         assert len(await failed_attempts(conn, job_id)) == 1
+
     assert calls == [1]
 
 
@@ -116,6 +118,7 @@ async def test_claims_whose_reply_was_lost_are_released_by_the_next_claim(
         for job_id in jobs:
             (run,) = await ledger_rows(conn, job_id)
             assert run["attempts"] == 1
+
     assert calls == [1] * 5
 
 
@@ -131,6 +134,7 @@ async def test_a_commit_whose_reply_was_lost_is_looked_up_in_the_ledger(
         assert proxy.lost_replies == 1
         assert node.metric("rota_settled_total", queue="default", handler="commit", settlement="succeeded") == 1
         assert node.metric("rota_leases_lost_total") == 0
+
     assert calls == [1]
     assert len(await ledger_rows(conn, job_id)) == 1
     assert await conn.fetchval("select count(*) from public.effects") == 1
@@ -148,6 +152,7 @@ async def test_a_commit_without_any_reply_does_not_keep_its_slot(database: Datab
         again = await insert_job(conn, "commit")
         await node.wait_for_event("job.settled", job_id=again, settlement="succeeded")
         assert node.metric("rota_leases_lost_total") == 0
+
     assert calls == [1, 1]
     assert await conn.fetchval("select count(*) from public.effects") == 2
 
@@ -163,6 +168,7 @@ async def test_a_step_whose_commit_reply_was_lost_is_not_repeated_by_the_next_at
         job_id = await insert_job(conn, "step")
         assert await final_outcome(conn, job_id) == "succeeded"
         assert proxy.lost_replies == 1
+
     assert calls == [1, 2]
     assert await conn.fetchval("select array_agg(attempt) from public.effects") == [1]
 
@@ -225,6 +231,7 @@ async def test_a_transaction_commits_effect_and_completion_together_or_neither(
         await node.wait_for_event("job.settled", job_id=jobs["completes"], settlement="succeeded")
         assert node.metric("rota_settled_total", queue="default", handler="completes", settlement="succeeded") == 1
     assert [r["n"] for r in await conn.fetch("select n from public.effects order by 1")] == [2, 3, 4, 5, 6]
+
     (run,) = await ledger_rows(conn, jobs["completes"])
     assert run["result"] == '{"n": 1}'
 
@@ -272,4 +279,5 @@ async def test_a_rollback_without_any_reply_does_not_keep_its_slot(
             proxy.freeze(lambda name: name.endswith("handlers"))
             assert await final_outcome(conn, job_id) == "dead: exhausted"
             proxy.heal()
+
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]

@@ -71,6 +71,7 @@ async def test_a_due_instant_becomes_a_fire_and_a_job_with_the_schedules_setting
     due = await make_due(conn, schedule_id)
     await planner.turn()
     job = await conn.fetchrow("select *, start_by - greatest(run_at, created_at) as to_begin from rota.jobs")
+
     assert job is not None
     assert (job["schedule_id"], job["scheduled_for"], job["run_at"], job["exclusive"]) == (schedule_id, due, due, True)
     assert (job["payload"], job["priority"], job["max_attempts"], job["queue"]) == ('{"n": 1}', 2, 3, "default")
@@ -115,6 +116,7 @@ async def test_b39_eight_planners_without_shards_make_one_fire_per_instant(
     assert await conn.fetchval("select count(*) from rota.fires where disposition = 'enqueued'") == 3 * len(names)
     assert await conn.fetchval("select count(distinct job_id) from rota.fires") == 3 * len(names)
     assert await conn.fetchval("select count(*) from rota.schedule_clocks where next_fire_at <= now()") == 0
+
     decided = sum(events["decided"] for planner in planners for events in planner.said("fires.recorded"))
     assert decided == 3 * len(names)
 
@@ -127,6 +129,7 @@ async def test_a_decision_based_on_an_older_version_writes_nothing(conn: Connect
     decided, events = await schedule_queries.record_fires(
         conn, [schedule_queries.Decision([(schedule_id, 1)], due, due + HOUR, due, fires)]
     )
+
     assert (decided, events) == (0, [])
     assert await dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
@@ -148,10 +151,12 @@ async def test_a_schedule_locked_by_its_editor_delays_no_other_schedule(
     other = await make_schedule(conn, "other")
     for each in (locked, other):
         await make_due(conn, each)
+
     async with open_transaction(database, "update rota.schedules set cron = '1 1 * * *' where name = 'locked'"):
         await asyncio.wait_for(planner.turn(), 5)
         assert (await dispositions(conn, locked), await dispositions(conn, other)) == ([], ["enqueued"])
     await planner.turn()
+
     assert await dispositions(conn, locked) == ["enqueued"]
 
 
@@ -165,8 +170,10 @@ async def test_a_locked_job_delays_no_other_schedule(
     await planner.turn()
     for each in (schedule_id, other):
         await make_due(conn, each)
+
     async with open_transaction(database, "delete from rota.jobs"):
         await asyncio.wait_for(planner.turn(), 5)
+
     assert await dispositions(conn, schedule_id) == ["enqueued", "skipped_overlap"]
     assert await dispositions(conn, other) == ["enqueued"]
 
@@ -188,10 +195,12 @@ async def test_a_redrive_in_an_open_transaction_delays_only_its_own_schedule(
     before = await fires(conn, schedule_id)
     letter = await make_dead_letter(conn, schedule_id=schedule_id)
     await make_due(conn, other)
+
     async with open_transaction(database, f"select rota.redrive({letter})"):
         await asyncio.wait_for(planner.turn(), 5)
         assert (await fires(conn, schedule_id), await dispositions(conn, other)) == (before, ["enqueued"])
     await planner.turn()
+
     assert await dispositions(conn, schedule_id) == ["enqueued"] * (2 if is_waiting else 1)
 
 
@@ -248,6 +257,7 @@ async def test_misfire_all_runs_missed_instants_one_after_the_other_oldest_first
             await planner.turn()
         ran += [row[0] for row in await conn.fetch("select scheduled_for from rota.jobs")]
         await end_live_jobs(conn)
+
     assert ran[0] < ran[1] < ran[2]
     assert len(ran) == 3
     assert await dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
@@ -261,6 +271,7 @@ async def test_a_fire_on_time_replaces_missed_fires_that_wait(conn: Connection[R
     await planner.turn()
     assert await dispositions(conn) == ["skipped_misfire", "enqueued", "waiting", "waiting"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
+
     await make_due(conn, schedule_id)
     for _ in range(2):
         await planner.turn()
@@ -307,6 +318,7 @@ async def test_the_overlap_setting_decides_about_a_fire_while_a_job_is_live(
         await planner.turn()
     assert await dispositions(conn, schedule_id) == ["enqueued", "replaced", "waiting"]
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 1
+
     await end_live_jobs(conn)
     await planner.turn()
     assert await dispositions(conn, schedule_id) == expected
@@ -336,11 +348,14 @@ async def test_b53_a_waiting_fire_is_enqueued_after_the_live_job_has_ended(
     conn: Connection[Record], planner: Planner
 ) -> None:
     assert await fire_twice_over_a_live_job(conn, planner, "queue_one") == ["enqueued", "waiting", "skipped_overlap"]
+
     await planner.turn()
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
+
     await end_live_jobs(conn)
     await planner.turn()
     assert await dispositions(conn) == ["enqueued", "enqueued", "skipped_overlap"]
+
     job = await conn.fetchrow("select scheduled_for, exclusive from rota.jobs")
     assert job is not None
     assert (job["scheduled_for"], job["exclusive"]) == ((await fires(conn))[1][1], True)
@@ -357,6 +372,7 @@ async def test_a_waiting_fire_whose_job_is_rejected_keeps_waiting_and_blocks_no_
     await make_due(conn, other)
     await planner.turn()
     assert await dispositions(conn, other) == ["enqueued"]
+
     await conn.execute('alter table rota.jobs drop constraint "no exclusive jobs"')
     await planner.turn()
     assert await conn.fetchval("select count(*) from rota.jobs where exclusive") == 1
@@ -374,8 +390,10 @@ async def test_a_job_referenced_by_a_foreign_key_is_not_replaced_until_the_refer
     await make_due(conn, schedule, ago=10 * SECOND)
     await planner.turn()
     assert await dispositions(conn) == ["enqueued", "waiting"]
+
     await conn.execute("drop table public.orders")
     assert await queries.answer_cancel_requests(conn, limit=10), "which the reapers do"
+
     await planner.turn()
     assert await dispositions(conn) == ["enqueued", "enqueued"]
 
@@ -407,6 +425,7 @@ async def test_a_job_committed_during_the_decision_counts_as_an_overlap(
         await eventually(lambda: conn.fetchval(held_up), what="the insert that waits for the redriven job")
         await redrive.commit()
         await turn
+
     assert await fires(conn) == [("skipped_overlap", due)]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 
@@ -418,6 +437,7 @@ async def test_a_schedule_resumes_at_resume_at_and_records_the_pause_in_one_row(
     await conn.execute("select rota.pause_schedule('s', resume_at => now() + interval '1 day')")
     await planner.turn()
     assert await fires(conn) == []
+
     await conn.execute(
         """
         update rota.schedule_definitions set created_at = now() - interval '3 h', paused_at = now() - interval '2 h',
@@ -427,6 +447,7 @@ async def test_a_schedule_resumes_at_resume_at_and_records_the_pause_in_one_row(
     await planner.turn()
     assert not await conn.fetchval("select paused from rota.schedules")
     assert len(planner.said("schedules.resumed")) == 1
+
     await planner.turn()
     row = await conn.fetchrow("select * from rota.fires")
     assert row is not None
@@ -443,6 +464,7 @@ async def test_a_schedule_with_a_locked_clock_is_resumed_later_and_delays_no_oth
     other = await make_schedule(conn, "other")
     await make_due(conn, other)
     await conn.execute("select rota.pause_schedule('s', resume_at => now() - interval '1 s')")
+
     async with open_transaction(database, "select rota.backfill_schedule('s', array[now() - interval '1 day'])"):
         await asyncio.wait_for(planner.turn(), 5)
         assert (await dispositions(conn, other), planner.said("schedules.resumed")) == (["enqueued"], [])
@@ -450,6 +472,7 @@ async def test_a_schedule_with_a_locked_clock_is_resumed_later_and_delays_no_oth
             not planner.scheduler._wake._flag.is_set()
         )  # otherwise the scheduler would run again without a pause while the lock lasts
     await planner.turn()
+
     assert not await conn.fetchval("select paused from rota.schedules where schedule_id = $1", schedule_id)
 
 
@@ -467,6 +490,7 @@ async def test_instants_missed_during_a_pause_do_not_run_after_it(conn: Connecti
     )
     await conn.execute("select rota.resume_schedule('s')")
     await planner.turn()
+
     assert await dispositions(conn) == ["skipped_paused"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
     assert (await clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
@@ -513,6 +537,7 @@ async def test_an_instant_in_a_clock_gap_fires_at_the_change_or_is_skipped(
     )
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
     await planner.turn()
+
     assert await fires(conn) == expected
 
 
@@ -533,6 +558,7 @@ async def test_an_instant_in_a_clock_fold_fires_once_or_twice(
     )
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
     await planner.turn()
+
     assert await fires(conn) == [("enqueued", each) for each in instants]
     assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == len(instants)
 
@@ -545,6 +571,7 @@ async def test_b35_an_unknown_timezone_stops_only_its_own_schedule(conn: Connect
     assert "Europe/Berlin" in (await clock(conn, wrong))["invalid_reason"]
     assert (await clock(conn, right))["next_fire_at"] is not None
     assert [event["schedule"] for event in planner.said("schedule.invalid")] == ["wrong"]
+
     await conn.execute("update rota.schedules set timezone = 'Europe/Berlin' where name = 'wrong'")
     await planner.turn()
     assert (await clock(conn, wrong))["next_fire_at"] is not None
@@ -579,10 +606,12 @@ async def test_next_fires_planned_with_other_zone_data_are_planned_again(
     await make_due(conn, others[0])
     right = [(await clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])]
     assert right[0].hour == 4
+
     await conn.execute(
         "update rota.schedule_clocks set next_fire_at = next_fire_at - interval '1 hour' where schedule_id = $1", yearly
     )
     assert await conn.fetchval("select planned_with from rota.meta") is not None
+
     again = Planner(pool)
     await again.turn()
     assert (await clock(conn, yearly))["next_fire_at"] == right[0] - timedelta(hours=1), "found by ourselves"
@@ -606,6 +635,7 @@ async def test_next_fires_are_planned_again_until_all_nodes_have_the_same_zone_d
     )
     await Planner(pool).turn()
     assert await conn.fetchval("select planned_with from rota.meta") is None
+
     await conn.execute("delete from rota.nodes")
     await Planner(pool).turn()
     assert await conn.fetchval("select planned_with from rota.meta") is not None
@@ -622,6 +652,7 @@ async def test_a_schedule_whose_job_is_rejected_blocks_no_other_schedule(
     for each in (bad, good):
         await make_due(conn, each)
     await planner.turn()
+
     assert (await dispositions(conn, bad), await dispositions(conn, good)) == ([], ["enqueued"])
     assert "no later than tomorrow" in (await clock(conn, bad))["invalid_reason"]
 
@@ -679,6 +710,7 @@ async def test_a_machine_that_slept_during_a_sweep_searches_everything_soon_afte
 
     monkeypatch.setattr(scheduler_module, "boottime", lambda: boottime() + slept[0])
     planner = Planner(pool)
+
     with monkeypatch.context() as night:
         night.setattr(schedule_queries, "take_due_schedules", sleep_meanwhile)
         await planner.turn()
@@ -686,6 +718,7 @@ async def test_a_machine_that_slept_during_a_sweep_searches_everything_soon_afte
     await make_due(conn, schedule_id, ago=8 * HOUR)
     slept[0] += scheduler_module.MAX_SWEEP_SECONDS
     await planner.scheduler.turn()
+
     assert await dispositions(conn) == ["enqueued"]
 
 
@@ -715,6 +748,7 @@ async def test_successes_and_failures_of_schedules_are_counted(
     first, second = await clock(conn, one), await clock(conn, other)
     assert (first["last_success_at"], first["consecutive_failures"]) == (None, 2)
     assert (second["last_success_at"] is not None, second["consecutive_failures"]) == (True, 1)
+
     stats.add(one, succeeded=True)
     await stats.run_once()
     assert (await clock(conn, one))["consecutive_failures"] == 0

@@ -76,6 +76,7 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
     monkeypatch.setattr(gauges, "SAMPLED_EVERY", timedelta(milliseconds=100))
     monkeypatch.setattr(gauges.Gauges, "interval", timedelta(milliseconds=100))
     monkeypatch.setattr(presence.Presence, "interval", timedelta(milliseconds=100))
+
     async with run_node(database.dsn, gated_app(go, calls)) as node:
         first = await insert_job(conn, "wait")
         await wait_for_claim(conn, first)
@@ -102,6 +103,7 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
         assert "buggy" in str(node.events_named("loop.crashed")[0]["traceback"])
         assert await final_outcome(conn, await insert_job(conn, "wait")) == "succeeded"
         assert not await failed_attempts(conn, first)
+
     assert node.crash is None
 
 
@@ -125,6 +127,7 @@ async def test_a_loop_that_keeps_crashing_makes_the_daemon_drain_and_exit(
         await node.wait_until_stopped()
         assert isinstance(node.crash, DaemonFailed)
         assert "'reaper' crashed 10 times in a row" in str(node.crash)
+
     assert await final_outcome(conn, job_id) == "succeeded"
 
 
@@ -142,6 +145,7 @@ async def test_a_settlement_that_crashes_affects_only_its_own_job(
         return await real(db, attempts=attempts, **keywords)
 
     monkeypatch.setattr(queries, "settle_succeeded", buggy)
+
     async with run_node(database.dsn, gated_app(go, calls)) as node:
         jobs = [await insert_job(conn, "wait") for _ in range(4)]
         bad.append(jobs[0])
@@ -170,6 +174,7 @@ async def test_loops_cancelled_from_outside_any_job_are_restarted(database: Data
         go.set()
         await node.wait_until_stopped()
         assert isinstance(node.crash, DaemonFailed)
+
     assert await final_outcome(conn, first) == "succeeded"
 
 
@@ -244,6 +249,7 @@ async def test_many_starts_and_stops_leave_nothing_behind(database: Database, co
             await eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("rota ")])
             threads = threading.active_count()
     assert len(asyncio.all_tasks()) == tasks
+
     await eventually(lambda: threading.active_count() <= threads, what="the end of all threads")
 
     async def are_closed() -> bool:
@@ -295,10 +301,12 @@ async def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_d
         log.append("done")
 
     job_id = await insert_job(conn, "tell")
+
     async with run_node(database.dsn, app) as node:
         await wait_for_claim(conn, job_id)
         node.stop()
         await node.wait_for_event("node.stopping")
         go.set()
         await node.wait_until_stopped()
+
     assert log == ["entered", "state", "done", "left"]

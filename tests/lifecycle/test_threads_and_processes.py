@@ -83,16 +83,19 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             "cancel": "cancelled",
             "permanent": "dead: permanent",
         }
+
         result = json.loads((await ledger_rows(conn, jobs["plain"]))[0]["result"])
         assert result["payload"] == {"big": 123456789012345678901234567890}
         assert result["pid"] != os.getpid()
         assert result["key"].startswith("rota:")
+
         dead = await dead_letter(conn, jobs["raised"])
         assert dead["error_kind"] == "LookupError"
         assert "s3cret" not in dead["error"]
         assert "SIGSEGV" in (await dead_letter(conn, jobs["segv"]))["error"]
         assert "ended with signal 35 before" in (await dead_letter(conn, jobs["realtime"]))["error"]
         assert "exit code 7" in (await dead_letter(conn, jobs["exit"]))["error"]
+
         for name, kind in (
             ("cancelled", "CancelledError"),
             ("generator", "GeneratorExit"),
@@ -132,6 +135,7 @@ async def test_a_timeout_ends_the_whole_process_group(
         family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
         assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
         await eventually(lambda: not any(map(is_alive, family)), what="the family's end")
+
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
 
@@ -215,6 +219,7 @@ async def test_a_thread_that_does_not_stop_is_left_behind_and_its_job_is_due_whe
         assert released["run_at"] > released["now"]
         assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["interrupted"]
         assert await conn.fetchval("select count(*) from rota.nodes") == 0
+
     assert len(pid.read_text(encoding="ascii").splitlines()) == 1
 
 
@@ -264,5 +269,6 @@ async def test_a_timed_out_job_is_not_retried_while_its_thread_still_runs(
         go.set()
         assert await final_outcome(conn, job_id) == "succeeded"
         assert await final_outcome(conn, other) == "succeeded"
+
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
     assert max(concurrent) == 1

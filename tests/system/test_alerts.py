@@ -225,5 +225,6 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
             title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
         }
         assert not empty, "every panel of the dashboard shows something while all this goes on"
+
         await installation.mend_everything(holder, reader)
         await wait_for_alerts(server, lambda now: not now, within=60, what="peace")

@@ -47,6 +47,7 @@ def list_bench_databases(server: Server) -> Sequence[str]:
 
 def test_drain_counts_every_job_and_leaves_no_database_behind(server: Server) -> None:
     figures = run_bench("drain", "--dsn", server.dsn, "--jobs", "3000", "--daemons", "2", "--slots", "100")
+
     assert figures["jobs"] == 3000
     assert figures["jobs_per_second"] == pytest.approx(3000 / figures["seconds"], rel=0.01)
     assert figures["ratio_to_floor"] == pytest.approx(
@@ -96,6 +97,7 @@ def test_a_spike_ends_when_every_fire_and_its_job_are_done(server: Server) -> No
     figures = run_bench(
         "spike", "--dsn", server.dsn, "--schedules", "20000", "--due", "2000", "--daemons", "2", "--slots", "100"
     )
+
     assert (figures["jobs"], figures["schedules"], figures["daemons"]) == (2000, 20_000, 2)
     assert figures["jobs_per_second"] == pytest.approx(2000 / figures["seconds"], rel=0.01)
     assert 0 < figures["lateness_p50_ms"] <= figures["lateness_p99_ms"] <= figures["seconds"] * 1000
@@ -139,6 +141,7 @@ def test_a_rate_that_inserts_no_job_is_rejected() -> None:
         "postgresql://h",
     ]
     bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
     assert (bench.returncode, "raise --rate" in bench.stderr) == (2, True)
 
 
@@ -158,6 +161,7 @@ def test_an_interrupted_bench_ends_its_daemons_and_drops_its_database(server: Se
         run.wait(timeout=60)
     assert run.returncode != 0
     assert list_bench_databases(server) == []
+
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), what="the end of the bench's daemon")
 
 

@@ -45,10 +45,12 @@ async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connec
     assert await listed("--schedule", "nightly") == {1001, 1002}
     assert await listed("--since", "1h") == {1002, 1003, later, running}
     assert await listed("--since", "4h", "--until", "2h") == {1001}
+
     table = (await rota("job", "list")).out
     assert "schedule" in table.splitlines()[0]
     assert "nightly" in table
     assert "removed (77)" in table
+
     unknown = await rota("job", "list", "--schedule", "nihgtly")
     assert (unknown.code, "did you mean 'nightly'" in unknown.err) == (1, True)
     assert (await rota("job", "list", "--since", "yesterday")).code == 2
@@ -77,6 +79,7 @@ async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_go_on(rota: Sh
         "schedules still enqueue jobs, which will wait. To stop schedules too: rota schedule pause --all"
         in everything.out
     )
+
     as_json = await rota("queue", "pause", "mail", "--json")
     assert as_json.json == {"paused": ["mail"], "changed": 1}
     assert "schedules still enqueue" in as_json.err
@@ -146,14 +149,18 @@ async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell,
     await make_running_job(conn)
     dry = await rota("job", "cancel", "--all", "--dry-run")
     assert "5 jobs would be cancelled, 1 running asked to stop" in dry.out
+
     due = await rota("job", "cancel", "--before", "2100-01-01T00:00:00Z", "--dry-run")
     assert "5 jobs would be cancelled" in due.out
+
     result = await rota("job", "cancel", "--all", "--note", "wrong import", "--json")
     assert result.json == {"cancelled": 5, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs where state = 'scheduled'") == 0
+
     audit = await conn.fetchrow("select * from rota.audit order by audit_id desc limit 1")
     assert audit is not None
     assert (audit["action"], audit["reason"], audit["affected"]) == ("cancel many", "wrong import", 6)
+
     for wrong in ((), ("--all", "--queue", "q"), ("1", "--all"), ("1", "--dry-run")):
         assert (await rota("job", "cancel", *wrong)).code == 2
 
@@ -170,6 +177,7 @@ async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: S
         )
     assert (await rota("dead", "redrive", str(one))).code == 0
     assert (await rota("dead", "redrive", "--handler", "charge")).code == 0
+
     me = await conn.fetchval("select session_user::text")
     for job_id, why in ((one, "exhausted, BankTimeout"), (many, "permanent, KeyError")):
         line = next(
@@ -182,6 +190,7 @@ async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: S
     shown = (await rota("job", "show", str(one), "--json")).json
     assert (shown["state"], shown["attempts"][0]["redriven_by"]) == ("cancelled", me)
     assert shown["attempts"][0]["dead_reason"] == "exhausted"
+
     discarded = await make_dead_letter(conn)
     await rota("dead", "discard", str(discarded), "--note", "moot")
     assert not await conn.fetchval(
@@ -232,8 +241,10 @@ async def test_f16_put_says_whether_the_existing_job_was_replaced(rota: Shell, c
     assert await put_job() == (True, "created")
     assert await put_job() == (False, "kept")
     assert await put_job("--on-conflict", "replace") == (False, "replaced")
+
     await conn.execute("update rota.jobs set attempt = 1, fence_token = 1")  # it has run once and waits for its retry
     assert await put_job("--on-conflict", "replace") == (True, "replaced")
+
     await make_running_job(conn, handler="r", unique_key="k")
     result = await rota("enqueue", "r", "--key", "k", "--on-conflict", "replace")
     assert "this live job has the key and is running" in result.err

@@ -524,6 +524,7 @@ async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
         result = await ground.rota("check", "--json", **ground.environ)
 
     assert (text.code, result.code) == (code, code), text.err
+
     if code != 1:
         assert re.search(finding, text.err)
         assert re.search(do, text.err)
@@ -567,6 +568,7 @@ async def test_a_check_that_the_database_rejects_is_a_finding_and_the_others_sti
         result = await ground.rota("check", "--json")
     finally:
         await ground.conn.execute("alter table rota.dead_letters_elsewhere rename to dead_letters")
+
     assert result.code == 1
     assert {(each["check"], each["object"]) for each in result.json["findings"]} == {
         ("paused", "the queue mail"),

@@ -157,6 +157,7 @@ async def test_f4_the_printed_sql_can_start_at_a_version(rota: Shell, empty_data
     assert (
         "nothing is missing" in (await rota("migrate", "--sql", "--from", "database", "--dsn", empty_database_url)).out
     )
+
     for options in (
         ("--sql", "--from", "999"),
         ("--from", "3"),
@@ -316,6 +317,7 @@ async def test_a_missing_privilege_is_reported_with_the_roles_that_have_it(
         result = await rota("job", "cancel", "1", "--dsn", dsn)
     finally:
         await conn.execute("drop owned by rota_test_poor; drop role rota_test_poor")
+
     assert result.code == 3
     assert "permission denied" in result.err
     assert "rota_operator" in result.err
@@ -336,9 +338,11 @@ async def test_a_payload_that_cannot_be_stored_is_rejected_with_the_path_of_the_
     result = await rota("enqueue", "h", f'{{"password": "{CANARY}"')
     assert result.code == 2
     assert CANARY not in result.err
+
     result = await rota("enqueue", "h", "1" * 5000)
     assert (result.code, "Traceback" in result.err) == (1, False)
     assert "more digits" in result.err
+
     result = await rota("schedule", "add", "s", "h", "--every", "1h", "--meta", "{")
     assert result.code == 2
     assert "--meta" in result.err
@@ -387,6 +391,7 @@ async def test_b103_payloads_and_error_texts_are_shown_only_on_request(rota: She
     job_id = (await rota("enqueue", "shop.tells", json.dumps({"password": CANARY}), "--json")).json["job_id"]
     run = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
     assert CANARY not in run.out + run.err
+
     await conn.execute("update rota.dead_letters set error = $1, meta = $2", CANARY, json.dumps({"t": CANARY}))
     await make_attempts(conn, 1, job_id=job_id)
     await conn.execute("update rota.attempts set error = $1", CANARY)
@@ -459,6 +464,7 @@ async def test_cancel_ends_a_waiting_job_and_asks_a_running_one(rota: Shell, con
     assert (await rota("job", "cancel", waits.job_id, "--note", "moot", "--json")).json["became"] == "cancelled"
     assert (await rota("job", "cancel", runs.job_id, "--json")).json["became"] == "requested"
     assert (await rota("job", "cancel", waits.job_id)).code == 1
+
     misread = await rota("job", "cancel", waits.job_id, "--before", "2026-01-01T00:00Z")
     assert (misread.code, "--before" in misread.err) == (2, True)
     assert (await rota("job", "cancel", runs.job_id, "--force", "--json")).json["became"] == "cancelled"
@@ -476,6 +482,7 @@ async def test_waiting_jobs_can_be_made_due_now(rota: Shell, conn: Connection[Re
     assert (await rota("job", "retry-now", one.job_id)).code == 0
     assert (await state_of(conn, one.job_id), await state_of(conn, other.job_id)) == ("due", "retrying")
     assert (await rota("job", "retry-now", "--handler", "b", "--json")).json == {"woken": 1}
+
     later = (await rota("job", "reschedule", other.job_id, "--in", "1h", "--json")).json["run_at"]
     assert await conn.fetchval(
         "select run_at > now() + interval '59 min' from rota.jobs where job_id = $1", other.job_id
@@ -517,6 +524,7 @@ async def test_dead_letters_are_redriven_in_batches(rota: Shell, conn: Connectio
     once = await make_dead_letter(conn, handler="a", delivery="at_most_once")
 
     assert (await rota("dead", "redrive")).code == 2
+
     result = await rota("dead", "redrive", "--handler", "a", "--spread", "1h", "--note", "mended", "--json")
 
     assert result.json == {"redriven": 2500, "left_out": 0}
@@ -547,6 +555,7 @@ async def test_discarding_needs_a_reason_and_takes_all_named_dead_letters_or_non
     rota: Shell, conn: Connection[Record]
 ) -> None:
     ids = await make_dead_letters(conn, 2)
+
     assert (await rota("dead", "discard", *ids)).code == 2
     assert (await rota("dead", "discard", *ids, "--note", " ")).code == 2
     assert (await rota("dead", "discard", *ids, 4711, "--note", "old")).code == 1
@@ -576,6 +585,7 @@ async def test_status_shows_due_and_dead_jobs_nodes_pauses_and_unserved_queues(
     assert (mail["due"], mail["nodes"]) == (1, 0)
     assert [node["app"] for node in shown["nodes"]] == ["shop"]
     assert [paused["name"] for paused in shown["paused"]] == ["mail"]
+
     for words in ("1 expired lease", "provider is down", "paused"):
         assert words in text
     assert (await rota("status", "--watch", "--json")).code == 2
@@ -601,6 +611,7 @@ async def test_check_prints_a_remedy_for_each_finding(rota: Shell, conn: Connect
         await conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
 
     found = result.json["findings"]
+
     assert result.code == text.code == 1
     assert [each["check"] for each in found] == [
         "configuration",
@@ -629,6 +640,7 @@ async def test_config_shows_values_with_their_sources_and_no_password(rota: Shel
     assert shown.json["sources"]["drain.timeout"] == "ROTA_DRAIN_TIMEOUT"
     assert shown.json["sources"]["queues"] == "default"
     assert 'duration = "40s"' in text.out
+
     bad = await rota("config", ROTA_LEASE="1s", ROTA_DRAIN_TIMEOUT="never")
     assert bad.code == 2
     assert "lease.duration" in bad.err
@@ -654,6 +666,7 @@ async def test_dev_starts_all_that_a_first_job_needs(embedded_shell: Shell) -> N
         await eventually(lambda: "node.started" in output(), within=60, what="the daemon")
         assert "psql" in output()
         assert "insert into rota.jobs" in output()
+
         for command in (
             ["rota.echo", '{"hello": "world"}'],
             ["shop.chain", '{"left": 1}'],
@@ -669,6 +682,7 @@ async def test_dev_starts_all_that_a_first_job_needs(embedded_shell: Shell) -> N
         assert (await embedded_shell("job", "show", "1", "--embedded", "--payload", "--json")).json["result"] == {
             "hello": "world"
         }
+
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
@@ -686,6 +700,7 @@ async def test_an_embedded_database_of_another_version_is_reported_with_the_fold
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     again = await embedded_shell("dev")
+
     assert again.code == 3
     assert "whose content differs" in again.err
     assert f"remove {folder}" in again.err
@@ -703,6 +718,7 @@ async def test_f6_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Sh
         assert output().count("in deliver") == 2
         assert "in breaks\\n" in output() if format == "json" else "in breaks\n" in output()
         assert CANARY not in output()
+
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
@@ -729,6 +745,7 @@ async def test_e6_a_second_dev_takes_the_server_over_when_the_first_ends(
             await eventually(has_ended, within=30, what="a job of the second daemon")
             second.send_signal(signal.SIGTERM)
             assert second.wait(30) == 0
+
     assert not (Path(embedded_shell.environ["ROTA_DATA_DIR"]) / "postmaster.pid").exists()
 
 
@@ -744,6 +761,7 @@ async def test_dev_restarts_when_the_source_changes(embedded_shell: Shell) -> No
         assert "shop.new" in output()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
     assert output().count("node.stopped") == 2
 
 

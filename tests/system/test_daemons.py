@@ -47,6 +47,7 @@ async def test_a_killed_daemons_job_runs_elsewhere_soon_after_its_lease(fleet: F
     assert before["key"] == after["key"]
     assert (before["attempt"], after["attempt"]) == (1, 2)
     assert after["started_at"] - before["started_at"] > timedelta(seconds=LEASE_S - 0.1), "not before the lease's end"
+
     lost = await fleet.fetch("select outcome from rota.attempts where job_id = $1", job)
     assert [row["outcome"] for row in lost] == ["lost"]
 
@@ -60,11 +61,13 @@ async def test_a_graceful_stop_loses_no_job_and_uses_no_attempt(fleet: Fleet) ->
     code = first.stop()
 
     assert code == 0
+
     rows = await fleet.fetch("select state, attempt from rota.jobs")
     assert rows, "some were still waiting"
     assert {(row["state"], row["attempt"]) for row in rows} == {("scheduled", 0)}
     assert await fleet.value("select bool_and(stopped_at is not null and reason is null) from executions")
     assert await fleet.value("select count(*) from rota.nodes") == 0
+
     fleet.daemons.start()
     await fleet.wait_until_empty()
     has_ended = await fleet.fetch("select job_id, outcome, attempts from rota.job_runs")
@@ -86,6 +89,7 @@ async def test_the_second_signal_interrupts_running_jobs_and_gives_their_attempt
     daemon.send(signal.SIGTERM)
 
     assert daemon.ends(within=5) == 0
+
     for each in (job, thread):
         row = await fleet.job(each)
         assert row is not None
@@ -107,6 +111,7 @@ async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet) -> No
     daemon.send(signal.SIGTERM)
 
     assert daemon.ends(within=5) == -signal.SIGTERM
+
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 
@@ -120,6 +125,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_prevent_the_stop(fleet: F
     assert daemon.stop(within=15) == 1
 
     assert "leases" in daemon.wait_for("node.hung")["why"]
+
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 
@@ -148,6 +154,7 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_waits_for_t
 
     daemon.wait_for("handler.stuck", job_id=job)
     assert len(daemon.events("handler.stuck", job_id=job)) == 1
+
     row = await fleet.job(job)
     assert row is not None
     assert (row["state"], row["attempt"]) == ("scheduled", 0)
@@ -236,6 +243,7 @@ async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
     zombie = fleet.daemons.start()
     job = await fleet.enqueue("stubborn", {"seconds": 8})
     await fleet.wait_for_execution(job)
+
     with stopped(zombie):
         other = fleet.daemons.start()
         before, after = await fleet.wait_for_execution(job, 2)
@@ -245,14 +253,17 @@ async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
     zombie.wait_for("lease.lost")
 
     assert [event["what"] for event in zombie.events("write.refused")] == ["checkpoint", "progress", "complete"]
+
     row = await fleet.job(job)
     assert row is not None
     assert row_before is not None
     assert row["fence_token"] == row_before["fence_token"] == after["fence_token"] > before["fence_token"]
     assert (row["checkpoint"], row["progress"], row["state"]) == (None, None, "running")
     assert await fleet.value("select count(*) from effects") == 0
+
     await fleet.wait_for_state(job, "succeeded")
     assert len(await fleet.executions(job)) == 2
+
     has_ended = await fleet.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
     assert [(each["fence_token"], each["attempts"]) for each in has_ended] == [(after["fence_token"], 2)]
     assert zombie.metric("rota_stale_writes_total") == 3
@@ -277,6 +288,7 @@ async def test_leases_are_extended_until_the_last_job_of_a_drain_has_ended(fleet
         return row is None
 
     await eventually(ended, within=15, what="the end of the job")
+
     assert draining.ends() == 0
     assert len(leases) >= 4, "extended again and again"
     assert await fleet.state(job) == "succeeded"
@@ -315,6 +327,7 @@ async def test_c10_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_suc
 
     deaths = 0
     daemon = fleet.daemons.start(ROTA_QUEUES="default:50")
+
     async with asyncio.timeout(120):
         while not await is_over():
             if not daemon.alive:
@@ -323,6 +336,7 @@ async def test_c10_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_suc
             await fleet.value("select pg_sleep(0.1)")
 
     assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 40
+
     letters = await fleet.fetch("select job_id, reason, losses from rota.dead_letters")
     assert [tuple(row) for row in letters] == [(poison, "poison", 3)]
     assert deaths <= 2

@@ -59,6 +59,7 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         daemon = fleet.daemons.start(dsn=url)
         daemon.wait_for("listener.up")
         assert time.monotonic() - started_at < 12
+
         async_job = await fleet.enqueue("transactional", {"seconds": 2})
         thread_job = await fleet.enqueue("transactional thread", {"seconds": 0})
         await fleet.wait_for_state(async_job, "succeeded")
@@ -68,9 +69,11 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         quick = with_hosts(fleet.dsn, dark, host_of(proxy), query="connect_timeout=2&target_session_attrs=read-write")
         listed = await Shell(tmp_path, {"DATABASE_URL": quick})("status")
         assert (listed.code, listed.err) == (0, "")
+
         started_at = time.monotonic()
         conn = await open_connection(DatabaseUrl(quick))
         assert time.monotonic() - started_at < 4, "connect_timeout is the limit of each host"
+
         conn.terminate()
 
 
@@ -125,6 +128,7 @@ async def test_daemons_wait_while_no_server_accepts_writes(
 
         await eventually(done, within=20)
         assert daemon.alive
+
         await admin.close()
 
 
@@ -156,6 +160,7 @@ async def test_new_connections_after_a_password_change_use_the_new_password(
     ]
     for job in [running, *jobs]:
         await restartable_fleet.wait_for_state(job, "succeeded")
+
     assert daemon.metric("rota_listener_up") == 1
     assert len(await restartable_fleet.executions(running)) == 1
     assert daemon.noise() == []
@@ -174,6 +179,7 @@ async def test_closing_connections_over_a_cut_link_does_not_hang(fleet: Fleet) -
             assert time.monotonic() - started_at < 4
             with pytest.raises(OSError, match=r"^$"):
                 await open_connection(proxy.dsn, limit=0.5)
+
         assert time.monotonic() - started_at < 4 + ANSWER_SECONDS
         assert conn.is_closed()
 
@@ -190,6 +196,7 @@ async def test_no_id_is_issued_twice_after_the_promotion_of_a_lagging_standby(
         select 'noop', '2030-01-01' from generate_series(1, 100) returning job_id, rota.caller()
     """
     schedule = "insert into rota.schedules (name, handler, every) values ($1, 'noop', '1 day') returning schedule_id"
+
     with standby_of(own_server) as standby:
         lost = {row[0] for _ in range(2) for row in await restartable_fleet.fetch(insert)}
         lost_schedule = await restartable_fleet.value(schedule, "lost")
@@ -245,6 +252,7 @@ async def test_a_daemon_does_not_return_to_an_older_primary(
         stray = await restartable_fleet.enqueue("noop")
         checked = await Shell(daemon.log.parent, {"DATABASE_URL": url})("check", "--json")
         assert "two primaries" in [finding["check"] for finding in checked.json["findings"]]
+
         # While the new primary is away, the daemon must wait instead of using the old one.
         new.refuse()
         daemon.wait_for("service.failed", service="dispatcher", kind="NoServerFits")
@@ -253,4 +261,5 @@ async def test_a_daemon_does_not_return_to_an_older_primary(
         await eventually(lambda: promoted.fetchval(done, job), within=25)
         assert await restartable_fleet.state(stray) == "due"
         assert daemon.noise() == []
+
         promoted.terminate()

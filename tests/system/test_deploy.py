@@ -97,6 +97,7 @@ async def test_a_daemon_reports_ready_status_and_stopping_to_systemd(fleet: Flee
         assert re.fullmatch(r"READY=1\nSTATUS=up: 20 slots for \d+ handlers", ready)
         assert systemd.recv(1000) == b"WATCHDOG=1"
         assert node.stop() == 0
+
         systemd.setblocking(False)
         heard: list[str] = []
         while "STOPPING" not in (heard or [""])[-1]:
@@ -167,8 +168,10 @@ def test_the_dashboard_conforms_to_grafanas_schema() -> None:
     assert shown["title"]
     assert 36 <= shown["schemaVersion"] <= 42, "what Grafana 9 to 12 read"
     assert {"time", "refresh", "templating", "annotations", "panels"} <= shown.keys()
+
     variables = {each["name"]: each["type"] for each in shown["templating"]["list"]}
     assert variables == {"datasource": "datasource", "job": "query"}
+
     source = {"type": "prometheus", "uid": "${datasource}"}
     ids: set[int] = set()
     occupied: set[tuple[int, int]] = set()
@@ -316,6 +319,7 @@ async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
     places = ",".join(each["host"] for each in hosts), ",".join(each.get("port", "5432") for each in hosts)
     login = urlsplit(primary.dsn)
     url = f"postgresql://{login.netloc}{login.path}?host={places[0]}&port={places[1]}&target_session_attrs=read-write"
+
     async with Fleet(primary.dsn, tmp_path) as fleet:
         fleet.daemons.start(dsn=url)
         await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")

@@ -101,7 +101,9 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
 
     name = re.search(r"Write `(\S+)`", README)
     assert name
+
     (folder.folder / name[1]).write_text(app.text)
+
     with run_until_ctrl_c(folder, dev.text.strip()) as output:
         until(lambda: "node.started" in output(), within=60, what="the daemon")
         psql = re.search(r"open psql +(.*)", output())
@@ -121,6 +123,7 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
 def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: Server) -> None:
     steps = "`export DATABASE_URL=postgresql://…`, run `rota migrate` once, and run `rota run --app myapp:app`"
     assert steps in " ".join(README.split())
+
     (app,) = blocks(README, "The first five minutes", "python")
     (insert,) = blocks(README, "The first five minutes", "sql")
     (folder.folder / "myapp.py").write_text(app.text)
@@ -180,6 +183,7 @@ async def test_the_example_with_a_transaction_runs(
     monkeypatch.syspath_prepend(tmp_path)
     await conn.execute(re.search(r"^create table orders .*;$", SQL, re.MULTILINE)[0])  # type: ignore[index]
     await conn.execute("insert into orders values (7)")
+
     async with run_node(database.dsn, find_app("readme_app:app")):
         charged = await insert_job(conn, "charge", '{"order": 7}')
         assert await final_outcome(conn, charged) == "succeeded"
@@ -267,6 +271,7 @@ async def test_the_sql_page_returns_what_it_states(place: RoleDatabase) -> None:
         for block in blocks(SQL, "Functions for operators", "sql"):
             result += await run_block(op, block.text)
         assert result > 15
+
         mended = await root.fetch("select payload from rota.jobs where handler = 'charge' and payload ? 'currency'")
         assert len(mended) == 2
 
@@ -315,4 +320,5 @@ async def test_the_table_of_roles_matches_the_granted_functions(place: RoleDatab
                     query = (CALLS, oid) if oid is not None else (READS, f"rota.{name}")
                     assert await root.fetchval(query[0], f"{place.prefix}_{role}", query[1]) is bool(cell), (name, role)
                     checked += 1
+
     assert checked > 40

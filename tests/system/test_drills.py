@@ -166,6 +166,7 @@ async def test_a_broken_handler_is_paused_while_its_queue_goes_on(drill: Drill) 
 
     paused = await rota("handler", "pause", "bad", "--note", "release 7 broke it", "--json")
     assert paused.json["changed"] == 1
+
     after = await drill.client.fetchval("insert into rota.jobs (handler, priority) values ('bad', 0) returning job_id")
     await drill.client.execute("insert into rota.jobs (handler) select 'good' from generate_series(1, 200)")
     await drill.until("(select count(*) from rota.job_runs where handler = 'good') = 200")
@@ -174,6 +175,7 @@ async def test_a_broken_handler_is_paused_while_its_queue_goes_on(drill: Drill) 
     await drill.until("(select count(*) from rota.jobs where handler = 'bad' and run_at < now() - interval '1 s') > 1")
     assert await drill.value("select attempt from rota.jobs where job_id = $1", after) == 0
     assert await drill.value("select count(*) from rota.attempts") == attempts, "not one attempt more"
+
     listed = (await rota("handler", "list")).out
     assert "release 7 broke it" in listed
     assert "paused" in (await rota("status")).out
@@ -182,6 +184,7 @@ async def test_a_broken_handler_is_paused_while_its_queue_goes_on(drill: Drill) 
     await rota("handler", "resume", "bad", "--note", "release 8")
     await rota("job", "retry-now", "--handler", "bad")
     assert not await drill.value("select exists (select from rota.jobs where handler = 'bad' and run_at > now())")
+
     await drill.until("(select count(*) from rota.job_runs where handler = 'bad' and outcome = 'succeeded') = 21")
     assert daemon.stop() == 0
 
@@ -196,15 +199,18 @@ async def test_everything_is_paused_and_resumed_by_one_command_each(drill: Drill
         "select 'good', (array['default', 'mail'])[1 + n % 2] from generate_series(1, 100) as n"
     )
     assert first.stop() == 0
+
     second = drill.daemons.start()
     # The jobs have been due for five polls.
     await drill.until("now() - max(created_at) > interval '1 s' from rota.jobs")
     assert await drill.value("select sum(attempt) from rota.jobs") == 0
+
     shown = await rota("queue", "list")
     assert "the database moves" in shown.out
 
     started = await rota("queue", "resume", "--all", "--note", "it has moved", "--json")
     assert started.json["changed"] == 1
+
     await drill.until("(select count(*) from rota.job_runs where outcome = 'succeeded') = 100")
     written = await drill.observer.fetch("select action, target, reason from rota.audit order by audit_id")
     assert [tuple(row) for row in written] == [

@@ -138,6 +138,7 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
         assert server.bin.is_relative_to(cache)
         assert (server.bin / "postgres").stat().st_uid == 0
     copied = (server.bin / "postgres").stat()
+
     assert EmbeddedPostgres(data=folder / "data", bindir=bindir).bin == server.bin
     assert (server.bin / "postgres").stat() == copied
     assert len(list(cache.iterdir())) == 1
@@ -185,6 +186,7 @@ def test_the_server_cannot_be_started_from_a_thread(folder: Path) -> None:
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
+
     assert "main thread" in str(raised[0])
 
 
@@ -211,6 +213,7 @@ async def test_a_busy_backend_of_a_killed_server_does_not_prevent_the_next_start
             lambda: fetch(server.dsn, f"select state = 'active' from pg_stat_activity where pid = {backend}"),
         )
         assert server.pid is not None
+
         os.kill(server.pid, signal.SIGKILL)
         server.restart()
         with pytest.raises((asyncpg.PostgresError, OSError)):
@@ -263,6 +266,7 @@ def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path)
         result = [starter.stdout.readline().split() for starter in starters if starter.stdout]
         assert result[0][0] == result[1][0], "one server"
         assert sorted(words[1] for words in result) == ["False", "True"]
+
         for *_, dsn in result:
             assert ask(dsn, "select 1") == 1
     until(lambda: gone(int(result[0][0])), what="the end of the orphaned server")
@@ -402,6 +406,7 @@ def test_a_missing_or_private_home_works(home: str | None, monkeypatch: pytest.M
     found = default_data_dir()
     assert found.is_absolute()
     assert not found.is_relative_to(folder)
+
     if user := rota.embedded.places.server_user():
         assert user.can_reach(found)
 
@@ -446,6 +451,7 @@ def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) ->
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
     server, data = result.stdout.split()
     assert gone(int(server))
     assert Path(data).stat().st_mode & 0o777 == 0o700

@@ -82,6 +82,7 @@ async def test_an_order_and_its_job_commit_together(database: Database, conn: Co
     order = await shop.place_order(engine, "bicycle")
 
     await engine.dispose()
+
     assert (
         await conn.fetchval("select payload from rota.jobs where unique_key = $1", f"order:{order}")
         == f'{{"order": {order}}}'

@@ -22,5 +22,6 @@ async def test_hostile_clients_harm_only_their_own_jobs() -> None:
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     result, _ = await asyncio.wait_for(process.communicate(), 170)
+
     assert process.returncode == 0, result.decode(errors="replace")[-6000:]
     assert b"canary: " in result

@@ -45,6 +45,7 @@ async def test_b1_a_login_that_holds_every_advisory_lock_stops_nothing(fleet: Fl
     assert daemon.events("service.failed") == []
     assert await fleet.value("select last_value from rota.fence_tokens") > before
     assert list((await migrate(fleet.dsn)).applied) == []
+
     await fleet.execute(f"drop table {await _coming_partition(fleet)}")
     assert await fleet.value("select made from rota.rotate_ledger()") == 1
     assert daemon.stop() == 0
@@ -202,6 +203,7 @@ async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Ser
 
         checked = await Shell(tmp_path, {"DATABASE_URL": roles.dsn("op")})("check")
         assert (checked.code, finding in checked.out) == (1, True), checked
+
         refused = fleet.daemons.launch(dsn=roles.dsn("node"))
         assert refused.ends() == 3
         assert finding in refused.said()
@@ -217,6 +219,7 @@ async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server:
         )
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
         checked = await Shell(tmp_path, {"DATABASE_URL": roles.dsn("node"), "ROTA_APP": "shop:app"})("check")
+
         assert "alter table rota.jobs enable trigger wake" in checked.out
         assert "lacks DELETE on rota.attempts" in checked.out
         assert "alter table rota.fires replica identity default" in checked.out

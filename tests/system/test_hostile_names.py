@@ -133,6 +133,7 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(
             assert daemon.events("service.failed") == []
             assert daemon.noise() == []
             assert daemon.stop() == 0
+
         assert await fleet.value(CALLED) is False
 
 
@@ -169,6 +170,7 @@ async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(da
             await user.execute(
                 "insert into rota.schedules (name, handler, cron) values ('s', 'h', '*/5 9 * * mon-fri')"
             )
+
         assert await root.fetchval(CALLED) is False
 
 

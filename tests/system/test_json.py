@@ -232,6 +232,7 @@ async def test_f9_the_json_of_each_command_matches_the_page(
             types.setdefault(path, set()).add(kind)
 
     assert seen.keys() == set(_ALL), "commands that take --json and are not run here"
+
     page = documented_types()
     missing = []
     for heading, types in seen.items():

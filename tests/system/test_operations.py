@@ -67,8 +67,10 @@ async def test_pausing_and_resuming_a_queue_is_recorded_with_user_and_reason(
         "paused": ["mail"],
         "changed": 1,
     }
+
     again = await rota("queue", "pause", "mail")
     assert (again.code, again.out) == (0, "queue mail was already paused; running jobs continue\n")
+
     shown = (await rota("queue", "list", "--json")).json
     text = (await rota("queue", "list")).out
     assert [line["due"] for line in shown["queues"] if line["queue"] == "mail"] == [3]
@@ -76,6 +78,7 @@ async def test_pausing_and_resuming_a_queue_is_recorded_with_user_and_reason(
     assert "provider is down" in text
     assert "is resumed" in (await rota("queue", "resume", "mail", "--note", "up again")).out
     assert "was not paused" in (await rota("queue", "resume", "mail")).out
+
     written = await conn.fetch("select action, target, reason, done_by from rota.audit order by audit_id")
     assert [tuple(row)[:3] for row in written] == [
         ("pause", "queue mail", "provider is down"),
@@ -89,9 +92,11 @@ async def test_resuming_everything_keeps_the_queues_that_were_paused_by_name(
 ) -> None:
     assert (await rota("queue", "pause")).code == 2
     assert (await rota("queue", "pause", "mail", "--all")).code == 2
+
     await rota("queue", "pause", "mail", "--note", "mine")
     assert "every queue is paused" in (await rota("queue", "pause", "--all", "--note", "fire")).out
     assert "all queues are still paused" in (await rota("queue", "resume", "bulk")).err
+
     done = await rota("queue", "resume", "--all")
     assert "every queue is resumed" in done.out
     assert "still paused by name: mail" in done.err
@@ -105,8 +110,10 @@ async def test_handlers_are_paused_with_a_warning_for_an_unknown_name(rota: Shel
     misspelt = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
     assert misspelt.code == 0
     assert "no daemon has ever registered a handler shop.duoble" in misspelt.err
+
     paused = await rota("handler", "pause", "shop.double", "shop.duoble", "--note", "bad numbers", "--json")
     assert paused.json["changed"] == 1
+
     shown = {each["handler"]: each for each in (await rota("handler", "list", "--json")).json}
     assert (shown["shop.double"]["paused"], shown["shop.double"]["nodes"], shown["shop.double"]["queue"]) == (
         True,
@@ -140,10 +147,12 @@ async def test_one_invalid_name_makes_a_pause_of_several_queues_change_nothing(
 
 async def test_nodes_are_listed_with_host_process_and_release(rota: Shell, conn: Connection[Record]) -> None:
     assert "no daemon is alive" in (await rota("node", "list")).out
+
     await register_daemon(conn, handlers=["h"], queues=["mail"])
     (shown,) = (await rota("node", "list", "--json")).json
     assert (shown["host"], shown["pid"], shown["release"], shown["tzdata"]) == ("here", 4711, "r7", "2026a")
     assert "here:4711" in (await rota("node", "list")).out
+
     # A killed node stays listed for a while, and must be shown as lost.
     for command in (("node", "list"), ("status",)):
         await conn.execute("update rota.nodes set seen_at = now() - interval '9 seconds'")
@@ -159,9 +168,11 @@ async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connec
     await make_running_job(conn, handler="bad")
     assert (await rota("job", "cancel")).code == 2
     assert (await rota("job", "cancel", "--handler", "bad", "--force")).code == 2
+
     dry = await rota("job", "cancel", "--handler", "bad", "--dry-run", "--json")
     assert dry.json == {"dry_run": True, "cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs") == 2503
+
     done = await rota("job", "cancel", "--handler", "bad", "--note", "a loop", "--json")
     assert done.json == {"cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs where handler = 'good'") == 2
@@ -181,6 +192,7 @@ async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: She
     ]
     assert all(g["oldest"] <= g["newest"] for g in groups)
     assert str(first[-1]) in (await rota("dead", "summary")).out
+
     dry = await rota("dead", "redrive", "--handler", "a", "--dry-run")
     assert "dry run: 3 dead letters would be redriven; 1 at-most-once jobs would be skipped" in dry.out
 
@@ -204,6 +216,7 @@ async def test_lists_of_handlers_and_dead_letters_are_limited_to_a_hundred_lines
     assert (len(groups), groups[0]["handler"], groups[0]["total"]) == (100, "zz-often", 301)
     assert "… and 201 more handlers" in (await rota("handler", "list")).out
     assert "… and 201 more groups" in (await rota("dead", "summary")).out
+
     (found,) = [each for each in (await rota("check", "--json")).json["findings"] if "more" in each["object"]]
     assert (found["check"], found["object"]) == ("dead letters", "281 more of them")
 
@@ -215,15 +228,18 @@ async def test_a_handler_can_be_called_without_a_job(rota: Shell, conn: Connecti
         "outcome": "succeeded",
         "result": 42,
     }
+
     failed = await rota("call", "shop.fails", "--json")
     assert failed.code == 1
     assert "would become a dead letter (KeyError)" in failed.json["outcome"]
     assert "raise KeyError" in failed.json["error"]
+
     misspelt = await rota("call", "shop.duoble")
     assert misspelt.code == 2
     assert "did you mean 'shop.double'?" in misspelt.err
     assert (await rota("call", "shop.double", "{")).code == 2
     assert (await rota("call", "shop.double", ROTA_APP="")).code == 2
+
     await conn.execute("create table effects (n int)")
     assert (await rota("call", "shop.writes", json.dumps({"n": 7}))).code == 0
     assert await conn.fetchval("select n from effects") == 7
@@ -237,15 +253,18 @@ async def test_a_configured_handler_can_be_called_without_a_job(rota: Shell) -> 
         encoding="ascii",
     )
     assert (await rota("call", "command.backup", '{"n": 21}', DATABASE_URL="")).code == 0
+
     refused = await rota("call", "http.shop", "--json", DATABASE_URL="")
     assert refused.code == 1
     assert "an endpoint with private = true may go there" in refused.json["error"]
+
     folder = str(rota.folder / "data")
     called = await rota(
         *("call", "shop.writes", '{"n": 7}', "--embedded", "--json"), ROTA_DATA_DIR=folder, DATABASE_URL=""
     )
     assert called.code == 1
     assert 'relation "effects" does not exist' in called.json["error"]
+
     (rota.folder / "rota.toml").write_text('[handlers.http.endpoints.shop]\nurl = "ftp://x"\n', encoding="ascii")
     assert "handlers.http.endpoints.shop.url (from rota.toml): write https://" in (await rota("status")).err
 
@@ -287,10 +306,12 @@ async def test_invented_queues_are_summarised_in_one_line(rota: Shell, conn: Con
     )
     shown = (await rota("queue", "list", "--json")).json
     assert {"mail", "default"} <= {line["queue"] for line in shown["queues"]}
+
     listed = len(shown["queues"])
     assert listed <= 100
     assert shown["more_queues"] == 3002 - listed
     assert sum(line["due"] for line in shown["queues"]) + shown["more"]["due"] == 3001
+
     for command in (["status"], ["queue", "list"]):
         text = (await rota(*command)).out
         assert f"and {3002 - listed:,} more queues: {shown['more']['due']:,} due" in text
@@ -314,6 +335,7 @@ async def test_a_due_job_shows_why_it_waits(rota: Shell, conn: Connection[Record
     assert re.search(r"waits +all 5 slots are taken; 3 jobs are ahead", shown)
     assert re.search(rf"served by +{str(node)[:8]} on here:4711 \(5 of 5 taken\)", shown)
     assert "all 5 slots are taken; 3 jobs are ahead" in (await rota("why", str(job.job_id))).out
+
     place = (await rota("job", "show", str(job.job_id), "--json")).json["place"]
     assert (place["ahead"], place["more"], len(place["nodes"])) == (3, False, 1)
 

@@ -50,6 +50,7 @@ async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn)
         assert read_probes(daemon) == (200, 200)
+
         before = await fleet.enqueue("work")
         await fleet.wait_for_state(before, "succeeded")
 
@@ -99,10 +100,12 @@ async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet
     await wait_seconds(2)
     status, body = daemon.get("healthz")
     assert status == 200
+
     health = json.loads(body)["services"]["dispatcher"]
     assert health["failures"] > 0
     assert health["age_s"] > 2
     assert health["database_away"]
+
     own_server.start()
     job = await restartable_fleet.enqueue("work")
 
@@ -126,6 +129,7 @@ async def test_b79_a_dead_listening_connection_is_noticed_and_delays_no_job(flee
         await fleet.wait_for_execution(job, within=1.0 + 1.0)
         daemon.wait_for("listener.down", within=15)
         assert time.monotonic() - frozen < 15
+
         await eventually(lambda: daemon.metric("rota_listener_up") == 0, within=2)
 
         proxy.heal()
@@ -146,6 +150,7 @@ async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fl
 
     deaf, loud = await asyncpg.connect(own_server.dsn), await asyncpg.connect(own_server.dsn)
     await deaf.execute("listen elsewhere; begin; select 1")
+
     with pytest.raises(asyncpg.ProgramLimitExceededError):
         await loud.execute("select pg_notify('elsewhere', n || repeat('x', 7000)) from generate_series(1, 100000) as n")
 
@@ -157,6 +162,7 @@ async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fl
     await restartable_fleet.execute("select rota.pause_queue('mail'), rota.pause_handler('mail')")
     await restartable_fleet.execute("select rota.resume_queue('mail'), rota.resume_handler('mail')")
     assert await restartable_fleet.value("select rota.cancel($1)", running) == "requested"
+
     await restartable_fleet.wait_for_state(job, "succeeded")
     await restartable_fleet.wait_for_state(lost, "dead")
     await restartable_fleet.wait_for_state(running, "cancelled")
@@ -165,6 +171,7 @@ async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fl
 
     await deaf.close()
     assert await loud.fetchval("select pg_notification_queue_usage()") == 0
+
     await loud.close()
 
 
@@ -228,15 +235,18 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
         network.cut()
         before, after = await fleet.wait_for_execution(job, 2)
         assert (before["pid"], after["pid"]) == (cut_off.pid, other.pid)
+
         first, second = await fleet.executions(job)
         # The handler cannot reach the database, so its log line is the evidence.
         assert first["stopped_at"] is None or first["stopped_at"] < second["started_at"]
+
         network.reconnect()
 
         cut_off.wait_for("lease.lost", within=40)
         await fleet.wait_for_state(job, "succeeded")
         ended = await fleet.fetch("select fence_token, attempts from rota.job_runs where job_id = $1", job)
         assert [tuple(row) for row in ended] == [(after["fence_token"], 2)]
+
         again = await fleet.enqueue("work")
         other.kill()
         await fleet.wait_for_state(again, "succeeded", within=30)
@@ -258,6 +268,7 @@ async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fl
 
         cut_off.wait_for("lease.lost", within=40)
         network.reconnect()
+
         assert cut_off.alive
 
 
@@ -286,8 +297,10 @@ async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_th
     assert cuts
     assert daemon.alive
     assert daemon.noise() == []
+
     effects = await fleet.fetch("select job_id, count(*) as count from effects group by 1 order by 1")
     assert [(row["job_id"], row["count"]) for row in effects] == [(job, 1) for job in jobs]
+
     outcomes = await fleet.fetch("select distinct outcome from rota.job_runs")
     assert [row["outcome"] for row in outcomes] == ["succeeded"]
 
@@ -306,6 +319,7 @@ async def test_an_interruption_during_begin_leaves_no_open_transaction(fleet: Fl
     await fleet.wait_until_empty()
 
     succeeded = await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'")
+
     assert await fleet.value("select count(*) from effects") == succeeded
     assert await fleet.value("select count(*) from rota.dead_letters") == 1000 - succeeded
     assert 0 < succeeded < 1000, "some were cut off, and some were not"

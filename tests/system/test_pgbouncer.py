@@ -50,13 +50,16 @@ async def test_b85_claims_settlements_heartbeats_and_transactions_work_through_a
     assert {row["outcome"]: row["count"] for row in ended} == {"succeeded": len(small) + len(effects) + len(steps) + 1}
     assert await fleet.value("select count(*) from rota.dead_letters where attempt = 2") == len(failing)
     assert len(await fleet.executions(long)) == 1, "heartbeats went through"
+
     written = await fleet.fetch("select job_id, step, count(*) as count from effects group by 1, 2")
     assert {row["count"] for row in written} == {1}
     assert len(written) == len(effects) + 3 * len(steps)
+
     busy = await fleet.value("select count(*) from pg_stat_activity where datname = current_database()")
     assert busy <= 5 + 1 + 3 * 4, (
         "the daemons came through the pooler: only it, the witnesses and this test are connected"
     )
+
     for daemon in daemons:
         assert daemon.alive
         assert daemon.noise() == []
@@ -91,6 +94,7 @@ async def test_b85_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: 
     assert "ROTA_DIRECT_URL" in advice
     assert daemon.events("listener.up") == []
     assert daemon.metric("rota_listener_up") == 0
+
     job = await fleet.enqueue("work")
     await fleet.wait_for_execution(job, within=2)
 

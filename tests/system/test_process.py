@@ -38,6 +38,7 @@ async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_and_ex
     assert f"breaks_loop (job {guilty})" in broken["suspects"]
     assert daemon.ends() == 1
     assert await fleet.state(short) == "succeeded"
+
     job = await fleet.job(long)
     assert job is not None
     assert (job["state"], job["attempt"], job["releases"], job["losses"]) == ("scheduled", 0, 1, 0)
@@ -55,6 +56,7 @@ async def test_a_handler_that_cancels_all_tasks_fails_alone(fleet: Fleet) -> Non
     assert "cancelled its own task" in await fleet.value(
         "select error from rota.dead_letters where job_id = $1", guilty
     )
+
     await fleet.wait_for_state(neighbour, "succeeded")
     await fleet.wait_for_state(await fleet.enqueue("work"), "succeeded")
     assert daemon.stop() == 0
@@ -72,6 +74,7 @@ async def test_a7_a_handler_that_closes_the_listening_socket_makes_the_daemon_dr
     assert f"breaks_loop (job {guilty})" in daemon.wait_for("socket.lost")["suspects"]
     assert daemon.ends() == 1
     assert await fleet.state(short) == "succeeded"
+
     for job in (long, guilty):
         row = await fleet.job(job)
         assert row is not None
@@ -94,6 +97,7 @@ async def test_a7_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Flee
     await fleet.enqueue("breaks_loop", {"by": "flood"})
     for job in (*neighbours, await fleet.enqueue("work")):
         await fleet.wait_for_state(job, "succeeded")
+
     assert not await fleet.value("select count(*) from rota.attempts where outcome = 'lost'")
     assert daemon.get("healthz")[0] == 200
 
@@ -166,8 +170,10 @@ async def test_sighup_reloads_sigusr1_dumps_and_other_signals_are_ignored(fleet:
     daemon.send(signal.SIGUSR1)
     dumped = daemon.wait_for("stacks")
     assert any(name.startswith("MainThread") for name in dumped["threads"])
+
     (waits_at,) = [stack for name, stack in dumped["tasks"].items() if name.endswith(f" job {job}")]
     assert any("in take" in place for place in waits_at)
+
     for number in (signal.SIGUSR2, signal.SIGALRM):
         daemon.send(number)
         daemon.wait_for("signal.ignored", signal=number.name)
@@ -183,6 +189,7 @@ async def test_sighup_reconnects_only_when_the_url_in_the_file_has_changed(fleet
     daemon.wait_for("node.reloaded")
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
     assert not daemon.events("listener.down")
+
     url.write_text(f"{fleet.dsn}{'&' if '?' in fleet.dsn else '?'}connect_timeout=9")
     daemon.send(signal.SIGHUP)
     daemon.wait_for("listener.down")
@@ -200,6 +207,7 @@ async def test_sigquit_releases_jobs_at_once(fleet: Fleet) -> None:
     await fleet.wait_for_execution(hard)
     daemon.send(signal.SIGQUIT)
     assert daemon.ends(within=8) == HANDLER_LEFT_BEHIND
+
     for job in (soft, hard):
         row = await fleet.job(job)
         assert row is not None
@@ -248,6 +256,7 @@ async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fl
 
     await eventually(only_the_daemon_is_left, what="the end of all zombies")
     os.kill(init, signal.SIGTERM)
+
     assert daemon.ends() == 0
     assert daemon.events("node.stopped")
 
@@ -269,6 +278,7 @@ async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     keepers = keepers_of(daemon.pid)
     assert len(keepers) == 1
     assert all(is_running(pid) for pid in family)
+
     daemon.kill()
     await eventually(lambda: not any(is_running(pid) for pid in (*family, *keepers)), within=5, what="the family's end")
 
@@ -304,4 +314,5 @@ async def test_a_fork_of_a_handler_keeps_neither_the_port_nor_the_sessions_of_a_
 
     await eventually(has_no_session, within=5, what="the end of the dead daemon's sessions")
     assert fleet.daemons.start(ROTA_HTTP_PORT=port).get("healthz")[0] == 200
+
     os.kill(int(await fleet.value("select result from rota.job_runs where job_id = $1", job)), signal.SIGKILL)

@@ -87,6 +87,7 @@ async def test_next_marks_clock_gaps_and_folds(rota: Shell) -> None:
         DATABASE_URL="",
     )
     assert result.code == 0
+
     jump, following = result.json
     assert (jump["scheduled_for"], jump["fires"]) == ("2026-03-29T01:00:00+00:00", True)
     assert jump["local"] == "2026-03-29T03:00:00+02:00"
@@ -126,6 +127,7 @@ async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn
     assert result.code == 0, result.err
     assert datetime.fromisoformat(result.json["next_fire_at"]) > datetime.now(UTC)
     assert "no daemon is alive" in result.json["warnings"][0]
+
     row = await conn.fetchrow("select *, payload->>'n' as n from rota.schedules")
     assert row is not None
     assert (row["cron"], row["timezone"], row["n"]) == ("30 2 * * *", "Europe/Berlin", "0.12345678901234567890")
@@ -136,6 +138,7 @@ async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn
         "all",
     )
     assert (row["dst_gap"], row["dst_fold"], row["expect_success_within"]) == ("skip", "both", timedelta(hours=25))
+
     again = await rota("schedule", "add", "nightly", "other", "--every", "1h")
     assert again.code == 1
     assert "rota schedule set" in again.err
@@ -147,9 +150,11 @@ async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_wit
 ) -> None:
     odd = '"; drop table rota.jobs; -- 🕰 \u202e'
     assert (await rota("schedule", "add", odd, "h", "--every", "1h")).code in {0, 1}
+
     fine = 'it\'s "quoted" 🕰'
     assert (await rota("schedule", "add", fine, "h", "--every", "1h")).code == 0
     assert (await rota("schedule", "show", fine, "--json")).json["name"] == fine
+
     for arguments, words in (
         (("", "h", "--every", "1h"), "name must be"),
         (("x" * 300, "h", "--every", "1h"), "name must be"),
@@ -173,6 +178,7 @@ async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_t
     result = await rota("schedule", "add", "s", "h", "--cron", "* * * * *", "--timezone", "Europe/Berlln")
     assert result.code == 1
     assert "Europe/Berlin" in result.err
+
     await make_schedule(conn, "misspelt", cron="* * * * * *", timezone="Europe/Berlln")
     await make_schedule(conn, "fine", cron="* * * * * *", handler="shop.tick")
     daemons.start()
@@ -184,9 +190,11 @@ async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_t
     answer = await rota("why", "misspelt", "--json")
     assert answer.json["verdict"] == "invalid"
     assert "Europe/Berlln" in answer.json["answer"]
+
     found = await rota("check", "--json")
     assert found.code == 1
     assert "misspelt" in check_findings(found)["invalid schedules"]
+
     listed = await rota("schedule", "list", "--state", "invalid", "--json")
     assert [each["name"] for each in listed.json] == ["misspelt"]
 
@@ -214,6 +222,7 @@ async def test_b31_set_changes_only_the_named_options_and_fires_nothing(rota: Sh
     await make_due(conn, schedule_id)
     result = await rota("schedule", "set", "s", "--every", "2h", "--max-attempts", 3, "--json")
     assert result.code == 0, result.err
+
     row = await conn.fetchrow("select * from rota.schedules")
     assert row is not None
     assert (row["cron"], row["every"], row["max_attempts"], row["payload"]) == (None, timedelta(hours=2), 3, '{"n": 1}')
@@ -227,6 +236,7 @@ async def test_b31_set_changes_only_the_named_options_and_fires_nothing(rota: Sh
     assert (row["cron"], row["every"], row["max_attempts"], row["payload"]) == ("0 1 * * *", None, None, "{}")
     assert (await rota("schedule", "set", "s")).code == 2
     assert (await rota("schedule", "set", "s", "--default", "nonsense")).code == 2
+
     unknown = await rota("schedule", "set", "ss", "--every", "1h")
     assert unknown.code == 1
     assert "did you mean 's'?" in unknown.err
@@ -239,18 +249,22 @@ async def test_a_paused_schedule_shows_who_paused_it_and_why_and_can_run_by_hand
     first = await rota("schedule", "pause", "s", "--for", "1h", "--note", "moving house", "--json")
     again = await rota("schedule", "pause", "s", "--for", "2h", "--json")
     assert (first.json["changed"], again.json["changed"]) == (1, 1)
+
     why = await rota("why", "s", "--json")
     assert why.json["verdict"] == "paused"
     assert "postgres" in why.json["answer"]
+
     ran = await rota("schedule", "run-now", "s", "--payload", "[7]", "--json")
     job = await conn.fetchrow("select payload, job_id from rota.jobs")
     assert job is not None
     assert (job["job_id"], job["payload"]) == (ran.json["job_id"], "[7]")
     assert (await rota("schedule", "resume", "s", "--json")).json == {"resumed": ["s"], "changed": 1}
     assert (await rota("schedule", "resume", "s", "nobody")).code == 1
+
     removed = await rota("schedule", "remove", "s", "--note", "done with")
     assert removed.code == 0
     assert await conn.fetchval("select count(*) from rota.schedules") == 0
+
     after = await rota("why", "s", "--json")
     assert after.json["verdict"] == "removed"
     assert after.json["fire"]["disposition"] == "run_now"
@@ -263,6 +277,7 @@ async def test_preview_shows_local_and_utc_time_and_the_jitter(rota: Shell) -> N
     assert (first["fires"], second_pass["fires"], following["fires"]) == (True, False, True)
     assert "left out" in second_pass["note"]
     assert second_pass["run_at"] is None
+
     later = {
         datetime.fromisoformat(each["run_at"]) - datetime.fromisoformat(each["scheduled_for"])
         for each in (first, following)
@@ -295,9 +310,11 @@ async def test_why_explains_each_disposition_of_an_instant(rota: Shell, conn: Co
     assert (enqueued["verdict"], enqueued["job_id"], enqueued["job_state"]) == ("enqueued", job, "due")
     assert "on time" in enqueued["answer"]
     assert "still live" in (await explain("2026-07-02T04:00:00Z"))["answer"]
+
     inside = await explain("2026-07-06T06:00")
     assert inside["verdict"] == "skipped_misfire"
     assert "6 instants" in inside["answer"]
+
     between = await explain("2026-07-01T12:00:00+02:00")
     assert between["verdict"] == "not_due"
     assert between["before"]["scheduled_for"] == "2026-07-01T04:00:00+00:00"
@@ -306,6 +323,7 @@ async def test_why_explains_each_disposition_of_an_instant(rota: Shell, conn: Co
     assert (await explain("2100-07-01T06:00"))["verdict"] == "future"
     assert (await explain("2025-07-01T06:00"))["verdict"] == "before_creation"
     assert (await rota("why", "s", "--at", "yesterday")).code == 2
+
     unknown = await rota("why", "ss")
     assert unknown.code == 1
     assert "did you mean" in unknown.err
@@ -342,11 +360,13 @@ async def test_f10_why_explains_the_second_pass_of_a_fold_and_times_between_inst
 
     answers = (await explain("2026-10-25T02:30"))["answers"]
     assert [each["verdict"] for each in answers] == ["enqueued", "not_due"]
+
     second = "the clock shows 02:30 twice, and with dst_fold = first the schedule fires only the first time"
     assert (
         f"{second}, at 2026-10-25 00:30:00Z (enqueued, job 5). To fire both times: rota schedule set s --fold both"
         in (answers[1]["answer"])
     )
+
     for each in (await explain("2026-10-25T02:15"))["answers"]:
         assert each["verdict"] == "not_due"
         assert "left out" not in each["answer"]
@@ -390,6 +410,7 @@ async def test_check_names_stopped_and_unsuccessful_schedules(rota: Shell, conn:
     assert "late" in check_findings(result)["overdue schedules"]
     assert "silent" in check_findings(result)["no success"]
     assert "2025b" in check_findings(result)["tzdata"]
+
     silent = await rota("schedule", "list", "--state", "silent", "--json")
     assert [each["name"] for each in silent.json] == ["silent"]
 
@@ -404,6 +425,7 @@ async def test_check_uses_the_handlers_queue_for_a_schedule_without_one(rota: Sh
     )
     served = await rota("schedule", "add", "served", "send", "--every", "1h", "--json")
     assert served.json["warnings"] == []
+
     other = await rota("schedule", "add", "other", "count", "--every", "1h", "--json")
     assert "no living daemon serves the queue 'default'" in other.json["warnings"][0]
 
@@ -421,13 +443,17 @@ async def test_many_schedules_at_one_instant_without_jitter_are_reported(rota: S
     )
     await conn.execute(midnight)
     assert "crowd" not in check_findings(await rota("check", "--json"))
+
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
     assert "crowd" not in check_findings(await rota("check", "--json"))
+
     one_more = await rota("schedule", "add", "last", "h", "--cron", "0 0 * * *", "--json")
     assert "1,001 schedules" in one_more.json["warnings"][0]
+
     spread = await rota("schedule", "add", "spread", "h", "--cron", "0 0 * * *", "--jitter", "5m", "--json")
     assert spread.json["warnings"] == []
     assert "1,001 schedules" in check_findings(await rota("check", "--json"))["crowd"]
+
     await conn.execute(midnight)
     assert "1,001 schedules" in check_findings(await rota("check", "--json"))["crowd"]
 
@@ -497,6 +523,7 @@ async def test_a_backfill_with_too_many_instants_is_rejected_and_a_dry_run_repor
     assert (dry.code, dry.json["instants"], dry.json["more"]) == (0, 100_000, True)
     assert dry.json["last"] == ["1971-01-02T03:46:39+00:00"]
     assert "more than 100,000 instants" in (await rota("schedule", "backfill", "s", *span, "--dry-run")).out
+
     refused = await rota("schedule", "backfill", "s", *span)
     assert refused.code == 1
     assert "1971-01-02T03:46:39" in refused.err
@@ -511,6 +538,7 @@ async def test_sync_reports_and_applies_the_declarations(rota: Shell, conn: Conn
     assert await conn.fetchval("select count(*) from rota.schedules") == 0
     assert (await rota(*sync)).json["schedules"][0]["became"] == "inserted"
     assert (await rota(*sync)).json["schedules"][0]["became"] == "unchanged"
+
     (rota.folder / "shop.py").write_text(
         service_source("shop", release="2", when='"0 7 * * *"').replace("shop.tick", "shop.tock")
     )
@@ -530,6 +558,7 @@ async def test_b37_two_services_share_a_database_and_any_node_fires_both(
     (rota.folder / "a.py").write_text(service_source("a", "every=timedelta(seconds=1)", more=', overlap="allow"'))
     (rota.folder / "b.py").write_text(service_source("b", "every=timedelta(seconds=1)", more=', overlap="allow"'))
     assert (await rota("schedule", "sync", "--app", "a:app")).code == 0
+
     daemons._app = "b:app"
     daemons.start()
 
@@ -549,6 +578,7 @@ async def test_b37_two_services_share_a_database_and_any_node_fires_both(
     await eventually(lambda: have_fired("b.tick", "succeeded"), within=20)
     await eventually(lambda: have_fired("a.tick", None), within=20)
     assert await conn.fetchval("select count(*) from rota.job_runs where handler = 'a.tick'") == 0
+
     daemons._app = "a:app"
     daemons.start()
     await eventually(lambda: have_fired("a.tick", "succeeded"), within=20)

@@ -76,6 +76,7 @@ async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: 
 
     errors = await fleet.fetch("select error_kind, error from rota.attempts where error is not null")
     assert len(errors) >= 7, "they failed as they were to"
+
     for row in errors:
         assert_has_no_secret(f"{row['error_kind']} {row['error']}", "rota.attempts")
     daemon.stop()
@@ -83,6 +84,7 @@ async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: 
     assert "job.settled" in result
     assert result.count("loop.stray_error") == 2
     assert result.count("left running: ValueError") == 2
+
     assert_has_no_secret(result, "the daemon's log")
     if log_format == "console":
         return
@@ -121,6 +123,7 @@ async def test_b103_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None
 
     result = daemon.said()
     assert "find_reaper_work" in result or "claim_due_jobs" in result, "the place"
+
     assert_has_no_secret(result, "the crash")
 
 

@@ -63,6 +63,7 @@ async def test_an_older_daemon_starts_on_a_newer_compatible_schema(rota: Shell, 
     assert migrated.json == {"applied": [], "version": module.VERSION + 1}
     assert "but compatible" in (await rota("migrate")).out
     assert await conn.fetchval("select outcome from rota.job_runs where job_id = $1", job_id) == "succeeded"
+
     # It must not set the rights of objects that it does not know.
     roles = await rota("migrate", "--roles")
     assert roles.code == 3
@@ -156,6 +157,7 @@ async def test_a_migration_that_waits_for_a_lock_lets_jobs_run(
                 assert not migration.done()
                 await transaction.rollback()
         assert list(migration.result().applied) == ["9999_later"]
+
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 

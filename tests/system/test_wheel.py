@@ -29,6 +29,7 @@ def test_a_wheel_in_an_empty_environment_contains_every_query_and_migration(tmp_
     result = subprocess.run([python, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
+
     place, queries, migrations = json.loads(result.stdout)
     assert Path(place).is_relative_to(tmp_path), "loaded from the wheel, not from the checkout"
     assert queries == dict(SQL)
