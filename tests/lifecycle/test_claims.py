@@ -109,7 +109,7 @@ async def test_a_node_claims_no_more_than_it_can_start(database: Database, conn:
         async def is_full() -> bool:
             return [tuple(each) for each in await conn.fetch(running)] == [("default", 3), ("other", 1)]
 
-        await eventually(is_full, what="full slots")
+        await eventually(is_full, what="the jobs in every slot")
         await node.wait_for_turns("reaper", 2)
         assert await is_full()
 
@@ -242,12 +242,12 @@ async def test_a_job_not_started_by_start_by_expires_and_never_runs(
     async with run_node(database.dsn, app):
         late = await insert_job(conn, "work", start_by="now() - interval '1 second'")
         foreign = await insert_job(conn, "foreign", start_by="now() - interval '1 second'")
-        begun = await insert_job(conn, "work", start_by="now() + interval '300 milliseconds'")
+        retried = await insert_job(conn, "work", start_by="now() + interval '300 milliseconds'")
         assert await final_outcome(conn, late) == "expired"
         assert await final_outcome(conn, foreign) == "expired"
-        assert await final_outcome(conn, begun) == "succeeded"
+        assert await final_outcome(conn, retried) == "succeeded"
 
-    assert calls == [begun, begun]
+    assert calls == [retried, retried]
 
 
 async def test_retry_for_ends_the_retries_in_time(database: Database, conn: Connection[Record]) -> None:
@@ -379,7 +379,7 @@ async def test_guards_order_effects_by_token(database: Database, conn: Connectio
     assert log == ["written by 2", "refused to 1"]
 
 
-@pytest.mark.parametrize("others", ["'nobody has it', now()", "'record', now() + interval '1 year'"])
+@pytest.mark.parametrize("others", ["'unknown handler', now()", "'record', now() + interval '1 year'"])
 async def test_b45_a_due_job_is_found_whatever_the_number_of_other_queues(
     others: str, database: Database, conn: Connection[Record]
 ) -> None:

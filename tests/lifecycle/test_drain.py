@@ -49,7 +49,7 @@ class Gate:
 async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_jobs(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """After SIGTERM, running jobs finish and must not look lost to other nodes."""
+    """After SIGTERM, running jobs finish and must not be taken for lost to other nodes."""
     gate = Gate()
     async with run_node(database.dsn, gate.app) as node:
         job_id = await insert_job(conn, "wait")
@@ -107,7 +107,7 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
             assert dispatcher.well
             return boottime() - dispatcher.age.total_seconds() > full_since + 1
 
-        await eventually(has_searched_since, what="a look while there is no free slot")
+        await eventually(has_searched_since, what="a turn of the dispatcher without a free slot")
         assert node.metric("rota_service_age_seconds", service="dispatcher") < boottime() - full_since
 
         node.stop()
@@ -251,7 +251,7 @@ async def test_an_interruption_before_the_handler_is_called_uses_no_attempt(
 
 
 async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Connection[Record]) -> None:
-    """The heartbeat stops last: jobs must not look lost in a drain longer than their lease."""
+    """The heartbeat stops last: jobs must not be taken for lost in a drain longer than their lease."""
     gate = Gate()
     async with (
         run_node(database.dsn, gate.app, drain__timeout="1h") as node,

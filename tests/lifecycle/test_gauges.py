@@ -110,10 +110,10 @@ async def test_pauses_long_attempts_and_old_snapshots_are_reported(
     conn: Connection[Record], database: Database, gauges: Gauges
 ) -> None:
     await make_running_job(conn, queue="default", started_at=timedelta(hours=-2))
-    await make_running_job(conn, queue="somebody's", started_at=timedelta(hours=-1))
-    await make_running_job(conn, queue="anybody's", started_at=timedelta(hours=-3))
+    await make_running_job(conn, queue="invented's", started_at=timedelta(hours=-1))
+    await make_running_job(conn, queue="another's", started_at=timedelta(hours=-3))
     await conn.execute(
-        "select rota.pause_queue('*'), rota.pause_queue('somebody''s'), rota.pause_handler('send_receipt')"
+        "select rota.pause_queue('*'), rota.pause_queue('invented''s'), rota.pause_handler('send_receipt')"
     )
 
     async with database.connect() as other, other.transaction(isolation="repeatable_read"):

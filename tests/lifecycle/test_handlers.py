@@ -406,26 +406,26 @@ async def test_b75_session_state_left_by_a_handler_is_reset_before_the_next_job(
     """This covers roles, settings, temporary tables, locks, channels and codecs."""
     app = rota.App("leaves")
 
-    @app.handler("leave on the loop")
-    async def leave_on_the_loop(job: rota.Job[Any]) -> None:
+    @app.handler("change on the loop")
+    async def change_on_the_loop(job: rota.Job[Any]) -> None:
         async with job.transaction() as user_conn:
             await user_conn.execute(CHANGE_SESSION_STATE)
             await user_conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
 
-    @app.handler("leave in a thread")
-    def leave_in_a_thread(job: rota.SyncJob[Any]) -> None:
+    @app.handler("change in a thread")
+    def change_in_a_thread(job: rota.SyncJob[Any]) -> None:
         with job.transaction() as user_conn:
             user_conn.execute(CHANGE_SESSION_STATE)
             user_conn.row_factory = psycopg.rows.dict_row
             user_conn.cursor_factory = psycopg.ClientCursor
 
-    @app.handler("look on the loop")
-    async def look_on_the_loop(job: rota.Job[Any]) -> Any:
+    @app.handler("read on the loop")
+    async def read_on_the_loop(job: rota.Job[Any]) -> Any:
         async with job.transaction(checkpoint=1) as user_conn:
             return [list(row) for row in await user_conn.fetch(READ_SESSION_STATE)]
 
-    @app.handler("look in a thread")
-    def look_in_a_thread(job: rota.SyncJob[Any]) -> Any:
+    @app.handler("read in a thread")
+    def read_in_a_thread(job: rota.SyncJob[Any]) -> Any:
         with job.transaction(checkpoint=1) as user_conn:
             cursor = user_conn.execute(READ_SESSION_STATE)
             return [type(cursor) is psycopg.Cursor, *cursor.fetchall()]
@@ -437,8 +437,8 @@ async def test_b75_session_state_left_by_a_handler_is_reset_before_the_next_job(
                 "on the loop": [[False, False, False, False, False, "[]"]],
                 "in a thread": [True, [False, False, False, False, False, []]],
             }.items():
-                assert await final_outcome(conn, await insert_job(conn, f"leave {place}")) == "succeeded"
-                job_id = await insert_job(conn, f"look {place}")
+                assert await final_outcome(conn, await insert_job(conn, f"change {place}")) == "succeeded"
+                job_id = await insert_job(conn, f"read {place}")
                 assert await final_outcome(conn, job_id) == "succeeded"
                 assert await _result(conn, job_id) == clean, place
                 assert await conn.fetchval(COUNT_LEFT_LOCKS) == 0, place

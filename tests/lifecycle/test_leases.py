@@ -330,7 +330,7 @@ async def test_a_locked_job_row_delays_only_its_own_job(database: Database, conn
 
     async with run_node(database.dsn, app) as node, database.connect() as client:
         locked, other = await insert_job(conn, "wait"), await insert_job(conn, "wait", lease="interval '10 s'")
-        expired = await insert_job(conn, "nobody's")
+        expired = await insert_job(conn, "unknown")
         for job_id in (locked, other):
             await wait_for_claim(conn, job_id)
         await conn.execute(

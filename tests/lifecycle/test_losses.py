@@ -318,7 +318,7 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
         jobs = []
         async with conn.transaction():
             for _ in range(200):
-                job_id = await insert_job(conn, "nobody's")
+                job_id = await insert_job(conn, "unknown")
                 await conn.execute(HOLD, job_id, EXPIRED)
                 jobs.append(job_id)
 

@@ -396,12 +396,12 @@ async def test_retry_sets_the_time_of_the_next_attempt_and_uses_an_attempt(
     async def at(job: rota.Job[Any]) -> None:
         raise rota.Retry(at=job.scheduled_for + timedelta(days=1))
 
-    @app.handler("bad wish", max_attempts=1)
-    async def bad_wish(_: rota.Job[Any]) -> None:
+    @app.handler("invalid delay", max_attempts=1)
+    async def invalid_delay(_: rota.Job[Any]) -> None:
         raise rota.Retry(after=timedelta(days=400))
 
     async with run_node(database.dsn, app) as node:
-        first, second, third = [await insert_job(conn, handler) for handler in ("after", "at", "bad wish")]
+        first, second, third = [await insert_job(conn, handler) for handler in ("after", "at", "invalid delay")]
         await node.wait_for_event("job.settled", job_id=first, settlement="retried")
         await node.wait_for_event("job.settled", job_id=second, settlement="retried")
         waits = await live_row(conn, first)

@@ -201,8 +201,8 @@ async def test_a_transaction_commits_effect_and_completion_together_or_neither(
         async with job.transaction() as own_conn:
             await own_conn.execute("insert into public.effects values (5)")
 
-    @app.handler("completes in vain", max_attempts=1)
-    async def completes_in_vain(job: rota.Job[Any]) -> None:
+    @app.handler("completes and rolls back", max_attempts=1)
+    async def completes_and_rolls_back(job: rota.Job[Any]) -> None:
         async with database.connect() as own_conn:
             transaction = own_conn.transaction()
             await transaction.start()
@@ -218,14 +218,14 @@ async def test_a_transaction_commits_effect_and_completion_together_or_neither(
     async with run_node(database.dsn, app) as node:
         jobs = {
             name: await insert_job(conn, name)
-            for name in ("fails", "fails after", "twice", "completes in vain", "completes")
+            for name in ("fails", "fails after", "twice", "completes and rolls back", "completes")
         }
         ends = {name: await final_outcome(conn, job_id) for name, job_id in jobs.items()}
         assert ends == {
             "fails": "dead: exhausted",
             "fails after": "succeeded",
             "twice": "succeeded",
-            "completes in vain": "dead: exhausted",
+            "completes and rolls back": "dead: exhausted",
             "completes": "succeeded",
         }
         await node.wait_for_event("job.settled", job_id=jobs["completes"], settlement="succeeded")
@@ -263,19 +263,19 @@ async def test_a_rollback_without_any_reply_does_not_keep_its_slot(
 ) -> None:
     """Over a cut link the driver alone would wait for a quarter of an hour."""
     monkeypatch.setattr(database_port, "STATEMENT_SECONDS", 0.5)
-    app, begun = rota.App("cut off"), asyncio.Event()
+    app, has_begun = rota.App("cut off"), asyncio.Event()
 
     @app.handler("writes", max_attempts=1)
     async def writes(job: rota.Job[Any]) -> None:
         async with job.transaction() as own_conn:
             await own_conn.execute("select 1")
-            begun.set()
+            has_begun.set()
             await own_conn.execute("select pg_sleep(60)")
 
     with FaultyProxy(database.dsn) as proxy:
         async with run_node(proxy.dsn, app, drain__grace="30s"):
             job_id = await insert_job(conn, "writes", timeout="interval '1 second'")
-            await begun.wait()
+            await has_begun.wait()
             proxy.freeze(lambda name: name.endswith("handlers"))
             assert await final_outcome(conn, job_id) == "dead: exhausted"
             proxy.heal()

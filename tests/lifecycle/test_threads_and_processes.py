@@ -68,7 +68,7 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             "cancel": await insert_job(conn, "wishes", '"cancel"'),
             "permanent": await insert_job(conn, "wishes", '"permanent"'),
         }
-        waiting = {wish: await insert_job(conn, "wishes", f'"{wish}"') for wish in ("snooze", "retry")}
+        waiting = {request: await insert_job(conn, "wishes", f'"{request}"') for request in ("snooze", "retry")}
         ends = {name: await final_outcome(conn, job_id, within=30) for name, job_id in jobs.items()}
         assert ends == {
             "plain": "succeeded",
@@ -102,10 +102,10 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             ("interrupt", "KeyboardInterrupt"),
         ):
             assert (await dead_letter(conn, jobs[name]))["error_kind"] == kind
-        for wish, job_id in waiting.items():
+        for request, job_id in waiting.items():
             await node.wait_for_event("job.settled", job_id=job_id)
             waits = await live_row(conn, job_id)
-            assert waits["attempt"] == (0 if wish == "snooze" else 1)
+            assert waits["attempt"] == (0 if request == "snooze" else 1)
             assert waits["run_at"] - waits["now"] > timedelta(minutes=59)
 
 

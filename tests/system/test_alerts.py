@@ -193,14 +193,14 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
     async with AsyncExitStack() as stack:
         dsn, clock = stack.enter_context(server_with_fake_clock(durable_server()))
         fleet = await stack.enter_async_context(Fleet(dsn, tmp_path))
-        # A report that was begun forty minutes ago and left open.
+        # A report that has been open for forty minutes.
         reader = await asyncpg.connect(dsn)
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")
         clock.write_text("+0\n")
         installation = Installation(fleet, tmp_path, stack.enter_context(FaultyProxy(dsn)))
         server = stack.enter_context(prometheus(tmp_path, ports=list(installation.ports.values())))
-        await wait_for_alerts(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, while nobody is there")
+        await wait_for_alerts(server, lambda now: "RotaGone" in now, within=20, what="RotaGone, without a daemon")
         holder = await asyncpg.connect(dsn)
         stack.callback(holder.terminate)
         await installation.lock_a_schedule(holder)
@@ -227,4 +227,4 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
         assert not empty, "every panel of the dashboard shows something while all this goes on"
 
         await installation.mend_everything(holder, reader)
-        await wait_for_alerts(server, lambda now: not now, within=60, what="peace")
+        await wait_for_alerts(server, lambda now: not now, within=60, what="no alert")

@@ -229,10 +229,10 @@ async def test_a_log_that_cannot_be_written_costs_no_job(fleet: Fleet, streams: 
     pid = await fleet.value("select pid from rota.nodes")
     os.kill(pid, signal.SIGTERM)
 
-    async def gone() -> bool:
+    async def is_deregistered() -> bool:
         return not await fleet.value("select count(*) from rota.nodes")
 
-    await eventually(gone, what="its leave")
+    await eventually(is_deregistered, what="the row of the daemon to be deleted")
 
 
 async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:

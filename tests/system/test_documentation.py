@@ -110,7 +110,7 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
         assert psql
         printed = run_command(folder, f"{psql[1]} -At -c {shlex.quote(insert.text.strip())}")
         assert printed.splitlines()[0] == "1"
-        until(lambda: re.search(r"attempt 1 for order 7 key rota:", output()), what="what the handler prints")
+        until(lambda: re.search(r"attempt 1 for order 7 key rota:", output()), what="the output of the handler")
         commands = [line for line in show.text.splitlines() if line]
         until(lambda: "succeeded" in run_command(folder, commands[1]), what="the job's end")
         shown = [run_command(folder, line) for line in commands]
@@ -136,7 +136,7 @@ def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: S
         with run_until_ctrl_c(folder, ".venv/bin/rota run --app myapp:app") as output:
             until(lambda: "node.started" in output(), within=60, what="the daemon")
             run_command(folder, f'{psql} "$DATABASE_URL" -c {shlex.quote(insert.text.strip())}')
-            until(lambda: "attempt 1 for order 7" in output(), what="what the handler prints")
+            until(lambda: "attempt 1 for order 7" in output(), what="the output of the handler")
     finally:
         run_command(folder, f"{psql} {shlex.quote(server.dsn)} -c 'drop database {name} with (force)'")
 

@@ -328,7 +328,7 @@ async def test_a_due_job_shows_why_it_waits(rota: Shell, conn: Connection[Record
     await make_running_jobs(conn, 5, queue="mail", node=node)
     await make_jobs(conn, 2, queue="mail", handler="other", priority=0)
     await make_jobs(conn, 1, queue="mail", run_at=timedelta(hours=-1))
-    await make_jobs(conn, 50, queue="mail", handler="nobody's", priority=0)
+    await make_jobs(conn, 50, queue="mail", handler="unknown", priority=0)
     await make_jobs(conn, 4, queue="mail", priority=9)
     (job,) = await make_jobs(conn, 1, queue="mail")
     shown = (await rota("job", "show", str(job.job_id))).out

@@ -358,7 +358,7 @@ async def test_status_watch_shows_an_outage_and_continues_afterwards(fleet: Flee
             fleet.daemons.start()
             await eventually(lambda: shows("slots"), within=20)
             watching.send_signal(signal.SIGINT)
-            # Keep reading: a terminal that nobody reads fills up and blocks the writer.
+            # Keep reading: a terminal that is not read fills up and blocks the writer.
             await eventually(lambda: shows("\x1b[?1049l") and watching.returncode is not None, within=20)
             assert watching.returncode == 0
         finally:

@@ -100,11 +100,11 @@ COMMANDS = [["config"], ["check"], ["status"], ["dead", "show", "{failure}"], ["
 
 
 async def test_b103_a_url_that_does_not_work_is_shown_without_its_password(fleet: Fleet) -> None:
-    daemon = fleet.daemons.launch(dsn=f"postgresql://somebody:{PASSWORD}@127.0.0.1:1/none", ROTA_LOG_LEVEL="debug")
+    daemon = fleet.daemons.launch(dsn=f"postgresql://someone:{PASSWORD}@127.0.0.1:1/none", ROTA_LOG_LEVEL="debug")
 
     assert daemon.ends() == 3
 
-    assert "somebody" in daemon.said()
+    assert "someone" in daemon.said()
     assert_has_no_secret(daemon.said(), "the error")
 
 
