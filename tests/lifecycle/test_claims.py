@@ -286,7 +286,7 @@ async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: Datab
         assert await final_outcome(conn, again["job_id"]) == "succeeded"
 
 
-async def test_suspects_are_isolated_and_their_neighbours_are_not(database: Database, conn: Connection[Record]) -> None:
+async def test_suspects_run_one_at_a_time_beside_other_jobs(database: Database, conn: Connection[Record]) -> None:
     """A job lost twice in a row runs beside no other suspect, which shows the job that kills its worker."""
     app = rota.App("suspects")
     running: set[int] = set()
@@ -347,7 +347,7 @@ async def test_fence_tokens_never_repeat_even_after_the_sequence_was_set_back(
     assert tokens[-1] < 2**53
 
 
-async def test_guards_order_effects_by_token(database: Database, conn: Connection[Record]) -> None:
+async def test_a_guard_rejects_an_older_token_after_a_newer_one(database: Database, conn: Connection[Record]) -> None:
     """The guard rejects an older token after a newer one, and accepts the same token again."""
     app = rota.App("guards")
     first_go, second_done = asyncio.Event(), asyncio.Event()

@@ -168,7 +168,7 @@ async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
         assert node.crash is None
 
 
-async def test_an_interrupted_job_is_taken_up_by_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
+async def test_an_interrupted_job_runs_again_on_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
     """An interrupted job is due at once, so a rolling deployment does not wait for leases to expire."""
     gate = Gate()
     async with run_node(database.dsn, gate.app):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-HOLD = """
+CLAIM_FOR_UNKNOWN_NODE = """
 update rota.jobs
 set state = 'running', attempt = attempt + 1, fence_token = nextval('rota.fence_tokens'), leased_by = gen_random_uuid(),
     started_at = clock_timestamp() - interval '1 minute', lease_expires_at = clock_timestamp() + $2::interval,
@@ -37,7 +37,7 @@ where job_id = $1
 """
 """Claim a job for a node that does not exist; $2 is the remaining time of its lease."""
 
-EXPIRED, HELD = timedelta(seconds=-1), timedelta(hours=1)
+EXPIRED, STILL_VALID = timedelta(seconds=-1), timedelta(hours=1)
 
 
 async def insert_held_job(
@@ -46,7 +46,7 @@ async def insert_held_job(
     """Insert a job that is claimed by a node that does not exist."""
     async with conn.transaction():
         job_id = await insert_job(conn, handler, **columns)
-        await conn.execute(HOLD, job_id, remaining)
+        await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, remaining)
     return job_id
 
 
@@ -75,24 +75,26 @@ async def test_the_first_loss_is_retried_at_once(database: Database, conn: Conne
 async def test_a_valid_lease_is_never_reaped(database: Database, conn: Connection[Record]) -> None:
     """This holds even when the node has no row in rota.nodes."""
     async with run_node(database.dsn, plain_app([])) as node:
-        job_id = await insert_held_job(conn, "work", HELD)
+        job_id = await insert_held_job(conn, "work", STILL_VALID)
         await node.wait_for_turns("reaper", 3)
         assert (await live_row(conn, job_id))["state"] == "running"
 
 
-async def test_later_losses_wait_and_the_third_is_poison(database: Database, conn: Connection[Record]) -> None:
+async def test_a_second_loss_delays_the_job_and_a_third_makes_it_a_dead_letter(
+    database: Database, conn: Connection[Record]
+) -> None:
     """A job that kills its workers is delayed, then becomes a dead letter, by its own limit of losses."""
     async with run_node(database.dsn, rota.App("reaper")) as node:
         job_id = await insert_held_job(conn, "killer")
         await node.wait_for_event("lease.reaped", job_id=job_id)
         first = await live_row(conn, job_id)
         assert (first["losses"], first["run_at"] <= first["now"]) == (1, True)
-        await conn.execute(HOLD, job_id, EXPIRED)
+        await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, EXPIRED)
         await node.wait_for_event("lease.reaped", job_id=job_id, times=2)
         second = await live_row(conn, job_id)
         assert second["losses"] == 2
         assert timedelta(seconds=1) < second["run_at"] - second["now"] <= timedelta(seconds=5)
-        await conn.execute(HOLD, job_id, EXPIRED)
+        await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, EXPIRED)
         assert await final_outcome(conn, job_id) == "dead: poison"
     dead = await dead_letter(conn, job_id)
 
@@ -135,7 +137,7 @@ async def test_a_loss_of_the_last_attempt_is_a_dead_letter(database: Database, c
         ("bad payload", "dead: bad_payload"),
     ],
 )
-async def test_at_most_once_is_called_once_whatever_happens(
+async def test_an_at_most_once_job_is_called_once_whatever_its_outcome(
     database: Database, conn: Connection[Record], does: str, how: str
 ) -> None:
     """The claim is the acknowledgement: every outcome except success is a dead letter, never a second call."""
@@ -183,10 +185,10 @@ async def test_at_most_once_is_called_once_whatever_happens(
     assert calls == ([] if does == "bad payload" else [does])
 
 
-async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
+async def test_b55_the_reaper_changes_no_job_that_was_settled_or_extended_after_its_search(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B55: a job settled, extended or claimed again after the reaper's search stays unchanged."""
+    """A job settled, extended or claimed again after the reaper's search stays unchanged."""
     real = queries.find_expired_leases
     jobs: dict[str, int] = {}
 
@@ -199,7 +201,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
             await conn.execute(
                 "update rota.jobs set lease_expires_at = now() + interval '1 hour' where job_id = $1", jobs["renewed"]
             )
-            await conn.execute(HOLD, jobs["claimed"], HELD)
+            await conn.execute(CLAIM_FOR_UNKNOWN_NODE, jobs["claimed"], STILL_VALID)
         return found
 
     async with run_node(database.dsn, rota.App("reaper")) as node:
@@ -208,7 +210,7 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
         async with conn.transaction():
             for name in ("settled", "renewed", "claimed"):
                 jobs[name] = await insert_job(conn, name)
-                await conn.execute(HOLD, jobs[name], EXPIRED)
+                await conn.execute(CLAIM_FOR_UNKNOWN_NODE, jobs[name], EXPIRED)
         await node.wait_for_turns("reaper", 3)
         assert not node.events_named("lease.reaped")
     assert [run["outcome"] for run in await ledger_rows(conn, jobs["settled"])] == ["succeeded"]
@@ -218,10 +220,10 @@ async def test_the_reaper_acts_on_the_row_as_it_is_when_it_writes(
         assert await failed_attempts(conn, jobs[name]) == []
 
 
-async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
+async def test_b49_a_row_that_cannot_be_written_does_not_stop_the_sweep(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """B49: a dead letter with this job_id exists already. Only this row is skipped."""
+    """A dead letter with this job_id exists already. Only this row is skipped."""
     async with run_node(database.dsn, rota.App("reaper")) as node:
         async with conn.transaction():
             bad = await insert_job(conn, "work", max_attempts=1)
@@ -235,13 +237,13 @@ async def test_one_row_that_can_not_be_written_does_not_stop_the_sweep(
                 bad,
             )
             for job_id in [bad, *good]:
-                await conn.execute(HOLD, job_id, EXPIRED)
+                await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, EXPIRED)
         for job_id in good:
             assert await final_outcome(conn, job_id) == "dead: exhausted"
         assert node.crash is None
 
 
-async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
+async def test_rows_that_cannot_be_written_do_not_fill_every_batch(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come first by job_id in every sweep, and would keep later jobs from being reaped."""
@@ -250,7 +252,7 @@ async def test_rows_that_can_not_be_written_do_not_fill_every_batch(
         async with conn.transaction():
             jobs = [await insert_job(conn, "work", max_attempts=1) for _ in range(9)]
             for job_id in jobs:
-                await conn.execute(HOLD, job_id, EXPIRED)
+                await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, EXPIRED)
             await conn.execute(
                 f"""
                 create function refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
@@ -319,7 +321,7 @@ async def test_reapers_of_many_nodes_write_each_loss_once(database: Database, co
         async with conn.transaction():
             for _ in range(200):
                 job_id = await insert_job(conn, "unknown")
-                await conn.execute(HOLD, job_id, EXPIRED)
+                await conn.execute(CLAIM_FOR_UNKNOWN_NODE, job_id, EXPIRED)
                 jobs.append(job_id)
 
         async def all_are_reaped() -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-ROWS = """
+INSERT_BAD_ROWS = """
 insert into rota.jobs (handler, retry_for, lease, run_at, scheduled_for, created_at) values
     ('h', '106751000 days -2562023976 hours', '178956970 years', '4000-01-01 BC', '20000-01-01', '290000-01-01');
 insert into rota.jobs (handler, run_at, max_attempts, backoff_base, backoff_cap) values
@@ -32,7 +32,7 @@ async def test_every_report_works_with_rows_that_cannot_be_computed_with(
     """Without this, one such row would hide all others from the operator."""
     rota = Shell(tmp_path, {"DATABASE_URL": database.dsn})
     async with no_checks(conn, "rota.jobs", "rota.schedule_definitions", "rota.schedule_clocks"):
-        await conn.execute(ROWS)
+        await conn.execute(INSERT_BAD_ROWS)
     for command in (
         ["status"],
         ["queue", "list"],

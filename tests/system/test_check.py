@@ -400,7 +400,7 @@ async def a_view_on_an_old_partition(ground: Ground) -> AsyncIterator[None]:
     yield
 
 
-WHEN = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+INSTANT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
     # Function that plants the fault, exit code, check, finding, advice.
@@ -469,8 +469,8 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
     (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* exceed ROTA_STOP_TIMEOUT", "to 65s or more"),
     (a_slip_in_the_file, 2, "", "lease.durration .from rota.toml.: no such setting", "did you mean lease.duration"),
     (a_variable_of_nobody, 1, "configuration", "ROTA_NONSENSE is ignored", "unset it"),
-    (everything_paused, 1, "paused", f"every queue is paused since {WHEN} by postgres: restored", "resume --all"),
-    (a_queue_paused, 1, "paused", f"the queue the mail is paused since {WHEN} by .*no reason", "resume 'the mail'"),
+    (everything_paused, 1, "paused", f"every queue is paused since {INSTANT} by postgres: restored", "resume --all"),
+    (a_queue_paused, 1, "paused", f"the queue the mail is paused since {INSTANT} by .*no reason", "resume 'the mail'"),
     (
         a_handler_paused,
         1,
@@ -491,12 +491,12 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         a_clock_that_was_ahead,
         1,
         "schedules ahead",
-        f"report has decided about all instants up to {WHEN}",
+        f"report has decided about all instants up to {INSTANT}",
         "add it again",
     ),
 ]
 
-MISSING = {
+REQUIRED_PACKAGES = {
     **dict.fromkeys(
         ("a_pooler_for_notifications", "a_pooler_alone", "a_pooler_without_synchronous_commits"),
         None if find_pgbouncer() else "pgbouncer",
@@ -517,7 +517,7 @@ async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
     finding: str,
     do: str,
 ) -> None:
-    if missing := MISSING.get(plant.__name__):
+    if missing := REQUIRED_PACKAGES.get(plant.__name__):
         pytest.skip(f"the package {missing} is not installed")
     async with plant(ground):
         text = await ground.rota("check", **ground.environ)

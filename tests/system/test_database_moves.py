@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fleets import Fleet
     from servers import DurableServer
 
-NO_ISLAND = reason_namespaces_unavailable()
+NAMESPACES_UNAVAILABLE = reason_namespaces_unavailable()
 
 
 @contextmanager
@@ -77,7 +77,7 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         conn.terminate()
 
 
-@pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
+@pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
 async def test_a_first_host_that_drops_packets_is_skipped(fleet: Fleet) -> None:
     """The packets go to a network interface that does not exist, so they are neither refused nor unreachable."""
     with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:

@@ -301,9 +301,9 @@ async def test_the_other_sql_examples_run(place: RoleDatabase) -> None:
         assert await root.fetchval(member, f"{place.prefix}_shop", f"{place.prefix}_client")
 
 
-FUNCTION = "select min(oid::int8) from pg_proc where proname = $1 and pronamespace = 'rota'::regnamespace"
-CALLS = "select has_function_privilege($1::text, $2::int8::oid, 'EXECUTE')"
-READS = "select has_table_privilege($1::text, $2::text, 'SELECT')"
+SELECT_FUNCTION_OID = "select min(oid::int8) from pg_proc where proname = $1 and pronamespace = 'rota'::regnamespace"
+MAY_CALL = "select has_function_privilege($1::text, $2::int8::oid, 'EXECUTE')"
+MAY_READ = "select has_table_privilege($1::text, $2::text, 'SELECT')"
 
 
 async def test_the_table_of_roles_matches_the_granted_functions(place: RoleDatabase) -> None:
@@ -315,9 +315,9 @@ async def test_the_table_of_roles_matches_the_granted_functions(place: RoleDatab
                 continue
             what, *cells = [cell.strip() for cell in line.strip("|").split("|")]
             for name in re.findall(r"`rota\.(\w+)`", what):
-                oid = await root.fetchval(FUNCTION, name)
+                oid = await root.fetchval(SELECT_FUNCTION_OID, name)
                 for role, cell in zip(("client", "operator", "daemon"), cells, strict=True):
-                    query = (CALLS, oid) if oid is not None else (READS, f"rota.{name}")
+                    query = (MAY_CALL, oid) if oid is not None else (MAY_READ, f"rota.{name}")
                     assert await root.fetchval(query[0], f"{place.prefix}_{role}", query[1]) is bool(cell), (name, role)
                     checked += 1
 

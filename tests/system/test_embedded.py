@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root gives itself up only where it is root")
 
-OWNER = """
+START_SERVER = """
 import pathlib, sys
 from rota.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(data=pathlib.Path(sys.argv[1]), sync=False).start()
@@ -62,7 +62,7 @@ def folder() -> Iterator[Path]:
 def owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
     """Start the server of the folder in another process; yield (process, server pid, attached, DSN)."""
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", START_SERVER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
@@ -253,7 +253,7 @@ def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path)
         starters = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", OWNER, str(folder / "data")],
+                    [sys.executable, "-c", START_SERVER, str(folder / "data")],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -411,7 +411,7 @@ def test_a_missing_or_private_home_works(home: str | None, monkeypatch: pytest.M
         assert user.can_reach(found)
 
 
-ORDINARY = """
+RUN_AS_ORDINARY_USER = """
 import asyncio, os, pathlib, sys
 from rota.embedded import EmbeddedPostgres, default_data_dir
 data = default_data_dir()
@@ -440,7 +440,7 @@ def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) ->
     shutil.copy(whole / "errors.py", package)
     shutil.copytree(whole / "embedded", package / "embedded", ignore=shutil.ignore_patterns("__pycache__"))
     result = subprocess.run(
-        [python, "-c", ORDINARY],
+        [python, "-c", RUN_AS_ORDINARY_USER],
         user=nobody.pw_uid,
         group=nobody.pw_gid,
         extra_groups=[],

@@ -125,7 +125,7 @@ async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_cla
     await eventually(lambda: daemon.metric("rota_lock_wait_seconds") == 0, what="the gauge to return to 0")
 
 
-REFUSE = """
+REJECT_WRITES = """
 create function refuse() returns trigger language plpgsql as $$
 begin raise exception using errcode = 'disk_full', message = 'could not extend file "base/1": No space left on device'; end $$;
 create trigger refuse before {event} on {table} for each row execute function refuse()
@@ -142,7 +142,7 @@ async def test_c5_readyz_is_503_while_the_database_rejects_writes(
     """A full disk still answers every SELECT. Readiness returns by itself."""
     daemon = fleet.daemons.start(ROTA_LEASE="60s")
     await _wait_until_ready(daemon)
-    await fleet.execute(REFUSE.format(event=event, table=table))
+    await fleet.execute(REJECT_WRITES.format(event=event, table=table))
     await fleet.enqueue("work")
 
     reasons = await _wait_until_not_ready(daemon, because="No space left on device", within=12)
@@ -169,7 +169,7 @@ async def test_f12_a_command_that_waits_for_a_lock_names_the_blocking_session(fl
         blocker.terminate()
 
 
-LOCKABLE = """
+LIST_LOCKABLE_RELATIONS = """
 select string_agg(oid::regclass::text, ', ') from pg_class
 where relkind in ('r', 'p', 'v') and has_table_privilege(current_user, oid, 'insert, update, delete')
 """
@@ -183,7 +183,7 @@ async def test_b1_locks_that_public_may_take_block_no_command(server: Server, tm
         rota = Shell(tmp_path, {"DATABASE_URL": roles.dsn("op"), "ROTA_APP": "shop:app"})
         async with roles.connect("stranger") as stranger:
             await stranger.execute("begin; set local search_path = ''")
-            lockable = await stranger.fetchval(LOCKABLE)
+            lockable = await stranger.fetchval(LIST_LOCKABLE_RELATIONS)
             assert lockable == "pg_settings"
             await stranger.execute(f"lock table {lockable} in access exclusive mode")
             for command in ("check", "status"):

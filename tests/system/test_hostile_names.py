@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
     from servers import Database, Server
 
-WORDS = sorted(set(re.findall(r"[a-z_][a-z0-9_]*", " ".join([*SQL.values(), *MIGRATIONS.values(), ROLES]).lower())))
+WORDS_OF_OUR_SQL = sorted(
+    set(re.findall(r"[a-z_][a-z0-9_]*", " ".join([*SQL.values(), *MIGRATIONS.values(), ROLES]).lower()))
+)
 """Every word of rota's SQL. Those that name a function, type or table of pg_catalog get a hostile twin."""
 
-PLANT = r"""
+CREATE_HOSTILE_OBJECTS = r"""
 create schema hostile;
 grant usage on schema hostile to public;
 create sequence hostile.calls;
@@ -84,12 +86,12 @@ begin
 end $plant$;
 """
 
-CALLED = "select is_called from hostile.calls"
+SELECT_IS_CALLED = "select is_called from hostile.calls"
 
 
-async def _plant(root: Connection[Record], database: str) -> None:
-    await root.execute("select set_config('hostile.words', $1, false)", " ".join(WORDS))
-    await root.execute(PLANT)
+async def _create_hostile_objects(root: Connection[Record], database: str) -> None:
+    await root.execute("select set_config('hostile.words', $1, false)", " ".join(WORDS_OF_OUR_SQL))
+    await root.execute(CREATE_HOSTILE_OBJECTS)
     functions = await root.fetchval("select count(*) from pg_proc where pronamespace = 'hostile'::regnamespace")
     operators = await root.fetchval("select count(*) from pg_operator where oprnamespace = 'hostile'::regnamespace")
     assert functions > 300
@@ -105,7 +107,7 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(
     if route == "pooled" and find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
     async with Fleet(database.dsn, tmp_path) as fleet:
-        await _plant(await fleet.connection(), database.name)
+        await _create_hostile_objects(await fleet.connection(), database.name)
         with pgbouncer(database.dsn, tmp_path) if route == "pooled" else nullcontext(database.dsn) as dsn:
             daemon = fleet.daemons.start(dsn=dsn, WITNESS_DSN=f"{database.dsn}&options=-csearch_path%3Dpublic")
             done = await fleet.enqueue("noop")
@@ -134,7 +136,7 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(
             assert daemon.noise() == []
             assert daemon.stop() == 0
 
-        assert await fleet.value(CALLED) is False
+        assert await fleet.value(SELECT_IS_CALLED) is False
 
 
 async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server) -> None:
@@ -145,10 +147,10 @@ async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server
         await maintenance.execute(f"create database {name}")
         root = await asyncpg.connect(server.dsn_for(name))
         try:
-            await _plant(root, name)
+            await _create_hostile_objects(root, name)
             prefix = f"rt{os.getpid()}_hostile"
             await migrate(server.dsn_for(name), role_prefix=prefix)
-            assert await root.fetchval(CALLED) is False
+            assert await root.fetchval(SELECT_IS_CALLED) is False
         finally:
             await root.close()
     finally:
@@ -161,7 +163,7 @@ async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server
 async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(database: Database) -> None:
     """They keep the user's search_path and name the schema of everything they use."""
     async with database.connect() as root:
-        await _plant(root, database.name)
+        await _create_hostile_objects(root, database.name)
         async with database.connect() as user:
             job_id = (await rota.enqueue(user, "h", {"n": 1})).job_id
             await rota.enqueue_many(user, "h", [{"n": 2}, None])
@@ -171,7 +173,7 @@ async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(da
                 "insert into rota.schedules (name, handler, cron) values ('s', 'h', '*/5 9 * * mon-fri')"
             )
 
-        assert await root.fetchval(CALLED) is False
+        assert await root.fetchval(SELECT_IS_CALLED) is False
 
 
 async def test_b2_every_function_pins_its_search_path_or_names_each_schema(database: Database) -> None:

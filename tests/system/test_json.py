@@ -106,14 +106,14 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("why", "$fire"),
 )
 
-ANY = {"payload", "result", "meta", "checkpoint", "declared", "handlers", "slots", "values", "sources", "jobs"}
+OPAQUE_KEYS = {"payload", "result", "meta", "checkpoint", "declared", "handlers", "slots", "values", "sources", "jobs"}
 """Keys whose values are not documented further: the user chooses what is in them, or their items are plain."""
 
 
 def shape(value: Any, path: str = "", name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, type) for each part of a JSON value."""
     match value:
-        case _ if name in ANY and isinstance(value, dict):
+        case _ if name in OPAQUE_KEYS and isinstance(value, dict):
             yield path, "object"
         case dict():
             if path:
@@ -226,12 +226,12 @@ async def test_f9_the_json_of_each_command_matches_the_page(
         arguments = [names[each[1:]] if each.startswith("$") else each for each in command]
         result = await asyncio.to_thread(run, arguments)
         assert result.exit_code in {0, 1}, f"{command}: {result.output}"
-        heading = next(name for name in _ALL if " ".join(command).startswith(name))
+        heading = next(name for name in _ALL_COMMANDS if " ".join(command).startswith(name))
         types = seen.setdefault(heading, {})
         for path, kind in shape(json.loads(result.stdout)):
             types.setdefault(path, set()).add(kind)
 
-    assert seen.keys() == set(_ALL), "commands that take --json and are not run here"
+    assert seen.keys() == set(_ALL_COMMANDS), "commands that take --json and are not run here"
 
     page = documented_types()
     missing = []
@@ -241,8 +241,8 @@ async def test_f9_the_json_of_each_command_matches_the_page(
         if documented != wider:
             missing.append(f"## rota {heading}\n\n{format_lines(wider)}")
     assert not missing, "docs/json.md:\n" + "\n\n".join(missing)
-    assert page.keys() == set(_ALL)
+    assert page.keys() == set(_ALL_COMMANDS)
 
 
-_ALL = sorted({*json_commands(get_command(app))} - {"demo"}, key=len, reverse=True)
+_ALL_COMMANDS = sorted({*json_commands(get_command(app))} - {"demo"}, key=len, reverse=True)
 """Without `rota demo`, which takes a minute."""

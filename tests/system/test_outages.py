@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from processes import DaemonProcess
     from servers import DurableServer
 
-NO_ISLAND = reason_namespaces_unavailable()
+NAMESPACES_UNAVAILABLE = reason_namespaces_unavailable()
 
 
 def read_probes(daemon: DaemonProcess) -> tuple[int, int]:
@@ -207,7 +207,7 @@ async def test_a_claim_that_took_long_does_not_delay_later_jobs(fleet: Fleet) ->
         await fleet.wait_for_execution(job, within=2.5)
 
 
-@pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
+@pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
 async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_settle_it(fleet: Fleet) -> None:
     """It interrupts the handler before another node can claim the job.
 
@@ -241,7 +241,7 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
         assert cut_off.noise() == []
 
 
-@pytest.mark.skipif(NO_ISLAND is not None, reason=str(NO_ISLAND))
+@pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
 async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fleet: Fleet) -> None:
     """Only its driver can interrupt it, and would by default wait for two hours."""
     pytest.importorskip("psycopg")

@@ -177,7 +177,7 @@ async def test_a_migration_that_never_gets_its_lock_gives_up_and_changes_nothing
         assert await report.fetchval("select max(version) from rota.migrations") == len(sql.MIGRATIONS)
 
 
-CONCURRENTLY = """-- no transaction
+INDEX_MIGRATION = """-- no transaction
 -- A comment with a semicolon;
 drop index concurrently if exists rota.later_idx;
 
@@ -189,13 +189,13 @@ create unique index concurrently later_idx
 @pytest.fixture
 def index_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A migration that cannot run in a transaction, followed by one that can."""
-    more = {"9998_index": CONCURRENTLY, "9999_later": "alter table rota.jobs add column later integer;"}
+    more = {"9998_index": INDEX_MIGRATION, "9999_later": "alter table rota.jobs add column later integer;"}
     monkeypatch.setattr(module, "MIGRATIONS", {**sql.MIGRATIONS, **more})
     monkeypatch.setattr(module, "VERSION", len(sql.MIGRATIONS) + 2)
     monkeypatch.setattr(lock_waiting, "POLL_SECONDS", 0.01)
 
 
-INDEX = "select indisvalid from pg_index where indexrelid = to_regclass('rota.later_idx')"
+SELECT_INDEX_IS_VALID = "select indisvalid from pg_index where indexrelid = to_regclass('rota.later_idx')"
 
 
 @pytest.mark.usefixtures("index_migration")
@@ -207,14 +207,14 @@ async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
     await conn.execute("insert into rota.jobs (handler) values ('twice'), ('twice')")
     with pytest.raises(asyncpg.UniqueViolationError):
         await module.migrate(database.dsn)
-    assert await conn.fetchval(INDEX) is False
+    assert await conn.fetchval(SELECT_INDEX_IS_VALID) is False
     assert await conn.fetchval("select count(*) from rota.migrations") == before
 
     await conn.execute("delete from rota.jobs")
     done = await module.migrate(database.dsn)
 
     assert list(done.applied) == ["9998_index", "9999_later"]
-    assert await conn.fetchval(INDEX) is True
+    assert await conn.fetchval(SELECT_INDEX_IS_VALID) is True
     assert await conn.fetchval("select schema_version from rota.meta") == module.VERSION
     assert await module.list_missing(database.dsn) == []
 
@@ -227,7 +227,7 @@ async def test_concurrent_migrations_do_not_block_a_concurrent_index_build(
     async with asyncio.TaskGroup() as group:
         runs = [group.create_task(module.migrate(database.dsn)) for _ in range(3)]
     assert sorted(len(run.result().applied) for run in runs) == [0, 0, 2]
-    assert await conn.fetchval(INDEX) is True
+    assert await conn.fetchval(SELECT_INDEX_IS_VALID) is True
 
 
 @pytest.mark.usefixtures("index_migration")

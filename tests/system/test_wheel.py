@@ -14,7 +14,7 @@ from rota.db.sql import MIGRATIONS, SQL
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-LOAD = """
+LOAD_ALL_SQL = """
 import json, pathlib, rota.db.sql as loaded
 print(json.dumps([loaded.__file__, dict(loaded.SQL), list(loaded.MIGRATIONS)]))
 """
@@ -26,7 +26,9 @@ def test_a_wheel_in_an_empty_environment_contains_every_query_and_migration(tmp_
     python = make_empty_environment(tmp_path / "venv")
     subprocess.run([*find_installer(python), "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
 
-    result = subprocess.run([python, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [python, "-I", "-c", LOAD_ALL_SQL], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
 
     assert result.returncode == 0, result.stderr
 
