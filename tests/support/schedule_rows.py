@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ from rota.lifecycle.wake import Wake
 from rota.observability.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     import asyncpg
     from asyncpg import Connection, Record
+
+    from servers import Database
 
 NEVER = "0 0 1 1 *"
 """Due once a year: what a test doesn't want to fire by itself."""
@@ -133,3 +136,14 @@ class Planner:
 def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
     """An instant in UTC."""
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+
+
+@asynccontextmanager
+async def open_transaction(database: Database, statement: str) -> AsyncIterator[Connection[Record]]:
+    """Execute a statement in a transaction that stays open until the block ends."""
+    async with database.connect() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(statement)
+        yield other
+        await transaction.rollback()
