@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from rota.bench.ground import of_database
+from rota.bench.database import with_database_name
 from rota.bench.latency import percentile
 from waiting import until
 
@@ -184,7 +184,7 @@ def test_percentiles_are_measured_values() -> None:
 )
 def test_only_the_database_name_of_the_url_is_replaced(dsn: str, own: str) -> None:
     """Server, user and options stay the same."""
-    assert of_database(dsn, "b") == own
+    assert with_database_name(dsn, "b") == own
 
 
 def test_enqueue_compares_its_inserts_with_a_copy_of_the_same_run(server: Server) -> None:

@@ -17,45 +17,45 @@ from rota.errors import DatabaseUnusable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
 
 class Daemons:
-    """The daemons of this run."""
+    """The running daemons."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
 
     def rss_mb(self) -> float:
         """Return the memory of the largest daemon in MB, or 0 without /proc."""
-        return max(_rss(process.pid) for process in self._processes) / 1e6
+        return max(_resident_bytes(process.pid) for process in self._processes) / 1e6
 
     def cpu_seconds(self) -> float:
         """Return the processor time of all daemons so far in seconds, or 0 without /proc."""
-        return sum(_cpu(process.pid) for process in self._processes)
+        return sum(_cpu_seconds(process.pid) for process in self._processes)
 
-    def check(self) -> None:
-        """Raise DatabaseUnusable if a daemon has ended: the measurement is then worthless."""
+    def check_running(self) -> None:
+        """Raise DatabaseUnusable if a daemon has ended, which makes the measurement worthless."""
         for process in self._processes:
             if process.poll() is not None:
-                raise DatabaseUnusable(f"a daemon ended with exit code {process.returncode} while it was measured")
+                raise DatabaseUnusable(f"a daemon ended with exit code {process.returncode} during the measurement")
 
 
 @asynccontextmanager
 async def daemons(
-    ground: Ground, *, count: int, slots: int, port: int = 0, app: str = "rota.bench.jobs:app"
+    database: BenchDatabase, *, count: int, slots: int, port: int = 0, app: str = "rota.bench.jobs:app"
 ) -> AsyncIterator[Daemons]:
     """Start `count` daemons with `slots` slots each, wait until they have registered, and stop them at the end.
 
-    `port`: the HTTP port, if there is only one daemon; 0 for any free port.
+    `port` is their HTTP port. With 0, each daemon chooses a free one.
     """
-    with tempfile.TemporaryFile() as said:
-        processes = [_start(ground.dsn, slots, port, app, said) for _ in range(count)]
+    with tempfile.TemporaryFile() as output:
+        processes = [_start(database.dsn, slots, port, app, output) for _ in range(count)]
         try:
-            await _up(ground, processes, said)
+            await _wait_until_registered(database, processes, output)
             yield Daemons(processes)
         finally:
             for process in processes:
@@ -67,9 +67,9 @@ async def daemons(
                 process.wait()
 
 
-def _start(dsn: str, slots: int, port: int, app: str, said: IO[bytes]) -> subprocess.Popen[bytes]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_URL"))}
-    environment = ours | {
+def _start(dsn: str, slots: int, port: int, app: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    user_settings = ("ROTA_", "PG", "DATABASE_URL")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(user_settings)} | {
         "DATABASE_URL": dsn,
         "ROTA_CONFIG": os.devnull,  # read no rota.toml of the current folder
         "ROTA_QUEUES": f"{QUEUE}:{slots},*:10",  # other queues get their default slots
@@ -77,23 +77,25 @@ def _start(dsn: str, slots: int, port: int, app: str, said: IO[bytes]) -> subpro
         "ROTA_LOG_LEVEL": "warning",
     }
     command = [sys.executable, "-m", "rota", "run", "--app", app]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # noqa: S603  no shell
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603  no shell
 
 
-async def _up(ground: Ground, processes: Sequence[subprocess.Popen[bytes]], said: IO[bytes]) -> None:
+async def _wait_until_registered(
+    database: BenchDatabase, processes: Sequence[subprocess.Popen[bytes]], output: IO[bytes]
+) -> None:
     try:
         async with asyncio.timeout(START_SECONDS):
-            while await ground.db.fetchval("select count(*) from rota.nodes") < len(processes):
+            while await database.connection.fetchval("select count(*) from rota.nodes") < len(processes):
                 if any(process.poll() is not None for process in processes):
-                    said.seek(0)
-                    words = said.read()[-2000:].decode(errors="replace")
-                    raise DatabaseUnusable(f"a daemon ended while it was started. Its output:\n{words}")
+                    output.seek(0)
+                    text = output.read()[-2000:].decode(errors="replace")
+                    raise DatabaseUnusable(f"a daemon ended during its start. Its output:\n{text}")
                 await asyncio.sleep(0.05)
     except TimeoutError as error:
-        raise DatabaseUnusable(f"the daemons are not up after {START_SECONDS:g} s") from error
+        raise DatabaseUnusable(f"not all daemons have registered within {START_SECONDS:g} s") from error
 
 
-def _rss(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmRSS:"):
@@ -101,9 +103,9 @@ def _rss(pid: int) -> int:
     return 0
 
 
-def _cpu(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     with suppress(OSError):
-        # The second field, the name, may contain spaces and brackets.
+        # Split after the second field: it is the program's name, which may contain spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0

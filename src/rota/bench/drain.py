@@ -12,64 +12,70 @@ from rota.bench.floor import measure_floor
 from rota.bench.jobs import NOOP, QUEUE
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Callable
 
     from rota.bench.daemons import Daemons
-    from rota.bench.figures import Show
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
+    from rota.bench.figures import Reporter
 
-POLL = 0.05
-LARGEST_FLOOR = 100_000
+POLL_SECONDS = 0.05
+MAX_FLOOR_JOBS = 100_000
 
-# Jobs are claimed almost in job_id order, so the highest ended job_id is the progress. The index alone answers this.
-HOW_FAR = "select coalesce(max(job_id), 0) from rota.job_runs"
-ENDED = "select count(*) from rota.job_runs where job_id > $1"
-LAST_ENDED = "select max(finished_at) from rota.job_runs where job_id > $1"
+# Jobs are claimed almost in the order of job_id, so the highest ended job_id shows the progress. It costs only an index lookup.
+MAX_ENDED_JOB_ID = "select coalesce(max(job_id), 0) from rota.job_runs"
+COUNT_ENDED = "select count(*) from rota.job_runs where job_id > $1"
+LAST_ENDED_AT = "select max(finished_at) from rota.job_runs where job_id > $1"
 
 
-async def drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: int, floor: bool) -> Figures:
-    """Drain `jobs` jobs with `count` daemons and return the figures. `floor`: measure the floor before and after, too."""
+async def measure_drain(
+    database: BenchDatabase, reporter: Reporter, *, jobs: int, count: int, slots: int, floor: bool
+) -> Figures:
+    """Drain `jobs` jobs with `count` daemons, and return the figures. With `floor`, also measure the floor before and after."""
     floors = []
     if floor:
-        with show.step("floor, before", min(jobs, LARGEST_FLOOR)) as tell:
-            floors.append(await measure_floor(ground, min(jobs, LARGEST_FLOOR), tell))
-    figures = await _drain(ground, show, jobs=jobs, count=count, slots=slots)
+        floors.append(await _measure_floor(database, reporter, "floor, before", jobs))
+    figures = await _drain(database, reporter, jobs=jobs, count=count, slots=slots)
     if floor:
-        with show.step("floor, after", min(jobs, LARGEST_FLOOR)) as tell:
-            floors.append(await measure_floor(ground, min(jobs, LARGEST_FLOOR), tell))
+        floors.append(await _measure_floor(database, reporter, "floor, after", jobs))
     if floors and figures.jobs_per_second is not None:
         mean = sum(floors) / len(floors)
         figures = replace(figures, floor_per_second=mean, ratio_to_floor=figures.jobs_per_second / mean)
     return figures
 
 
-async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: int) -> Figures:
-    await ground.ask("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
-    first = int(str(await ground.ask(HOW_FAR)))
-    async with daemons(ground, count=count, slots=slots) as running:
-        await ground.tidy()
-        await ground.insert(NOOP, jobs)
-        before = await ground.counters(settled=True)
-        used = running.cpu_seconds()
-        await ground.ask("select rota.resume_queue($1)", QUEUE)
-        resumed: Any = await ground.ask("select clock_timestamp()")
-        with show.step(f"{jobs:,} jobs, {count} daemon{'s' if count > 1 else ''}", jobs) as tell:
-            rss_quarter = await until_ended(ground, running, first, jobs, tell)
-        used = running.cpu_seconds() - used
+async def _measure_floor(database: BenchDatabase, reporter: Reporter, title: str, jobs: int) -> float:
+    jobs = min(jobs, MAX_FLOOR_JOBS)
+    with reporter.progress(title, jobs) as advance:
+        return await measure_floor(database, jobs, advance)
+
+
+async def _drain(database: BenchDatabase, reporter: Reporter, *, jobs: int, count: int, slots: int) -> Figures:
+    await database.fetch_value("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
+    last_earlier_job = int(str(await database.fetch_value(MAX_ENDED_JOB_ID)))
+    async with daemons(database, count=count, slots=slots) as running:
+        await database.vacuum()
+        await database.insert_jobs(NOOP, jobs)
+        before = await database.read_counters(wait_for_flush=True)
+        cpu_seconds = running.cpu_seconds()
+        await database.fetch_value("select rota.resume_queue($1)", QUEUE)
+        resumed: Any = await database.fetch_value("select clock_timestamp()")
+        with reporter.progress(f"{jobs:,} jobs, {count} daemon{'s' if count > 1 else ''}", jobs) as advance:
+            rss_quarter = await wait_until_ended(database, running, last_earlier_job, jobs, advance)
+        cpu_seconds = running.cpu_seconds() - cpu_seconds
         rss = running.rss_mb()
-        ours = ground.asked
-        after = await ground.counters(settled=False)
-        last: Any = await ground.db.fetchval(LAST_ENDED, first)
-        flushed = await ground.counters(settled=True)
-        dead = await ground.dead_tuples()
-    commits = (flushed.commits - before.commits - ours) / jobs
-    statements = commits if after.statements is None else (after.sent_since(before) - ours) / jobs
-    seconds = _seconds(resumed, last)
+        own_statements = database.own_statements
+        after = await database.read_counters(wait_for_flush=False)
+        last: Any = await database.connection.fetchval(LAST_ENDED_AT, last_earlier_job)
+        flushed = await database.read_counters(wait_for_flush=True)
+        dead = await database.count_dead_tuples()
+    commits = (flushed.commits - before.commits - own_statements) / jobs
+    statements = commits if after.statements is None else (after.sent_since(before) - own_statements) / jobs
+    seconds = (last - resumed).total_seconds()
     return Figures(
         jobs=jobs,
         seconds=seconds,
         jobs_per_second=jobs / seconds,
-        cpu_us_per_job=used / jobs * 1e6 or None,
+        cpu_us_per_job=cpu_seconds / jobs * 1e6 or None,
         statements_per_job=statements,
         commits_per_job=commits,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,
@@ -81,20 +87,18 @@ async def _drain(ground: Ground, show: Show, *, jobs: int, count: int, slots: in
     )
 
 
-async def until_ended(ground: Ground, running: Daemons, first: int, jobs: int, tell: Any) -> float:
-    """Wait until all jobs are in the ledger. Return the daemons' memory in MB after a quarter of the jobs."""
+async def wait_until_ended(
+    database: BenchDatabase, running: Daemons, last_earlier_job: int, jobs: int, advance: Callable[[int], None]
+) -> float:
+    """Wait until the jobs after `last_earlier_job` are in the ledger. Return the largest daemon's MB after a quarter of them."""
     rss_quarter, shown = 0.0, 0
     while True:
-        running.check()
-        ended = min(jobs, max(0, int(str(await ground.ask(HOW_FAR))) - first))
-        tell(ended - shown)
+        running.check_running()
+        ended = min(jobs, max(0, int(str(await database.fetch_value(MAX_ENDED_JOB_ID))) - last_earlier_job))
+        advance(ended - shown)
         shown = ended
         if not rss_quarter and ended >= jobs / 4:
             rss_quarter = running.rss_mb()
-        if ended >= jobs and int(str(await ground.ask(ENDED, first))) >= jobs:
+        if ended >= jobs and int(str(await database.fetch_value(COUNT_ENDED, last_earlier_job))) >= jobs:
             return rss_quarter
-        await asyncio.sleep(POLL)
-
-
-def _seconds(start: datetime, end: datetime) -> float:
-    return (end - start).total_seconds()
+        await asyncio.sleep(POLL_SECONDS)

@@ -14,43 +14,45 @@ from rota.bench.jobs import NOOP
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rota.bench.figures import Show
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
+    from rota.bench.figures import Reporter
 
 ROUNDS = 7
-"""Rounds of each, alternating, so that both run under the same load."""
+"""Rounds of each method. They alternate, so that other load on the machine affects both alike."""
 
 
-async def measure_enqueue(ground: Ground, show: Show, *, jobs: int) -> Figures:
-    """Insert `jobs` jobs both ways in `ROUNDS` rounds, each in one transaction, and compare the medians."""
+async def measure_enqueue(database: BenchDatabase, reporter: Reporter, *, jobs: int) -> Figures:
+    """Insert `jobs` jobs in one transaction, by either method in turns, and compare the median times."""
     payloads = [{"order": n, "mail": f"customer{n}@example.org", "lines": [1, 2, 3]} for n in range(jobs)]
     rows = [(NOOP, json.dumps(payload)) for payload in payloads]
 
     async def copy() -> None:
-        await ground.db.copy_records_to_table("jobs", schema_name="rota", columns=["handler", "payload"], records=rows)
+        await database.connection.copy_records_to_table(
+            "jobs", schema_name="rota", columns=["handler", "payload"], records=rows
+        )
 
     async def enqueue() -> None:
-        await client.enqueue_many(ground.db, NOOP, payloads)
+        await client.enqueue_many(database.connection, NOOP, payloads)
 
-    copied, enqueued = [], []
-    with show.step("inserted", jobs * ROUNDS * 2) as tell:
+    copy_seconds, enqueue_seconds = [], []
+    with reporter.progress("inserted", jobs * ROUNDS * 2) as advance:
         for _ in range(ROUNDS):
-            copied.append(await _time(ground, copy))
-            tell(jobs)
-            enqueued.append(await _time(ground, enqueue))
-            tell(jobs)
-    took = median(enqueued)
+            copy_seconds.append(await _time(database, copy))
+            advance(jobs)
+            enqueue_seconds.append(await _time(database, enqueue))
+            advance(jobs)
+    seconds = median(enqueue_seconds)
     return Figures(
         jobs=jobs,
-        seconds=took,
-        enqueued_per_second=jobs / took,
-        copied_per_second=jobs / median(copied),
-        ratio_to_copy=median(copied) / took,
+        seconds=seconds,
+        enqueued_per_second=jobs / seconds,
+        copied_per_second=jobs / median(copy_seconds),
+        ratio_to_copy=median(copy_seconds) / seconds,
     )
 
 
-async def _time(ground: Ground, work: Callable[[], Awaitable[None]]) -> float:
-    await ground.db.execute("truncate rota.jobs")
-    began = time.perf_counter()
+async def _time(database: BenchDatabase, work: Callable[[], Awaitable[None]]) -> float:
+    await database.connection.execute("truncate rota.jobs")
+    started_at = time.perf_counter()
     await work()
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at

@@ -1,4 +1,4 @@
-"""The figures of a bench, printed as a JSON object or as a table with explanations."""
+"""The figures of a measurement, printed as a JSON object or as a table with explanations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rota.bench.ground import Machine
+    from rota.bench.database import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The measured figures. A figure that this bench does not measure is None."""
+    """The measured figures. A figure that the command does not measure is None."""
 
     seconds: float
     jobs: int | None = None
@@ -65,91 +65,85 @@ class Figures:
     slots: int | None = None
 
 
-MEANING = {
+EXPLANATIONS = {
     "jobs_per_second": (
         "{:,.0f}",
         "from the resume of the queue to the last job in the ledger, on the database's clock",
     ),
-    "floor_per_second": ("{:,.0f}", "the claim and the settlement alone: two connections, batches of 500, no daemon"),
-    "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second: the share that remains with a daemon"),
-    "enqueued_per_second": ("{:,.0f}", "by rota.enqueue_many on asyncpg, in one transaction: the median of the rounds"),
-    "copied_per_second": ("{:,.0f}", "by a bare COPY of the same rows, ready-made, in turns with it"),
+    "floor_per_second": ("{:,.0f}", "only claims and settlements: two connections, batches of 500, no daemon"),
+    "ratio_to_floor": ("{:.2f}", "jobs_per_second / floor_per_second"),
+    "enqueued_per_second": ("{:,.0f}", "rota.enqueue_many on asyncpg, in one transaction: median of the rounds"),
+    "copied_per_second": ("{:,.0f}", "a bare COPY of the same rows: median of the rounds"),
     "ratio_to_copy": ("{:.2f}", "enqueued_per_second / copied_per_second"),
-    "fires_per_second": ("{:,.0f}", "from the instant at which they were due to the last one recorded"),
-    "lateness_p50_ms": (
-        "{:,.1f}",
-        "half of the fires were recorded and their jobs enqueued so soon after their instant",
-    ),
-    "lateness_p99_ms": ("{:,.1f}", "… 99 of 100"),
-    "look_ms": ("{:.2f}", "one look for due schedules where none is due, as a daemon sees it: the median"),
-    "look_ms_at_few": ("{:.2f}", "… where only a thousand were stored"),
-    "look_pages": ("{:,}", "pages that such a look touches"),
-    "look_pages_at_few": ("{:,}", "… where only a thousand were stored"),
-    "idle_core_percent": ("{:.2f}", "processor time of a daemon with nothing to do, of one core"),
+    "fires_per_second": ("{:,.0f}", "from their instant to the last recorded fire"),
+    "lateness_p50_ms": ("{:,.1f}", "from the instant until the fire is recorded and its job enqueued: median"),
+    "lateness_p99_ms": ("{:,.1f}", "the same: 99th percentile"),
+    "look_ms": ("{:.2f}", "one poll for due schedules of which none is due, as a daemon sees it: median"),
+    "look_ms_at_few": ("{:.2f}", "the same with only a thousand schedules stored"),
+    "look_pages": ("{:,}", "pages that such a poll reads"),
+    "look_pages_at_few": ("{:,}", "the same with only a thousand schedules stored"),
+    "idle_core_percent": ("{:.2f}", "processor time of an idle daemon, in percent of one core"),
     "idle_statements_per_second": (
         "{:.2f}",
-        "sent by a daemon with nothing to do (without pg_stat_statements: its commits)",
+        "statements of an idle daemon (its commits, if pg_stat_statements is missing)",
     ),
-    "scrape_p50_ms": ("{:.2f}", "half of the scrapes of /metrics were answered so soon"),
-    "scrape_p99_ms": ("{:.2f}", "… 99 of 100"),
-    "scrape_series": ("{:,}", "time series in each"),
-    "scrape_bytes": ("{:,}", "its size"),
-    "sample_ms": ("{:.1f}", "the query of every 15 seconds from which the gauges of all these jobs come: the median"),
-    "cpu_us_per_job": (
-        "{:.1f}",
-        "processor time of the daemons for each job, in microseconds; the server's not included",
-    ),
+    "scrape_p50_ms": ("{:.2f}", "one scrape of /metrics: median"),
+    "scrape_p99_ms": ("{:.2f}", "the same: 99th percentile"),
+    "scrape_series": ("{:,}", "time series in a scrape"),
+    "scrape_bytes": ("{:,}", "size of a scrape"),
+    "sample_ms": ("{:.1f}", "the query for the gauges of these jobs, which runs every 15 seconds: median"),
+    "cpu_us_per_job": ("{:.1f}", "processor time of the daemons per job in microseconds, without the server's"),
     "start_p50_ms": (
         "{:.2f}",
-        "half of the jobs were in their handler so soon after their INSERT was sent (commit included), or their instant",
+        "from the sending of a job's INSERT, or from its schedule's instant, to the start of its handler: median",
     ),
-    "start_p99_ms": ("{:.2f}", "… 99 of 100"),
-    "start_max_ms": ("{:.2f}", "… all"),
-    "probes": (
-        "{:,}",
-        "jobs that were sent one by one while the backlog lasted; the delays above are those of the urgent ones",
-    ),
+    "start_p99_ms": ("{:.2f}", "the same: 99th percentile"),
+    "start_max_ms": ("{:.2f}", "the same: maximum"),
+    "probes": ("{:,}", "jobs sent one by one during the backlog; start_*_ms are the delays of the urgent ones"),
     "equal_p50_ms": (
         "{:.2f}",
-        "half of the probes with the backlog's priority, an earlier run_at and another handler were in their handler so soon",
+        "start delay of probes with the backlog's priority, an earlier run_at and another handler: median",
     ),
-    "equal_p99_ms": ("{:.2f}", "… 99 of 100"),
-    "insert_p50_ms": ("{:.2f}", "of it, the INSERT and its commit, as its client sees them"),
-    "insert_p99_ms": ("{:.2f}", "… 99 of 100"),
-    "claim_p50_ms": ("{:.2f}", "from the INSERT's now() to the claim, by the database's clock"),
-    "claim_p99_ms": ("{:.2f}", "… 99 of 100"),
+    "equal_p99_ms": ("{:.2f}", "the same: 99th percentile"),
+    "insert_p50_ms": ("{:.2f}", "the INSERT and its commit, as the client sees them: median"),
+    "insert_p99_ms": ("{:.2f}", "the same: 99th percentile"),
+    "claim_p50_ms": ("{:.2f}", "from the INSERT's now() to the claim, on the database's clock: median"),
+    "claim_p99_ms": ("{:.2f}", "the same: 99th percentile"),
     "statements_per_job": (
         "{:.4f}",
-        "sent by the daemons, housekeeping included (without pg_stat_statements: their commits)",
+        "statements of the daemons, with housekeeping (their commits, if pg_stat_statements is missing)",
     ),
-    "commits_per_job": ("{:.4f}", "transactions of this database, without the bench's own questions"),
-    "wal_bytes_per_job": ("{:,.0f}", "write-ahead log of the whole server; after a checkpoint more, by full pages"),
-    "dead_tuples": ("{:,}", "in rota.jobs at the end: what autovacuum hasn't come to yet"),
+    "commits_per_job": ("{:.4f}", "transactions in this database, without the bench's own"),
+    "wal_bytes_per_job": (
+        "{:,.0f}",
+        "write-ahead log of the whole server. It is larger after a checkpoint: full pages",
+    ),
+    "dead_tuples": ("{:,}", "dead rows in rota.jobs at the end, which autovacuum has not removed yet"),
     "rss_mb": ("{:.1f}", "resident memory of the largest daemon at the end"),
-    "rss_quarter_mb": ("{:.1f}", "… after a quarter of the jobs: the two should be alike"),
+    "rss_quarter_mb": ("{:.1f}", "the same after a quarter of the jobs. A difference points to a leak"),
 }
 
 
-class Show:
-    """Shows progress on standard error if it is a terminal, and the result on standard output."""
+class Reporter:
+    """Shows progress on standard error if it is a terminal, and prints the result on standard output."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._beside = Console(stderr=True)
+        self._stderr = Console(stderr=True)
 
     @contextmanager
-    def step(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a progress bar. Yields a function to call with the number done since the last call."""
+    def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a progress bar. Yields a function that advances the bar by a number."""
         columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._beside, disable=not self._beside.is_terminal) as progress:
-            bar = progress.add_task(what, total=total)
+        with Progress(*columns, console=self._stderr, disable=not self._stderr.is_terminal) as progress:
+            bar = progress.add_task(title, total=total)
             yield lambda done: progress.advance(bar, done)
 
-    def result(self, figures: Figures, machine: Machine) -> None:
-        """Print the figures and the machine that they were measured on."""
-        found = {name: value for name, value in asdict(figures).items() if value is not None}
+    def print_result(self, figures: Figures, machine: Machine) -> None:
+        """Print the figures and the machine on which they were measured."""
+        measured = {name: value for name, value in asdict(figures).items() if value is not None}
         if self._as_json:
-            rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()}
+            rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in measured.items()}
             print(json.dumps(rounded | {"machine": asdict(machine)}))  # noqa: T201  the output itself
             return
         out = Console()
@@ -157,14 +151,14 @@ class Show:
         table.add_column(_headline(figures), no_wrap=True)
         table.add_column("", justify="right", no_wrap=True)
         table.add_column("", style="dim")
-        for name, (form, meaning) in MEANING.items():
-            if name in found:
-                table.add_row(name, form.format(found[name]), meaning)
+        for name, (format_, explanation) in EXPLANATIONS.items():
+            if name in measured:
+                table.add_row(name, format_.format(measured[name]), explanation)
         out.print(table)
         slots = f" of {figures.slots} slots" if figures.slots else ""
         setting = f"{figures.daemons} daemon(s){slots}, " if figures.daemons else ""
         out.print(
-            f"{setting}{machine.cores} cores for all of it, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
+            f"{setting}{machine.cores} cores for daemons and server, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
             f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}",
             style="dim",
             highlight=False,
@@ -172,8 +166,7 @@ class Show:
 
 
 def _headline(figures: Figures) -> str:
-    what = (
-        f"{figures.jobs:,} jobs" if figures.jobs is not None else f"{figures.schedules:,} schedules stored, none due,"
-    )
-    beside = f", {figures.schedules:,} schedules stored" if figures.jobs is not None and figures.schedules else ""
-    return f"{what} in {figures.seconds:.2f} s{beside}"
+    if figures.jobs is None:
+        return f"{figures.schedules:,} schedules stored, none due, in {figures.seconds:.2f} s"
+    stored = f", {figures.schedules:,} schedules stored" if figures.schedules else ""
+    return f"{figures.jobs:,} jobs in {figures.seconds:.2f} s{stored}"

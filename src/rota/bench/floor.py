@@ -1,4 +1,4 @@
-"""The floor: run only a job's claim and settlement in a loop. This is the fastest that the schema allows on this server."""
+"""Measure the floor: claims and settlements in a loop, without a daemon. The schema allows no higher rate on this server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
 
 CONNECTIONS = 2
 BATCH = 500
@@ -28,32 +28,32 @@ LEASE = timedelta(seconds=30)
 PRIORITY = 5
 
 
-async def measure_floor(ground: Ground, jobs: int, tell: Callable[[int], None]) -> float:
-    """Insert `jobs` jobs, claim and settle them on two connections in batches of 500, and return jobs per second."""
+async def measure_floor(database: BenchDatabase, jobs: int, advance: Callable[[int], None]) -> float:
+    """Insert `jobs` jobs, claim and settle them on CONNECTIONS connections in batches of BATCH, and return jobs per second."""
     await queries.register_handlers(
-        ground.db, app="bench", release=None, handlers=[(NOOP, None, None, None, None, None, None)]
+        database.connection, app="bench", release=None, handlers=[(NOOP, None, None, None, None, None, None)]
     )
-    await ground.tidy()
-    await ground.insert(NOOP, jobs)
+    await database.vacuum()
+    await database.insert_jobs(NOOP, jobs)
     async with AsyncExitStack() as stack:
         connections = []
         for _ in range(CONNECTIONS):
-            db = await open_connection(ground.dsn)
+            db = await open_connection(database.dsn)
             stack.push_async_callback(db.close)
             await queries.raise_fence_tokens(db)
             connections.append(db)
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for db in connections:
-                group.create_task(_claim_and_settle(db, tell))
-        return jobs / (time.perf_counter() - began)
+                group.create_task(_claim_and_settle(db, advance))
+        return jobs / (time.perf_counter() - started_at)
 
 
-async def _claim_and_settle(db: asyncpg.Connection, tell: Callable[[int], None]) -> None:
+async def _claim_and_settle(db: asyncpg.Connection, advance: Callable[[int], None]) -> None:
     node = NodeId(uuid.uuid4())
     start = ANY_TIME
     while True:
-        # As in the daemon, the last claimed run_at bounds the search. A final search without the bound finds earlier jobs.
+        # As in the daemon, a search starts at the last claimed run_at. The last one starts at ANY_TIME, to find skipped jobs.
         claims, *_ = await queries.claim_due_jobs(
             db,
             node=node,
@@ -68,7 +68,7 @@ async def _claim_and_settle(db: asyncpg.Connection, tell: Callable[[int], None])
                 db, node=node, attempts=[(claim.job_id, claim.fence_token) for claim in claims], results=[]
             )
             start = max(claim.run_at for claim in claims)
-            tell(len(claims))
+            advance(len(claims))
         elif start == ANY_TIME:
             return
         else:

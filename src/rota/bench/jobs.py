@@ -22,5 +22,5 @@ async def noop(job: Job[Any]) -> None:
 
 @app.handler(ARRIVE)
 async def arrive(job: Job[Any]) -> int:
-    """Return how many nanoseconds ago this job was sent; all processes of a machine share this clock."""
+    """Return how many nanoseconds ago the job was sent. All processes of a machine share the monotonic clock."""
     return time.monotonic_ns() - int(job.payload["sent"])

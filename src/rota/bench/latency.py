@@ -1,4 +1,4 @@
-"""Measure how long a job waits: from just before its INSERT is sent until its handler is called."""
+"""Measure the start delay of single jobs: from just before the INSERT is sent until the handler is called."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.bench.figures import Show
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
+    from rota.bench.figures import Reporter
 
-WARM_UP = 1.0
-"""Seconds of inserts that don't count: meanwhile, connections open and plans become stable."""
+WARM_UP_SECONDS = 1.0
+"""Inserts in this time are not measured: connections still open, and plans change."""
 
-SEND = "insert into rota.jobs (handler, payload) values ($1, $2)"
-ENDED = "select count(*) from rota.job_runs"
+INSERT_JOB = "insert into rota.jobs (handler, payload) values ($1, $2)"
+COUNT_ENDED = "select count(*) from rota.job_runs"
 DELAYS = """
 select (result #>> '{}')::int8 / 1e6 as start_ms, extract(epoch from started_at - scheduled_for) * 1e3 as claim_ms
 from rota.job_runs
@@ -34,42 +34,44 @@ offset $1
 """
 
 
-async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, count: int, slots: int) -> Figures:
-    """Insert single jobs at an even `rate`, each in a transaction of its own, and measure their delays."""
-    warm, jobs = round(rate * WARM_UP), round(rate * seconds)
-    async with daemons(ground, count=count, slots=slots) as running:
-        await ground.tidy()
-        db = await open_connection(ground.dsn)
+async def measure_latency(
+    database: BenchDatabase, reporter: Reporter, *, rate: float, seconds: float, count: int, slots: int
+) -> Figures:
+    """Insert single jobs at a constant rate per second, each in its own transaction, and measure their delays."""
+    warm_up_jobs, jobs = round(rate * WARM_UP_SECONDS), round(rate * seconds)
+    async with daemons(database, count=count, slots=slots) as running:
+        await database.vacuum()
+        db = await open_connection(database.dsn)
         try:
-            await _send(db, warm, rate, lambda _: None)
-            before = await ground.counters(settled=True)
-            with show.step(f"{jobs:,} jobs, {rate:g} a second", jobs) as tell:
-                took = await _send(db, jobs, rate, tell)
-            running.check()
-            while int(str(await ground.ask(ENDED))) < warm + jobs:
-                running.check()
+            await _send(db, warm_up_jobs, rate, lambda _: None)
+            before = await database.read_counters(wait_for_flush=True)
+            with reporter.progress(f"{jobs:,} jobs, {rate:g} a second", jobs) as advance:
+                insert_ms = await _send(db, jobs, rate, advance)
+            running.check_running()
+            while int(str(await database.fetch_value(COUNT_ENDED))) < warm_up_jobs + jobs:
+                running.check_running()
                 await asyncio.sleep(0.05)
         finally:
             await close_connection(db)
-        ours = ground.asked + jobs  # the inserts
+        own_statements = database.own_statements + jobs  # the inserts
         rss = running.rss_mb()
-        after = await ground.counters(settled=True)
-        rows = await ground.db.fetch(DELAYS, warm)
-        dead = await ground.dead_tuples()
-    start = [float(row["start_ms"]) for row in rows]
-    claim = [float(row["claim_ms"]) for row in rows]
+        after = await database.read_counters(wait_for_flush=True)
+        rows = await database.connection.fetch(DELAYS, warm_up_jobs)
+        dead = await database.count_dead_tuples()
+    start_ms = [float(row["start_ms"]) for row in rows]
+    claim_ms = [float(row["claim_ms"]) for row in rows]
     return Figures(
         jobs=jobs,
         seconds=seconds,
-        start_p50_ms=percentile(start, 50),
-        start_p99_ms=percentile(start, 99),
-        start_max_ms=max(start),
-        insert_p50_ms=percentile(took, 50),
-        insert_p99_ms=percentile(took, 99),
-        claim_p50_ms=percentile(claim, 50),
-        claim_p99_ms=percentile(claim, 99),
-        statements_per_job=(after.sent_since(before) - ours) / jobs,
-        commits_per_job=(after.commits - before.commits - ours) / jobs,
+        start_p50_ms=percentile(start_ms, 50),
+        start_p99_ms=percentile(start_ms, 99),
+        start_max_ms=max(start_ms),
+        insert_p50_ms=percentile(insert_ms, 50),
+        insert_p99_ms=percentile(insert_ms, 99),
+        claim_p50_ms=percentile(claim_ms, 50),
+        claim_p99_ms=percentile(claim_ms, 99),
+        statements_per_job=(after.sent_since(before) - own_statements) / jobs,
+        commits_per_job=(after.commits - before.commits - own_statements) / jobs,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,
         dead_tuples=dead,
         rss_mb=rss,
@@ -78,20 +80,20 @@ async def latency(ground: Ground, show: Show, *, rate: float, seconds: float, co
     )
 
 
-async def _send(db: asyncpg.Connection, jobs: int, rate: float, tell: Callable[[int], None]) -> Sequence[float]:
-    """Return how many milliseconds each insert took, its commit included."""
-    statement = await db.prepare(SEND)
+async def _send(db: asyncpg.Connection, jobs: int, rate: float, advance: Callable[[int], None]) -> Sequence[float]:
+    """Insert jobs at a constant rate per second. Return the milliseconds that each insert took, with its commit."""
+    statement = await db.prepare(INSERT_JOB)
     loop = asyncio.get_running_loop()
-    began, took = loop.time(), []
+    started_at, insert_ms = loop.time(), []
     for number in range(jobs):
-        await asyncio.sleep(began + number / rate - loop.time())
+        await asyncio.sleep(started_at + number / rate - loop.time())
         sent = time.monotonic_ns()
         await statement.fetch(ARRIVE, json.dumps({"sent": sent}))
-        took.append((time.monotonic_ns() - sent) / 1e6)
-        tell(1)
-    return took
+        insert_ms.append((time.monotonic_ns() - sent) / 1e6)
+        advance(1)
+    return insert_ms
 
 
 def percentile(values: Sequence[Any], per_cent: float) -> float:
-    """Return the smallest value that at least `per_cent` percent of the values don't exceed."""
+    """Return the smallest of the values that is at least as large as `per_cent` percent of them."""
     return float(sorted(values)[max(0, math.ceil(len(values) * per_cent / 100) - 1)])

@@ -1,7 +1,7 @@
-"""How long an urgent job waits behind a backlog that fills every slot.
+"""Measure how long single jobs, the probes, wait behind a backlog that fills every slot.
 
-Each probe is the first job of its lane (queue, handler, priority), which is the hard case: only a sweep finds it. Urgent probes
-have a smaller priority than the backlog. Equal probes have its priority, another handler, and the earliest run_at of all.
+Each probe is the first job of its lane (queue, handler, priority). This is the hard case, because only a sweep finds it. Urgent
+probes have a smaller priority than the backlog. Equal probes have its priority, another handler, and the earliest run_at of all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.jobs import QUEUE
 from rota.bench.latency import percentile
-from rota.bench.priority_app import BACKLOG, PROBES
+from rota.bench.priority_app import BACKLOG_HANDLER, PROBE_HANDLERS
 from rota.db.connecting import close_connection, open_connection
 from rota.errors import DatabaseUnusable
 
@@ -25,64 +25,68 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from rota.bench.figures import Show
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
+    from rota.bench.figures import Reporter
 
 SLOTS = 100
-"""As in the default settings."""
+"""The default."""
 
 BACKLOG_PRIORITY = 5
-URGENT = [(handler, priority) for priority in range(BACKLOG_PRIORITY) for handler in PROBES]
+URGENT_LANES = [(handler, priority) for priority in range(BACKLOG_PRIORITY) for handler in PROBE_HANDLERS]
 EQUAL_EVERY = 5
-"""One probe in so many is of the backlog's own priority."""
+"""Every fifth probe is an equal one."""
 
-MAX_PROBES = EQUAL_EVERY * len(PROBES)
-"""Each probe needs a lane of its own."""
+MAX_PROBES = EQUAL_EVERY * len(PROBE_HANDLERS)
+"""Each probe needs its own lane."""
 
 PAUSE_SECONDS = (0.1, 0.3)
-"""Between two probes, at random, so that they don't fall into step with the daemon's looks."""
+"""Range of the random pause between two probes. A constant pause could coincide with the daemon's polls."""
 
-STORE = """
+INSERT_BACKLOG = """
 insert into rota.jobs (handler, payload)
 select $1, jsonb_build_object('milliseconds', $2::int4) from generate_series(1, $3::int4)
 """
-AT_ONCE = 1000
-SEND = "insert into rota.jobs (handler, payload, priority, run_at) values ($1, $2, $3, now() - $4 * interval '1 day')"
-LEFT = "select exists (select from rota.jobs where handler = $1 and state = 'scheduled')"
-FOUND = """
+JOBS_PER_INSERT = 1000
+INSERT_PROBE = (
+    "insert into rota.jobs (handler, payload, priority, run_at) values ($1, $2, $3, now() - $4 * interval '1 day')"
+)
+BACKLOG_REMAINS = "select exists (select from rota.jobs where handler = $1 and state = 'scheduled')"
+ENDED_PROBES = """
 select handler, (result #>> '{}')::int8 / 1e6 as start_ms, scheduled_for < started_at - interval '12 hours' as equal
 from rota.job_runs
 where handler = any ($1)
 """
 
 
-async def priority(ground: Ground, show: Show, *, jobs: int, probes: int, milliseconds: int) -> Figures:
-    """Measure the start delay of single jobs that go first by the rules, behind `jobs` due jobs of so many milliseconds each."""
-    async with daemons(ground, count=1, slots=SLOTS, app="rota.bench.priority_app:app") as running:
-        await ground.ask("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
-        await ground.tidy()
-        with show.step(f"{jobs:,} jobs stored", jobs) as tell:
-            for done in range(0, jobs, AT_ONCE):
-                count = min(AT_ONCE, jobs - done)
-                await ground.db.execute(STORE, BACKLOG, milliseconds, count)
-                tell(count)
-        await ground.ask("select rota.resume_queue($1)", QUEUE)
-        db = await open_connection(ground.dsn)
-        began = time.perf_counter()
+async def measure_priority(
+    database: BenchDatabase, reporter: Reporter, *, jobs: int, probes: int, milliseconds: int
+) -> Figures:
+    """Measure the start delay of probes behind `jobs` due jobs, each of which takes `milliseconds`."""
+    async with daemons(database, count=1, slots=SLOTS, app="rota.bench.priority_app:app") as running:
+        await database.fetch_value("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
+        await database.vacuum()
+        with reporter.progress(f"{jobs:,} jobs stored", jobs) as advance:
+            for done in range(0, jobs, JOBS_PER_INSERT):
+                count = min(JOBS_PER_INSERT, jobs - done)
+                await database.connection.execute(INSERT_BACKLOG, BACKLOG_HANDLER, milliseconds, count)
+                advance(count)
+        await database.fetch_value("select rota.resume_queue($1)", QUEUE)
+        db = await open_connection(database.dsn)
+        started_at = time.perf_counter()
         try:
-            with show.step("probes", probes) as tell:
-                sent = await _send(ground, db, probes, tell)
-            while len(rows := await ground.db.fetch(FOUND, PROBES)) < sent:
-                running.check()
+            with reporter.progress("probes", probes) as advance:
+                sent = await _send(database, db, probes, advance)
+            while len(rows := await database.connection.fetch(ENDED_PROBES, PROBE_HANDLERS)) < sent:
+                running.check_running()
                 await asyncio.sleep(0.1)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started_at
         finally:
             await close_connection(db)
         rss = running.rss_mb()
     urgent = [float(row["start_ms"]) for row in rows if not row["equal"]]
     equal = [float(row["start_ms"]) for row in rows if row["equal"]]
     if not urgent or not equal:
-        raise DatabaseUnusable("the backlog was gone before it could be measured: raise --jobs or --milliseconds")
+        raise DatabaseUnusable("the backlog was empty before enough probes were sent. Raise --jobs or --milliseconds")
     return Figures(
         jobs=jobs,
         probes=sent,
@@ -98,19 +102,19 @@ async def priority(ground: Ground, show: Show, *, jobs: int, probes: int, millis
     )
 
 
-async def _send(ground: Ground, db: asyncpg.Connection, probes: int, tell: Callable[[int], None]) -> int:
-    """Send probes while there is a backlog; return how many were sent."""
-    statement = await db.prepare(SEND)
-    equal = iter(PROBES)
-    urgent = iter(URGENT)
+async def _send(database: BenchDatabase, db: asyncpg.Connection, probes: int, advance: Callable[[int], None]) -> int:
+    """Send probes while the backlog lasts, and return their number."""
+    statement = await db.prepare(INSERT_PROBE)
+    equal_handlers = iter(PROBE_HANDLERS)
+    urgent_lanes = iter(URGENT_LANES)
     for number in range(probes):
         await asyncio.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311  no secret
-        if not await ground.ask(LEFT, BACKLOG):
+        if not await database.fetch_value(BACKLOG_REMAINS, BACKLOG_HANDLER):
             return number
         if number % EQUAL_EVERY == EQUAL_EVERY - 1:
-            handler, level, days = next(equal), BACKLOG_PRIORITY, 1
+            handler, level, days_ago = next(equal_handlers), BACKLOG_PRIORITY, 1
         else:
-            (handler, level), days = next(urgent), 0
-        await statement.fetch(handler, json.dumps({"sent": time.monotonic_ns()}), level, days)
-        tell(1)
+            (handler, level), days_ago = next(urgent_lanes), 0
+        await statement.fetch(handler, json.dumps({"sent": time.monotonic_ns()}), level, days_ago)
+        advance(1)
     return probes

@@ -9,23 +9,23 @@ from typing import Any
 from rota.app import App
 from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 
-BACKLOG = "bench.backlog"
-PROBES = [f"bench.probe.{number}" for number in range(40)]
+BACKLOG_HANDLER = "bench.backlog"
+PROBE_HANDLERS = [f"bench.probe.{number}" for number in range(40)]
 
 app = App("bench")
 
 
-@app.handler(BACKLOG)
+@app.handler(BACKLOG_HANDLER)
 async def backlog(job: Job[Any]) -> None:
-    """Take as many milliseconds as the payload says."""
+    """Sleep for the payload's number of milliseconds."""
     if milliseconds := job.payload.get("milliseconds"):
         await asyncio.sleep(milliseconds / 1000)
 
 
 async def probe(job: Job[Any]) -> int:
-    """Return how many nanoseconds ago this job was sent; all processes of one machine share the clock."""
+    """Return how many nanoseconds ago the job was sent. All processes of a machine share the monotonic clock."""
     return time.monotonic_ns() - int(job.payload["sent"])
 
 
-for name in PROBES:
+for name in PROBE_HANDLERS:
     app.handler(name)(probe)

@@ -12,7 +12,7 @@ from rota.bench.daemons import daemons
 from rota.bench.figures import Figures
 from rota.bench.jobs import NOOP
 from rota.bench.latency import percentile
-from rota.bench.schedules import plant
+from rota.bench.schedules import store_schedules
 from rota.db import schedule_queries, schedule_reports
 from rota.db.connecting import close_connection, open_connection
 from rota.db.schedule_queries import NO_FLOOR
@@ -21,15 +21,15 @@ from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle.scheduler import BATCH, OVERDUE_AFTER
 
 if TYPE_CHECKING:
-    from rota.bench.figures import Show
-    from rota.bench.ground import Ground
+    from rota.bench.database import BenchDatabase
+    from rota.bench.figures import Reporter
 
-FEW = 1000
-LOOKS = 300
+FEW_SCHEDULES = 1000
+POLLS = 300
 STARTUP_SECONDS = 8.0
 """After this time, a daemon has opened its connections, registered, and run every service once."""
 
-LOOK: schedule_queries.DueSchedulesQuery = {
+POLL_ARGUMENTS: schedule_queries.DueSchedulesQuery = {
     "shards": EVERY_SHARD,
     "overdue": OVERDUE_AFTER,
     "turn": 0,
@@ -40,35 +40,37 @@ LOOK: schedule_queries.DueSchedulesQuery = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PollCost:
     """The cost of one poll: pages read, and the median time in milliseconds as a daemon sees it."""
 
     pages: int
     ms: float
 
 
-async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seconds: float) -> Figures:
-    """Store schedules, and compare a poll of all with a poll of a thousand. Then watch idle daemons for `seconds` seconds."""
-    few = min(FEW, schedules)
-    with show.step("schedules stored", schedules) as tell:
-        await plant(ground, tell, first=1, last=few, handler=NOOP)
-        at_few = await _look(ground)
-        await plant(ground, tell, first=few + 1, last=schedules, handler=NOOP)
-        at_all = await _look(ground)
-    async with daemons(ground, count=count, slots=100) as running:
+async def measure_stored(
+    database: BenchDatabase, reporter: Reporter, *, schedules: int, count: int, seconds: float
+) -> Figures:
+    """Store schedules, and compare a poll of all with a poll of FEW_SCHEDULES. Then measure idle daemons for `seconds` seconds."""
+    few = min(FEW_SCHEDULES, schedules)
+    with reporter.progress("schedules stored", schedules) as advance:
+        await store_schedules(database, advance, first=1, last=few, handler=NOOP)
+        at_few = await _measure_poll(database)
+        await store_schedules(database, advance, first=few + 1, last=schedules, handler=NOOP)
+        at_all = await _measure_poll(database)
+    async with daemons(database, count=count, slots=100) as running:
         await asyncio.sleep(STARTUP_SECONDS)
-        before, used = await ground.counters(settled=True), running.cpu_seconds()
-        with show.step(f"idle for {seconds:g} s", round(seconds)) as tell:
-            began = time.monotonic()
-            while (left := began + seconds - time.monotonic()) > 0:
+        before, cpu_seconds = await database.read_counters(wait_for_flush=True), running.cpu_seconds()
+        with reporter.progress(f"idle for {seconds:g} s", round(seconds)) as advance:
+            started_at = time.monotonic()
+            while (left := started_at + seconds - time.monotonic()) > 0:
                 await asyncio.sleep(min(1.0, left))
-                tell(1)
-        used = (running.cpu_seconds() - used) / count
-        took = time.monotonic() - began
-        running.check()
+                advance(1)
+        cpu_seconds = (running.cpu_seconds() - cpu_seconds) / count
+        took = time.monotonic() - started_at
+        running.check_running()
         rss = running.rss_mb()
-        after = await ground.counters(settled=False)
-    ours = 2  # the counters themselves
+        after = await database.read_counters(wait_for_flush=False)
+    own_statements = 2  # the counters themselves
     return Figures(
         schedules=schedules,
         seconds=took,
@@ -76,22 +78,22 @@ async def stored(ground: Ground, show: Show, *, schedules: int, count: int, seco
         look_ms_at_few=at_few.ms,
         look_pages=at_all.pages,
         look_pages_at_few=at_few.pages,
-        idle_core_percent=used / took * 100,
-        idle_statements_per_second=(after.sent_since(before) - ours) / took / count,
+        idle_core_percent=cpu_seconds / took * 100,
+        idle_statements_per_second=(after.sent_since(before) - own_statements) / took / count,
         rss_mb=rss,
         daemons=count,
     )
 
 
-async def _look(ground: Ground) -> Cost:
-    db = await open_connection(ground.dsn, server_settings=PLANS)
+async def _measure_poll(database: BenchDatabase) -> PollCost:
+    db = await open_connection(database.dsn, server_settings=PLANS)
     try:
-        took = []
-        for _ in range(LOOKS):
-            began = time.perf_counter()
-            await schedule_queries.take_due_schedules(db, **LOOK)
-            took.append((time.perf_counter() - began) * 1e3)
-        pages = await schedule_reports.count_pages_read(db, **LOOK)
+        poll_ms = []
+        for _ in range(POLLS):
+            started_at = time.perf_counter()
+            await schedule_queries.take_due_schedules(db, **POLL_ARGUMENTS)
+            poll_ms.append((time.perf_counter() - started_at) * 1e3)
+        pages = await schedule_reports.count_pages_read(db, **POLL_ARGUMENTS)
     finally:
         await close_connection(db)
-    return Cost(pages, percentile(took, 50))
+    return PollCost(pages, percentile(poll_ms, 50))

@@ -1,4 +1,4 @@
-"""The environment of a bench: a database of its own on the given server, and the server's counters."""
+"""The server to measure, a temporary database on it, and its counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STATISTICS_SECONDS = 1.5
 """After this time, the statistics views contain the counters of an idle backend."""
 
-INSERTED_AT_ONCE = 1000
+JOBS_PER_INSERT = 1000
 
 COUNTERS = """
 select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal_bytes, xact_commit as commits
@@ -46,13 +46,13 @@ select current_setting('server_version') as version, current_setting('fsync') as
 
 
 @contextmanager
-def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
-    """Yield the URL of the server to measure: the given or configured one, or with `embedded` a durable one of its own."""
+def server_to_measure(dsn: str | None, *, embedded: bool) -> Iterator[str]:
+    """Yield the URL of the server to measure: the given or configured one, or a temporary one with `embedded`."""
     if embedded:
         if dsn is not None:
-            raise ConfigError("--dsn and --embedded name two servers: choose one")
+            raise ConfigError("--dsn and --embedded can't be combined. Choose one")
         with tempfile.TemporaryDirectory(prefix="rota-bench-", ignore_cleanup_errors=True) as folder:
-            Path(folder).chmod(0o755)  # if we are root, the server's user must be able to enter it
+            Path(folder).chmod(0o755)  # the server runs as another user if this process runs as root
             settings = {"shared_preload_libraries": "pg_stat_statements", "max_wal_size": "4GB"}
             with EmbeddedPostgres(data=Path(folder) / "data", settings=settings) as postgres:
                 yield postgres.dsn
@@ -61,15 +61,15 @@ def some_server(dsn: str | None, *, embedded: bool) -> Iterator[str]:
         found = load(overrides={"database.url": dsn}).require_direct_database()
     except NoDatabase as error:
         raise NoDatabase(
-            "no database to measure: set DATABASE_URL or pass --dsn (the bench makes a database of its own on that server, and "
-            "drops it), or pass --embedded for a server of its own in a temporary folder"
+            "no server to measure is configured. Set DATABASE_URL or pass --dsn, and the bench creates and drops its own database "
+            "there; or pass --embedded for a temporary server"
         ) from error
     yield found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Properties that must be equal for two figures to be comparable."""
+    """The properties that must be equal before two results may be compared."""
 
     cores: int
     postgresql: str
@@ -88,57 +88,57 @@ class Counters:
     statements: int | None
 
     def sent_since(self, before: Counters) -> int:
-        """Return the number of statements sent since then, or of transactions without pg_stat_statements."""
+        """Return the number of statements since `before`. Without pg_stat_statements, return that of transactions."""
         if self.statements is None or before.statements is None:
             return self.commits - before.commits
         return self.statements - before.statements
 
 
-class Ground:
-    """A migrated database made for this run."""
+class BenchDatabase:
+    """A migrated database for one measurement."""
 
-    def __init__(self, dsn: str, db: asyncpg.Connection, *, counts_statements: bool) -> None:
+    def __init__(self, dsn: str, connection: asyncpg.Connection, *, counts_statements: bool) -> None:
         self.dsn = dsn
-        self.db = db
-        self.asked = 0
-        """Statements that the bench itself has sent on `db` since the last `counters()`."""
+        self.connection = connection
+        self.own_statements = 0
+        """Calls of fetch_value() since the last read_counters()."""
         self._counts_statements = counts_statements
 
-    async def ask(self, sql: str, *arguments: object) -> object:
-        """Return the single value of this query, and count it as sent by the bench."""
-        self.asked += 1
-        return await self.db.fetchval(sql, *arguments)
+    async def fetch_value(self, sql: str, *arguments: object) -> object:
+        """Return the single value of a query, and count the query as the bench's own."""
+        self.own_statements += 1
+        return await self.connection.fetchval(sql, *arguments)
 
-    async def insert(self, handler: str, jobs: int) -> None:
+    async def insert_jobs(self, handler: str, jobs: int) -> None:
         """Insert due jobs in many statements, so that their `run_at` differs."""
-        for done in range(0, jobs, INSERTED_AT_ONCE):
-            await self.db.execute(INSERT, handler, min(INSERTED_AT_ONCE, jobs - done))
+        for done in range(0, jobs, JOBS_PER_INSERT):
+            await self.connection.execute(INSERT, handler, min(JOBS_PER_INSERT, jobs - done))
 
-    async def tidy(self) -> None:
-        """Vacuum and analyze. Call it before an insert: afterwards, it would spare daemons their stale plans."""
-        await self.db.execute("vacuum (analyze) rota.jobs")
-        await self.db.execute("analyze rota.job_runs")
+    async def vacuum(self) -> None:
+        """Vacuum and analyze. Call this before the jobs are inserted: a real backlog also grows after the last analyze."""
+        await self.connection.execute("vacuum (analyze) rota.jobs")
+        await self.connection.execute("analyze rota.job_runs")
 
-    async def counters(self, *, settled: bool) -> Counters:
-        """Read the counters. `settled`: wait first until the statistics of all sessions have arrived."""
-        if settled:
+    async def read_counters(self, *, wait_for_flush: bool) -> Counters:
+        """Read the counters. With `wait_for_flush`, first wait until all sessions have flushed their statistics."""
+        if wait_for_flush:
             await asyncio.sleep(STATISTICS_SECONDS)
-        self.asked = 0
-        row = await self.db.fetchrow(COUNTERS)
-        statements = await self.db.fetchval(STATEMENTS) if self._counts_statements else None
+        self.own_statements = 0
+        row = await self.connection.fetchrow(COUNTERS)
+        statements = await self.connection.fetchval(STATEMENTS) if self._counts_statements else None
         assert row is not None  # noqa: S101  one row of a view about this database
         return Counters(wal_bytes=int(row["wal_bytes"]), commits=row["commits"], statements=statements)
 
-    async def dead_tuples(self) -> int:
+    async def count_dead_tuples(self) -> int:
         """Return the number of dead rows in rota.jobs."""
-        found = await self.db.fetchval(
+        found = await self.connection.fetchval(
             "select coalesce(n_dead_tup, 0) from pg_stat_user_tables where relid = 'rota.jobs'::regclass"
         )
         return int(found or 0)
 
-    async def machine(self) -> Machine:
-        """Return the machine and the server settings."""
-        row = await self.db.fetchrow(SERVER)
+    async def describe_machine(self) -> Machine:
+        """Return the number of cores and the server's settings."""
+        row = await self.connection.fetchrow(SERVER)
         assert row is not None  # noqa: S101  one row of settings
         return Machine(
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -151,10 +151,10 @@ class Ground:
 
 
 @asynccontextmanager
-async def own_database(server: str) -> AsyncIterator[Ground]:
-    """Create and migrate a database for this run. Drop it at the end, even if sessions are connected."""
+async def temporary_database(server: str) -> AsyncIterator[BenchDatabase]:
+    """Create and migrate a database. Drop it at the end, even if sessions are connected."""
     name = f"rota_bench_{os.getpid()}"
-    dsn = of_database(server, name)
+    dsn = with_database_name(server, name)
     try:
         maintenance = await open_connection(server)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
@@ -164,13 +164,13 @@ async def own_database(server: str) -> AsyncIterator[Ground]:
             await maintenance.execute(f"create database {name}")
         except asyncpg.InsufficientPrivilegeError as error:
             raise DatabaseUnusable(
-                f"this role may not create a database for the bench at {mask_dsn(server)}: alter role … createdb"
+                f"this login may not create a database at {mask_dsn(server)}. Run: alter role … createdb"
             ) from error
         try:
             await migrate(dsn)
             db = await open_connection(dsn)
             try:
-                yield Ground(dsn, db, counts_statements=await _can_count_statements(db))
+                yield BenchDatabase(dsn, db, counts_statements=await _can_count_statements(db))
             finally:
                 with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                     await db.close(timeout=5)
@@ -180,8 +180,8 @@ async def own_database(server: str) -> AsyncIterator[Ground]:
         await close_connection(maintenance)
 
 
-def of_database(dsn: str, name: str) -> str:
-    """Return the same URL with another database in it."""
+def with_database_name(dsn: str, name: str) -> str:
+    """Return the URL with another database name."""
     return re.sub(r"^(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?", rf"\1/{name}", dsn, count=1)
 
 
