@@ -1,8 +1,8 @@
-"""The app of `rota demo`: one handler for each course that a job can take.
+"""The app of `rota demo`, with a handler for each way in which a job can end.
 
 Handlers write a journal of their calls to a file outside the database. At the end it is compared with rota's own tables. Some
 effects are rows, written in the transaction that completes the job. Other effects are letters in a mailbox file. A letter carries
-the job's idempotency key, so it counts once, however often it is delivered.
+the job's idempotency key, so it counts once even if it is delivered again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     AnyJob = rota.Job[Any] | rota.SyncJob[Any]
 
 
-class Outside:
+class OutsideEffects:
     """Effects outside the database: lines appended to files, which no rollback undoes."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = folder / "journal"
         self._mailbox = folder / "mailbox"
 
-    def note(self, job: AnyJob, what: str, how: str = "") -> None:
-        """Append to the journal that a handler began or ended."""
+    def write_journal(self, job: AnyJob, what: str, how: str = "") -> None:
+        """Append to the journal that a handler `began` or `ended`, and how it ended."""
         _append(
             self._journal,
             what=what,
@@ -55,7 +55,7 @@ class Outside:
 
 
 def _append(path: Path, **fields: Any) -> None:
-    # One write in append mode: lines of several processes don't mix, and a kill -9 can't cut a line in half.
+    # A single write in append mode: lines of several processes don't mix, and kill -9 leaves no partial line.
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(file, json.dumps(fields).encode() + b"\n")
@@ -64,16 +64,16 @@ def _append(path: Path, **fields: Any) -> None:
 
 
 @asynccontextmanager
-async def lifespan() -> AsyncIterator[Outside]:
+async def lifespan() -> AsyncIterator[OutsideEffects]:
     """Provide the files to the handlers, and end this daemon when the demo ends."""
     folder = os.environ.get("DEMO_FOLDER")
     if folder is None:
-        raise ConfigError("rota.demo.app belongs to `rota demo`, which starts it: run that")
-    threading.Thread(target=_die_with_the_demo, daemon=True).start()
-    yield Outside(Path(folder))
+        raise ConfigError("rota.demo.app works only inside `rota demo`. Run that command instead")
+    threading.Thread(target=_exit_with_demo, daemon=True).start()
+    yield OutsideEffects(Path(folder))
 
 
-def _die_with_the_demo() -> None:
+def _exit_with_demo() -> None:
     # Standard input is a pipe that the demo holds open. It closes when the demo ends, even by kill -9.
     while os.read(0, 1):
         pass
@@ -84,16 +84,16 @@ app = rota.App("demo", lifespan=lifespan)
 
 
 @contextmanager
-def journalled(job: AnyJob) -> Iterator[Outside]:
+def journalled(job: AnyJob) -> Iterator[OutsideEffects]:
     """Write the start and the end of the handler to the journal. After a kill -9 the end is missing."""
-    outside: Outside = job.state
-    outside.note(job, "began")
+    outside: OutsideEffects = job.state
+    outside.write_journal(job, "began")
     try:
         yield outside
     except BaseException as error:
-        outside.note(job, "ended", type(error).__name__)
+        outside.write_journal(job, "ended", type(error).__name__)
         raise
-    outside.note(job, "ended", "returned")
+    outside.write_journal(job, "ended", "returned")
 
 
 @app.handler("email", backoff_base=timedelta(seconds=0.3))

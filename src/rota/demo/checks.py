@@ -39,22 +39,22 @@ class Evidence:
 async def check_all(db: Connection, evidence: Evidence) -> list[Check]:
     """Check every promise."""
     return [
-        await _ended_once(db),
-        await _entries_count_once(db),
-        await _letters_count_once(db, evidence),
-        _never_two_under_a_lease(evidence),
-        _ran_again_in_time(evidence),
-        await _zombie_refused(db, evidence),
-        await _at_most_once(db, evidence),
-        await _poison_is_dead(db, evidence),
-        await _difficult_ones(db, evidence),
-        await _redriven(db, evidence),
-        await _stopped_gracefully(db, evidence),
-        await _nothing_left(db),
+        await _check_jobs_ended_once(db),
+        await _check_entries_are_unique(db),
+        await _check_letters_count_once(db, evidence),
+        _check_attempts_overlap_only_without_lease(evidence),
+        _check_killed_jobs_ran_again_in_time(evidence),
+        await _check_zombie_writes_refused(db, evidence),
+        await _check_at_most_once(db, evidence),
+        await _check_poison_is_dead(db, evidence),
+        await _check_retry_snooze_cancel_and_unique_key(db, evidence),
+        await _check_redrive_and_discard(db, evidence),
+        await _check_graceful_stop(db, evidence),
+        await _check_no_job_remains(db),
     ]
 
 
-async def _ended_once(db: Connection) -> Check:
+async def _check_jobs_ended_once(db: Connection) -> Check:
     row = await db.fetchrow(
         """select count(*) as jobs, count(*) filter (where ends = 1) as once from (
                select (select count(*) from rota.job_runs as run where run.job_id = inserted.job_id)
@@ -68,14 +68,14 @@ async def _ended_once(db: Connection) -> Check:
         "Every job has ended exactly once",
         row["jobs"] == row["once"] > 0,
         f"{row['once']} of {row['jobs']} inserted: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}",
-        "rows of demo.inserted with one row in rota.job_runs or rota.dead_letters together",
+        "rows of demo.inserted that have exactly one row in rota.job_runs and rota.dead_letters together",
     )
 
 
 _OUTCOMES = "select outcome, count(*) as jobs from rota.job_runs group by outcome order by 2 desc"
 
 
-async def _entries_count_once(db: Connection) -> Check:
+async def _check_entries_are_unique(db: Connection) -> Check:
     row = await db.fetchrow(
         """select count(*) as entries, count(distinct entry.job_id) as jobs,
                count(*) filter (where entry.fence_token = run.fence_token and run.outcome = 'succeeded') as settled
@@ -93,28 +93,26 @@ async def _entries_count_once(db: Connection) -> Check:
     )
 
 
-async def _letters_count_once(db: Connection, evidence: Evidence) -> Check:
-    keys: defaultdict[str, set[int]] = defaultdict(set)
-    for letter in evidence.letters:
-        keys[letter["key"]].add(letter["job_id"])
-    counted = {job_id for jobs in keys.values() for job_id in jobs}
-    wanted = {
+async def _check_letters_count_once(db: Connection, evidence: Evidence) -> Check:
+    keys = {letter["key"] for letter in evidence.letters}
+    delivered = {letter["job_id"] for letter in evidence.letters}
+    succeeded = {
         row["job_id"]
         for row in await db.fetch(
             "select job_id from rota.job_runs where outcome = 'succeeded' and handler not in ('transfer', 'import', 'thumbnail')"
         )
     }
-    again = len(evidence.letters) - len(keys)
+    repeated = len(evidence.letters) - len(keys)
     return Check(
-        "An effect outside counts once, by its idempotency key",
-        counted == wanted and len(keys) == len(wanted),
-        f"{len(evidence.letters)} deliveries, {len(keys)} keys, {len(wanted)} jobs: {again or 'none'} came twice, with "
+        "An effect outside the database counts once, by its idempotency key",
+        delivered == succeeded and len(keys) == len(succeeded),
+        f"{len(evidence.letters)} deliveries, {len(keys)} keys, {len(succeeded)} jobs: {repeated or 'none'} were repeated, with "
         "the same key",
-        "the mailbox file, against the jobs that rota.job_runs calls succeeded",
+        "the mailbox file, compared with the succeeded jobs in rota.job_runs",
     )
 
 
-def _never_two_under_a_lease(evidence: Evidence) -> Check:
+def _check_attempts_overlap_only_without_lease(evidence: Evidence) -> Check:
     by_job: defaultdict[int, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
         by_job[execution.job_id].append(execution)
@@ -125,25 +123,24 @@ def _never_two_under_a_lease(evidence: Evidence) -> Check:
         for later in runs[number + 1 :]
         if earlier.overlaps(later)
     ]
-    bad = [(earlier, later) for earlier, later in overlaps if later.claimed_at < earlier.lease_ended_at]
+    violations = [(earlier, later) for earlier, later in overlaps if later.claimed_at < earlier.lease_ended_at]
     gaps = [later.claimed_at - earlier.lease_ended_at for earlier, later in overlaps]
-    summary = (
-        f"{plural(len(overlaps), 'overlap')}, all of zombies, the new claim {min(gaps):.2f} s or more after the old lease "
-        "had expired"
-        if overlaps and not bad
-        else f"{plural(len(bad), 'overlap')} under a living lease: jobs {listed([earlier.job_id for earlier, _ in bad])}"
-        if bad
-        else "no overlap at all"
-    )
+    if violations:
+        job_ids = listed([earlier.job_id for earlier, _ in violations])
+        summary = f"{plural(len(violations), 'overlap')} before the earlier lease expired, of jobs {job_ids}"
+    elif overlaps:
+        summary = f"{plural(len(overlaps), 'overlap')}, each claimed at least {min(gaps):.2f} s after the earlier lease expired"
+    else:
+        summary = "no overlap"
     return Check(
-        "Attempts of a job overlap only where the earlier lease had expired",
-        not bad,
+        "Attempts of a job overlap only after the earlier lease has expired",
+        not violations,
         f"{len(evidence.executions)} executions: {summary}",
-        "the handlers' journal, against a trigger's record of every lease in demo.leases",
+        "the handlers' journal, compared with demo.leases, where a trigger records every lease",
     )
 
 
-def _ran_again_in_time(evidence: Evidence) -> Check:
+def _check_killed_jobs_ran_again_in_time(evidence: Evidence) -> Check:
     facts = evidence.facts
     lost = [held for held in facts.held_by_killed if held.handler != "charge"]
     delays = [facts.taken_over[held.job_id][0] - facts.killed_at for held in lost if held.job_id in facts.taken_over]
@@ -152,50 +149,49 @@ def _ran_again_in_time(evidence: Evidence) -> Check:
         "A killed daemon's jobs run again within lease + reap interval",
         len(delays) == len(lost) > 0 and max(delays) <= bound + MARGIN,
         f"{plural(len(delays), 'job')} of {facts.killed_daemon}: after {', '.join(f'{s:.2f}' for s in sorted(delays))} s "
-        f"(promised {bound:g} s, {MARGIN:g} s more allowed here for a busy machine)",
-        "demo.leases: claims with a larger token, against the moment of the kill -9",
+        f"(promised: {bound:g} s; the demo allows {MARGIN:g} s more on a busy machine)",
+        "claims with a larger token in demo.leases, compared with the time of the kill -9",
     )
 
 
-async def _zombie_refused(db: Connection, evidence: Evidence) -> Check:
+async def _check_zombie_writes_refused(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
-    refused = {event["job_id"] for event in facts.refusals if event["event"] == "write.refused"}
-    stale = [held.fence_token for held in facts.held_by_paused]
-    written = await db.fetchval(
+    stale_tokens = [held.fence_token for held in facts.held_by_paused]
+    stale_rows = await db.fetchval(
         """select (select count(*) from demo.entries where fence_token = any($1))
                 + (select count(*) from rota.job_runs where fence_token = any($1))""",
-        stale,
+        stale_tokens,
     )
-    later = await db.fetchval(
+    settled_again = await db.fetchval(
         "select count(*) from rota.job_runs where job_id = any($1) and fence_token > all($2) and outcome = 'succeeded'",
         [held.job_id for held in facts.held_by_paused],
-        stale,
+        stale_tokens,
     )
     writes = sum(event["event"] == "write.refused" for event in facts.refusals)
     lost = sum(event["event"] == "lease.lost" for event in facts.refusals)
     return Check(
         "A zombie's late writes are refused",
-        bool(refused) and written == 0 and later == len(stale) > 0 and facts.stale_writes == writes,
-        f"{facts.paused_daemon} held {plural(len(stale), 'token')}: {writes} write.refused, {lost} lease.lost, {written} rows with "
-        f"a stale token; {later} of {len(stale)} jobs settled with a larger one",
+        writes > 0 and stale_rows == 0 and settled_again == len(stale_tokens) > 0 and facts.stale_writes == writes,
+        f"{facts.paused_daemon} held {plural(len(stale_tokens), 'token')}: {writes} write.refused, {lost} lease.lost, {stale_rows} "
+        f"rows with a stale token; {settled_again} of {len(stale_tokens)} jobs settled with a larger one",
         f"{facts.paused_daemon}'s log and /metrics, demo.entries, rota.job_runs",
     )
 
 
-async def _at_most_once(db: Connection, evidence: Evidence) -> Check:
+async def _check_at_most_once(db: Connection, evidence: Evidence) -> Check:
     jobs = [row["job_id"] for row in await db.fetch("select job_id from demo.inserted where handler = 'charge'")]
-    begun = sum(len(evidence.of(job_id)) for job_id in jobs)
+    executions = sum(len(evidence.of(job_id)) for job_id in jobs)
     reasons = [row["reason"] for row in evidence.facts.dead_letters if row["handler"] == "charge"]
     return Check(
-        "A job that runs at most once began once",
-        len(jobs) == begun == 1 and reasons == ["lost"] and list(evidence.facts.discarded_job_ids) == jobs,
-        f"{plural(begun, 'beginning')} for {plural(len(jobs), 'job')}; then a dead letter ({listed(reasons)}), which "
-        "redrive_many() left alone",
+        "An at-most-once job began once",
+        len(jobs) == executions == 1 and reasons == ["lost"] and list(evidence.facts.discarded_job_ids) == jobs,
+        f"{plural(executions, 'execution')} of {plural(len(jobs), 'job')}; then a dead letter ({listed(reasons)}), which "
+        "redrive_many() skipped",
         "the handlers' journal, rota.dead_letters",
     )
 
 
-async def _poison_is_dead(db: Connection, evidence: Evidence) -> Check:
+async def _check_poison_is_dead(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
     reasons = [row["reason"] for row in facts.dead_letters if row["job_id"] == facts.poison_job_id]
     succeeded = await db.fetchval(
@@ -204,13 +200,13 @@ async def _poison_is_dead(db: Connection, evidence: Evidence) -> Check:
     return Check(
         "A job that kills its daemons becomes a dead letter, and its neighbours succeed",
         reasons == ["poison"] and facts.poison_losses == 3 and len(facts.poison_deaths) in {3, 4} and succeeded == 12,
-        f"dead at loss {facts.poison_losses}, having killed {listed([life for _, life in facts.poison_deaths])}; "
+        f"dead after {facts.poison_losses} losses, which killed {listed([life for _, life in facts.poison_deaths])}; "
         f"{succeeded} of {len(facts.neighbour_job_ids)} neighbours succeeded",
         "rota.dead_letters, rota.job_runs, the exit codes of the processes",
     )
 
 
-async def _difficult_ones(db: Connection, evidence: Evidence) -> Check:
+async def _check_retry_snooze_cancel_and_unique_key(db: Connection, evidence: Evidence) -> Check:
     rows = {
         row["handler"]: row
         for row in await db.fetch(
@@ -219,23 +215,23 @@ async def _difficult_ones(db: Connection, evidence: Evidence) -> Check:
         )
     }
     calls = Counter(each.handler for each in evidence.executions)
-    found = {h: (row["jobs"], row["attempts"], row["outcome"], calls[h]) for h, row in rows.items()}
-    wanted = {
+    actual = {h: (row["jobs"], row["attempts"], row["outcome"], calls[h]) for h, row in rows.items()}
+    expected = {
         "webhook": (1, 3, "succeeded", 3),
         "embargo": (1, 1, "succeeded", 2),
         "newsletter": (1, 0, "cancelled", 0),
         "digest": (1, 1, "succeeded", 1),
     }
-    expected = "webhook took 3 attempts, embargo was called twice and used 1, newsletter never began, digest is one job"
+    success = "webhook took 3 attempts, embargo 2 calls but 1 attempt, newsletter never began, digest is one job"
     return Check(
-        "Retry, snooze, cancel and unique_key do what they say",
-        found == wanted,
-        expected if found == wanted else f"(jobs, attempts, outcome, calls): {found}, not {wanted}",
-        "rota.job_runs: attempts and outcome, against the handlers' journal",
+        "Retry, snooze, cancel and unique_key work",
+        actual == expected,
+        success if actual == expected else f"(jobs, attempts, outcome, calls): {actual}, not {expected}",
+        "attempts and outcome in rota.job_runs, compared with the handlers' journal",
     )
 
 
-async def _redriven(db: Connection, evidence: Evidence) -> Check:
+async def _check_redrive_and_discard(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
     reasons = sorted(row["reason"] for row in facts.dead_letters)
     succeeded = await db.fetchval(
@@ -254,29 +250,29 @@ async def _redriven(db: Connection, evidence: Evidence) -> Check:
     )
 
 
-async def _stopped_gracefully(db: Connection, evidence: Evidence) -> Check:
+async def _check_graceful_stop(db: Connection, evidence: Evidence) -> Check:
     facts = evidence.facts
     codes = [daemon.life.exit_code for daemon in evidence.daemons]
     rows = await db.fetch(
         "select attempts, outcome from rota.job_runs where job_id = any($1)", list(facts.running_at_stop)
     )
-    whole = sum(row["outcome"] == "succeeded" and row["attempts"] == 1 for row in rows)
+    finished = sum(row["outcome"] == "succeeded" and row["attempts"] == 1 for row in rows)
     return Check(
-        "A graceful stop loses nothing",
-        set(codes) == {0} and whole == len(facts.running_at_stop) > 0,
-        f"{whole} of {len(facts.running_at_stop)} running jobs finished at their first attempt; exit codes {listed(codes)}",
+        "A graceful stop loses no job",
+        set(codes) == {0} and finished == len(facts.running_at_stop) > 0,
+        f"{finished} of {len(facts.running_at_stop)} running jobs finished at their first attempt; exit codes {listed(codes)}",
         "rota.job_runs: attempts and outcome, the exit codes of the processes",
     )
 
 
-async def _nothing_left(db: Connection) -> Check:
+async def _check_no_job_remains(db: Connection) -> Check:
     row = await db.fetchrow(
         "select (select count(*) from rota.jobs) as jobs, (select count(*) from rota.dead_letters) as dead,"
         " (select count(*) from rota.cancel_requests) as requests"
     )
     assert row is not None  # noqa: S101
     return Check(
-        "Nothing is left running or waiting",
+        "No job is running or waiting",
         not any(row.values()),
         f"{row['jobs']} rows in rota.jobs, {row['dead']} dead letters, {row['requests']} cancel requests",
         "select count(*) from rota.jobs, rota.dead_letters, rota.cancel_requests",

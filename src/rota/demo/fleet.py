@@ -38,14 +38,14 @@ SETTINGS = {
 }
 
 MAX_STARTS = 8
-"""A daemon that ends more often than the demo kills it is broken."""
+"""A daemon with more processes than this is broken: the demo does not kill it that often."""
 
 MAX_STALL = LEASE / 2
-"""If the machine runs no process for longer, living daemons may lose leases, and promises may fail to hold."""
+"""If the machine does not run the demo for longer, living daemons may lose leases too, and promises may not hold."""
 
 
 class DemoFailed(Exception):
-    """The demo can't go on. The message says why."""
+    """The demo can't continue. The message gives the cause."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Fleet:
         }
         self._ending = False
         self.longest_stall = 0.0
-        """The longest time, in seconds, for which the machine did not run this process."""
+        """The longest time in seconds for which the machine did not run this process."""
         self.daemons = [Daemon(letter, folder / f"{letter}.log") for letter in letters]
 
     def __getitem__(self, letter: str) -> Daemon:
@@ -137,14 +137,14 @@ class Fleet:
         )
 
     async def restart_killed(self) -> None:
-        """Restart daemons that SIGKILL has ended, until stop() is called. Raises DemoFailed if one ends in another way."""
+        """Restart daemons that were killed by SIGKILL, until stop() is called. Raises DemoFailed if one ends in another way."""
         while not self._ending:
             for daemon in [daemon for daemon in self.daemons if daemon.lives]:
                 self._record_end(daemon)
                 ended_at = daemon.life.ended_at
                 if ended_at is not None and time.time() - ended_at >= RESTART_AFTER and not self._ending:
                     if len(daemon.lives) >= MAX_STARTS:
-                        raise DemoFailed(f"daemon {daemon.letter} has died {len(daemon.lives)} times")
+                        raise DemoFailed(f"daemon {daemon.letter} has ended {len(daemon.lives)} times")
                     self.start(daemon)
             slept_at = time.monotonic()
             await asyncio.sleep(CHECK_INTERVAL)
@@ -180,13 +180,13 @@ class Fleet:
         deadline = time.monotonic() + within
         while any(daemon.is_alive for daemon in self.daemons):
             if time.monotonic() > deadline:
-                late = ", ".join(daemon.letter for daemon in self.daemons if daemon.is_alive)
-                raise DemoFailed(f"{late} did not stop within {within:g} s of SIGTERM")
+                alive = ", ".join(daemon.letter for daemon in self.daemons if daemon.is_alive)
+                raise DemoFailed(f"{alive} did not stop within {within:g} s of SIGTERM")
             await asyncio.sleep(CHECK_INTERVAL)
         for daemon in self.daemons:
             self._record_end(daemon, "stopped")
 
-    def end(self) -> None:
+    def kill_all(self) -> None:
         """Kill all daemons that still run."""
         self._ending = True
         for daemon in self.daemons:

@@ -2,7 +2,7 @@
 insert into rota.jobs (handler, payload)
 select 'email', '{"seconds": 0.05}' from generate_series(1, 40);
 
--- Slow jobs. Three daemons, each with two slots for `slow` and one for `reports`, get equal shares.
+-- Slow jobs, in equal shares for three daemons that each have two slots for the queue `slow` and one for `reports`.
 insert into rota.jobs (handler, payload) select 'transfer', '{"seconds": 3.2}' from generate_series(1, 6);
 insert into rota.jobs (handler, payload) select 'report', '{"seconds": 3.0}' from generate_series(1, 3);
 insert into rota.jobs (handler, payload) values ('charge', '{"seconds": 6}');

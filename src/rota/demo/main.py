@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +18,10 @@ import asyncpg
 from rota.db.migrate import migrate
 from rota.demo.checks import Evidence, check_all
 from rota.demo.fleet import LEASE, MAX_STALL, REAP_INTERVAL, DemoFailed, Fleet
+from rota.demo.observer import Observer
+from rota.demo.records import with_leases
 from rota.demo.screen import Screen, short
-from rota.demo.story import KINDS, Story
+from rota.demo.story import HANDLERS, Story
 from rota.embedded import EmbeddedPostgres
 from rota.errors import RotaError
 
@@ -40,26 +41,26 @@ MAX_SECONDS = 85.0
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-END_WORDS = {
+END_TEXTS = {
     "killed": "killed",
     "Snooze": "snoozed",
     "StaleToken": "refused",
     "CancelledError": "interrupted",
     "ConnectionError": "failed",
     "Permanent": "dead letter",
-    "returned": "done, once more",
+    "returned": "done again",
 }
-"""How an execution ended: journal entry -> word on the screen."""
+"""end of an execution in the journal -> text on the screen"""
 
 NEXT_STEPS = (
-    ("rota dev --app yourapp:app", "a database and a daemon of your own, in one"),
-    ("rota --help", "all other commands"),
-    ("README.md", "the first five minutes, and how to run it for real"),
+    ("rota dev --app yourapp:app", "run your app with a database on this machine"),
+    ("rota --help", "list all commands"),
+    ("README.md", "read the first steps, and how to deploy"),
 )
 
 
 def main(*, json_output: bool = False) -> int:
-    """Run the demo. Return 0 if every promise held, 130 if interrupted, else another code. Leaves no process and no file."""
+    """Run the demo. Return the exit code: 0 if every promise held, 130 if interrupted. Leaves no process and no file."""
     screen = Screen(quiet=json_output)
     report: dict[str, Any] = {"ok": False, "lease_s": LEASE, "reap_interval_s": REAP_INTERVAL}
     code = 1
@@ -67,7 +68,7 @@ def main(*, json_output: bool = False) -> int:
         code = _run(screen, report)
     except (KeyboardInterrupt, asyncio.CancelledError):
         report["error"] = "interrupted"
-        screen.plain("Interrupted. Everything that was started has been stopped and removed.", style="yellow")
+        screen.plain("Interrupted. All processes are stopped, and all files are removed.", style="yellow")
         code = 130
     except RotaError as error:
         report["error"] = str(error)
@@ -82,7 +83,7 @@ def main(*, json_output: bool = False) -> int:
 
 
 def _run(screen: Screen, report: dict[str, Any]) -> int:
-    screen.title("rota demo", "Kills and pauses daemons, then checks every promise. Takes half a minute.")
+    screen.title("rota demo", "This kills and pauses daemons, then checks every promise. It takes half a minute.")
     with ExitStack() as stack:
         stack.enter_context(_interrupted_by_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True)))
@@ -90,7 +91,7 @@ def _run(screen: Screen, report: dict[str, Any]) -> int:
             folder.chmod(0o755)  # the server runs as another user, who must reach its data folder
         server = stack.enter_context(EmbeddedPostgres(data=folder / "data", sync=False))
         fleet = Fleet(folder, server.dsn)
-        stack.callback(fleet.end)
+        stack.callback(fleet.kill_all)
         stack.callback(_ignore_stop_signals)
         return asyncio.run(_play(folder, server.dsn, fleet, screen, report))
 
@@ -98,25 +99,32 @@ def _run(screen: Screen, report: dict[str, Any]) -> int:
 async def _play(folder: Path, dsn: str, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> int:
     with _cancelled_by_signals():
         await migrate(dsn)
-        db, onlooker = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+        db, progress_db = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
         try:
             await db.execute(WORLD.read_text("utf-8"))
-            story = Story(folder=folder, fleet=fleet, screen=screen, db=db, onlooker=onlooker)
+            observer = Observer(folder=folder, fleet=fleet, db=db)
+            story = Story(fleet=fleet, screen=screen, observer=observer, db=db, progress_db=progress_db)
             try:
                 with screen.live():
-                    await _perform(story, fleet, screen)
-                return await _conclude(story, db, fleet, screen, report)
+                    await _play_story(story, fleet, screen)
+                evidence = Evidence(
+                    facts=story.facts,
+                    executions=await with_leases(db, observer.executions()),
+                    letters=observer.letters(),
+                    daemons=fleet.daemons,
+                )
+                return await _check_and_report(evidence, db, fleet, screen, report)
             except DemoFailed as error:
-                _explain(error, fleet, screen, report)
+                _report_failure(error, fleet, screen, report)
                 return 1
             finally:
                 report["stood_still_s"] = round(fleet.longest_stall, 2)
         finally:
             db.terminate()
-            onlooker.terminate()
+            progress_db.terminate()
 
 
-async def _perform(story: Story, fleet: Fleet, screen: Screen) -> None:
+async def _play_story(story: Story, fleet: Fleet, screen: Screen) -> None:
     screen.scene.daemons = fleet.daemons
     try:
         async with asyncio.timeout(MAX_SECONDS), asyncio.TaskGroup() as group:
@@ -128,46 +136,47 @@ async def _perform(story: Story, fleet: Fleet, screen: Screen) -> None:
             for task in background:
                 task.cancel()
     except TimeoutError as error:
-        raise DemoFailed(f"the story was not over after {MAX_SECONDS:g} s") from error
-    except ExceptionGroup as several:
-        if (failed := several.subgroup(DemoFailed)) is None:
+        raise DemoFailed(f"it did not end within {MAX_SECONDS:g} s") from error
+    except ExceptionGroup as group:
+        if (failures := group.subgroup(DemoFailed)) is None:
             raise
-        raise _first(failed) from several
+        raise _first_failure(failures) from group
 
 
-def _first(group: ExceptionGroup[DemoFailed]) -> DemoFailed:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, ExceptionGroup) else found
+def _first_failure(group: ExceptionGroup[DemoFailed]) -> DemoFailed:
+    first = group.exceptions[0]
+    return _first_failure(first) if isinstance(first, ExceptionGroup) else first
 
 
-async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> int:
-    executions = await story.executions()
-    evidence = Evidence(facts=story.facts, executions=executions, letters=story.letters(), daemons=fleet.daemons)
+async def _check_and_report(
+    evidence: Evidence, db: Connection, fleet: Fleet, screen: Screen, report: dict[str, Any]
+) -> int:
+    facts = evidence.facts
     checks = await check_all(db, evidence)
-    jobs = await _jobs(db, executions)
-    screen.act("What became of every job")
+    jobs = await _jobs(db, evidence.executions)
+    screen.act("The outcome of every job")
     screen.table(
-        [("jobs", "right"), ("handler", "left"), ("executions", "right"), ("effects", "right"), ("ended as", "left")],
-        _by_handler(jobs, {*(letter["job_id"] for letter in evidence.letters), *await _jobs_with_entries(db)}),
+        [("jobs", "right"), ("handler", "left"), ("executions", "right"), ("effects", "right"), ("outcome", "left")],
+        _rows_by_handler(jobs, {*(letter["job_id"] for letter in evidence.letters), *await _jobs_with_entries(db)}),
     )
-    screen.say("Jobs that began more than once, by daemon and fence token (its last four digits):")
+    screen.say("Jobs with more than one execution: daemon, last four digits of the fence token, and end of each:")
     for job in jobs:
         if len(job["executions"]) > 1:
-            screen.say(f"{job['handler']} {job['job_id']}: {_path(job)}", bullet="·")
-    screen.act("What was promised")
+            screen.say(f"{job['handler']} {job['job_id']}: {_executions_text(job)}", bullet="·")
+    screen.act("The promises")
     screen.checks(checks)
     all_passed = all(check.passed for check in checks)
     report |= {
         "ok": all_passed,
         "checks": [check.as_json() for check in checks],
         "jobs": jobs,
-        "dead_letters": story.facts.dead_letters,
-        "refused": story.facts.refusals,
+        "dead_letters": facts.dead_letters,
+        "refused": facts.refusals,
         "took_over_after_s": {
-            str(job_id): round(at - story.facts.killed_at, 3) for job_id, (at, _, _) in story.facts.taken_over.items()
+            str(job_id): round(at - facts.killed_at, 3) for job_id, (at, _, _) in facts.taken_over.items()
         },
-        "killed": story.facts.killed_daemon,
-        "stopped": story.facts.paused_daemon,
+        "killed": facts.killed_daemon,
+        "stopped": facts.paused_daemon,
         "daemons": [asdict(life) for daemon in fleet.daemons for life in daemon.lives],
     }
     screen.close_act()
@@ -177,8 +186,10 @@ async def _conclude(story: Story, db: Connection, fleet: Fleet, screen: Screen, 
         screen.plain(summary, style="bold green")
     else:
         broken = sum(not check.passed for check in checks)
-        screen.plain(f"{broken} of {len(checks)} promises did not hold: see ✗ above.", style="bold red")
-        _blame_the_machine(fleet, screen)
+        screen.plain(
+            f"{broken} of {len(checks)} promises did not hold. They are marked with ✗ above.", style="bold red"
+        )
+        _report_stall(fleet, screen)
         _show_logs(fleet, screen, report)
     screen.plain()
     screen.plain("Where to go next", style="bold")
@@ -201,40 +212,40 @@ async def _jobs_with_entries(db: Connection) -> set[int]:
     return {row["job_id"] for row in await db.fetch("select job_id from demo.entries")}
 
 
-def _by_handler(jobs: Sequence[dict[str, Any]], with_effect: AbstractSet[int]) -> list[list[str]]:
+def _rows_by_handler(jobs: Sequence[dict[str, Any]], with_effect: AbstractSet[int]) -> list[list[str]]:
     rows = []
-    for kind in KINDS:
-        of_kind = [job for job in jobs if job["handler"] == kind]
-        ends = Counter(job["ended_as"] for job in of_kind)
-        executions = sum(len(job["executions"]) for job in of_kind)
-        effects = sum(job["job_id"] in with_effect for job in of_kind)
-        rows.append([str(len(of_kind)), kind, str(executions), str(effects), ", ".join(map(str, ends))])
+    for handler in HANDLERS:
+        own_jobs = [job for job in jobs if job["handler"] == handler]
+        outcomes = dict.fromkeys(str(job["ended_as"]) for job in own_jobs)
+        executions = sum(len(job["executions"]) for job in own_jobs)
+        effects = sum(job["job_id"] in with_effect for job in own_jobs)
+        rows.append([str(len(own_jobs)), handler, str(executions), str(effects), ", ".join(outcomes)])
     return rows
 
 
-def _path(job: dict[str, Any]) -> str:
+def _executions_text(job: dict[str, Any]) -> str:
     """Describe a job's executions: the daemon, the fence token and the end of each."""
-    words = []
+    texts = []
     for execution in job["executions"]:
-        counts = execution["fence_token"] == job["fence_token"] and job["ended_as"] == "succeeded"
-        how = "[green]counted[/]" if counts else f"[dim]{END_WORDS.get(execution['how'], execution['how'])}[/]"
-        words.append(f"{execution['daemon']} [cyan]{short(execution['fence_token'])}[/] {how}")
-    return " → ".join(words)
+        is_settled = execution["fence_token"] == job["fence_token"] and job["ended_as"] == "succeeded"
+        end = "[green]counted[/]" if is_settled else f"[dim]{END_TEXTS.get(execution['how'], execution['how'])}[/]"
+        texts.append(f"{execution['daemon']} [cyan]{short(execution['fence_token'])}[/] {end}")
+    return " → ".join(texts)
 
 
-def _explain(error: DemoFailed, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:
+def _report_failure(error: DemoFailed, fleet: Fleet, screen: Screen, report: dict[str, Any]) -> None:
     report["error"] = str(error)
     screen.close_act()
     screen.plain()
     screen.plain(f"The demo could not go on: {error}.", style="bold red")
-    _blame_the_machine(fleet, screen)
+    _report_stall(fleet, screen)
     _show_logs(fleet, screen, report)
 
 
-def _blame_the_machine(fleet: Fleet, screen: Screen) -> None:
+def _report_stall(fleet: Fleet, screen: Screen) -> None:
     if fleet.longest_stall > MAX_STALL:
         screen.plain(
-            f"The machine ran no process for {fleet.longest_stall:.1f} s, which is too long for leases of {LEASE:g} s. "
+            f"The machine did not run this process for {fleet.longest_stall:.1f} s, which is too long for leases of {LEASE:g} s. "
             "Try again when it is less busy."
         )
 

@@ -1,4 +1,4 @@
-"""The records of the demo: executions from the journal, facts collected by the story, and results of the checks."""
+"""The demo's records: executions from the journal, facts collected by the story, and results of the checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HeldClaim:
 
 @dataclass(slots=True)
 class Facts:
-    """What the demo has found out when it ends. The checks read this and the database."""
+    """The observations of the story. The checks compare them with the database."""
 
     killed_daemon: str = ""
     killed_at: float = 0.0
@@ -86,7 +86,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A promise of rota, whether the demo has confirmed it, the figures, and their source."""
+    """A promise of rota, whether it held, the figures, and their source."""
 
     promise: str
     passed: bool
@@ -115,14 +115,15 @@ def executions_from(journal: Iterable[Mapping[str, Any]], daemons: Sequence[Daem
                 "killed" if life and life.ended_at else "at work",
             )
             found[execution.fence_token] = execution
-        elif (begun := found.get(line["fence_token"])) is not None:
-            begun.ended_at, begun.how = line["at"], line["how"]
+        elif line["fence_token"] in found:
+            execution = found[line["fence_token"]]
+            execution.ended_at, execution.how = line["at"], line["how"]
     return sorted(found.values(), key=lambda each: each.fence_token)
 
 
 def _life_of(pid: int, at: float, lives: Iterable[Life]) -> Life | None:
-    of_pid = [life for life in lives if life.pid == pid and life.started_at <= at]
-    return of_pid[-1] if of_pid else None
+    matching = [life for life in lives if life.pid == pid and life.started_at <= at]
+    return matching[-1] if matching else None
 
 
 async def with_leases(db: Connection, executions: Sequence[Execution]) -> Sequence[Execution]:

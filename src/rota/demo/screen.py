@@ -1,4 +1,4 @@
-"""Print the demo's story, and on a terminal a progress display below it."""
+"""Print the demo's story. On a terminal, a progress display is shown below it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import io
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ class Screen:
 
     def __init__(self, *, quiet: bool) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            codecs.register_error("rota.demo", _in_ascii)
+            codecs.register_error("rota.demo", _replace_by_ascii)
             sys.stdout.reconfigure(errors="rota.demo")
         self._console = Console(quiet=quiet, highlight=False)
         if self._console.width > MAX_WIDTH or not self._console.is_terminal:
@@ -132,8 +133,8 @@ class Screen:
         line.add_row(bullet, Text.from_markup(text, style=style))
         self._console.print(line)
 
-    def happened(self, seconds: float, text: str) -> None:
-        """Print an event, with its time in seconds since the act's main event."""
+    def event(self, seconds: float, text: str) -> None:
+        """Print an event, with the seconds since the act's main event."""
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_column(width=9, justify="right", style="cyan")
         line.add_column(ratio=1)
@@ -182,9 +183,11 @@ class Screen:
         for daemon in scene.daemons:
             if not daemon.lives:
                 continue
-            held = scene.running.get(daemon.name, ())
+            handlers = scene.running.get(daemon.name, ())
             state_text = Text(daemon.state, style=DAEMON_STYLES.get(daemon.state, ""))
-            daemons.add_row(Text(daemon.name, style="bold"), f"{daemon.life.pid}", state_text, Text(_summary(held)))
+            daemons.add_row(
+                Text(daemon.name, style="bold"), f"{daemon.life.pid}", state_text, Text(_count_by_handler(handlers))
+            )
         counts = Text("jobs  ", style="bold")
         for state, style in JOB_STYLES.items():
             if count := scene.states.get(state, 0):
@@ -200,38 +203,34 @@ class Screen:
         )
 
 
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Codec error handler: print `ok` instead of ✓, and so on, in an encoding that lacks it."""
+def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Handle an encoding error: replace characters that the encoding lacks, for example ✓ by `ok`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
-def _bar(done: int, of: int, width: int) -> Text:
-    full = round(width * done / of) if of else 0
+def _bar(done: int, total: int, width: int) -> Text:
+    full = round(width * done / total) if total else 0
     return Text("━" * full, style="green") + Text("━" * (width - full), style="bright_black")
 
 
-def _summary(held: Sequence[str]) -> str:
-    if not held:
-        return "-"
-    kinds: dict[str, int] = {}
-    for handler in held:
-        kinds[handler] = kinds.get(handler, 0) + 1
-    return ", ".join(f"{count} {handler}" if count > 1 else handler for handler, count in sorted(kinds.items()))
+def _count_by_handler(handlers: Sequence[str]) -> str:
+    counts = sorted(Counter(handlers).items())
+    return ", ".join(f"{count} {handler}" if count > 1 else handler for handler, count in counts) or "-"
 
 
 def plural(count: int, word: str) -> str:
-    """Write `1 job`, `2 jobs`."""
+    """Format a count with its noun, as in `1 job` or `2 jobs`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def short(fence_token: int) -> str:
-    """Write the last four digits of a fence token. In the demo they are unique."""
+    """Format the last four digits of a fence token, which are unique in the demo."""
     return f"…{fence_token % 10_000:04}"
 
 
 def listed(items: Sequence[Any]) -> str:
-    """Write `a, b and c`."""
+    """Format a list as in `a, b and c`."""
     words = [str(item) for item in items]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"

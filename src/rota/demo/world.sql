@@ -1,14 +1,14 @@
--- The demo's own tables, written by handlers and a trigger. At the end, rota's tables are compared with these tables and with the
--- two files that the handlers write.
+-- The demo's own tables, which handlers and a trigger write. At the end, rota's tables are compared with them and with the handlers'
+-- two files.
 create schema demo;
 
--- Effects inside the database. Without a unique index: the demo shows that rota alone keeps each effect unique.
+-- Effects inside the database. There is no unique index: the demo shows that rota alone keeps each effect unique.
 create table demo.entries (job_id bigint not null, fence_token bigint not null, entered_at timestamptz not null default clock_timestamp());
 
--- Handlers whose cause of failure is repaired: from then on they succeed.
+-- Handlers whose cause of failure is repaired, so that they succeed.
 create table demo.repaired (handler text primary key);
 
--- Every job ever inserted, and every claim, extension and end of a lease, recorded by a trigger independently of rota.
+-- Every inserted job, and every claim, extension and end of a lease. A trigger records them independently of rota.
 create table demo.inserted (job_id bigint primary key, handler text not null);
 create table demo.leases (
     seen_at      timestamptz not null default clock_timestamp(),
