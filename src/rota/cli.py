@@ -32,7 +32,7 @@ from rota.commands.options import AsJson
 from rota.commands.printing import printable
 from rota.errors import RotaError, Stopped
 
-FIRST_STEPS, DEPLOY, LOOK, OPERATE = "First steps", "Run and deploy", "Look", "Operate"
+FIRST_STEPS, DEPLOY, INSPECT, OPERATE = "First steps", "Run and deploy", "Inspect", "Operate"
 SCHEDULES, DEVELOP = "Schedules", "Develop"
 
 
@@ -41,7 +41,7 @@ class GroupedCommands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, sorted by group."""
-        groups = [FIRST_STEPS, DEPLOY, LOOK, OPERATE, SCHEDULES, DEVELOP]
+        groups = [FIRST_STEPS, DEPLOY, INSPECT, OPERATE, SCHEDULES, DEVELOP]
         return sorted(super().list_commands(ctx), key=lambda name: groups.index(self._group(name)))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -87,8 +87,8 @@ app.command(rich_help_panel=DEPLOY)(run.run)
 app.command(rich_help_panel=DEPLOY)(migrate.migrate)
 app.command(rich_help_panel=DEPLOY)(config.config)
 app.command(rich_help_panel=DEPLOY)(check.check)
-app.command(rich_help_panel=LOOK)(status.status)
-app.command(rich_help_panel=LOOK)(why.why)
+app.command(rich_help_panel=INSPECT)(status.status)
+app.command(rich_help_panel=INSPECT)(why.why)
 app.command(rich_help_panel=OPERATE)(enqueue.enqueue)
 app.add_typer(job.app, rich_help_panel=OPERATE)
 app.add_typer(dead.app, rich_help_panel=OPERATE)
@@ -134,7 +134,7 @@ def _global_options(
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null for each standard stream that is closed. Otherwise the next socket would get its number, and our output."""
+    """Open /dev/null for each closed standard stream. Otherwise the next socket would get its number, and receive our output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -145,7 +145,7 @@ def _open_missing_streams() -> None:
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit with its code if it fails."""
+    """Run the command in sys.argv. Exits with a code above 0 if it fails."""
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names may contain characters that the terminal's encoding lacks.

@@ -20,8 +20,9 @@ from rota.commands.check import server_findings
 from rota.commands.cron import print_instants
 from rota.commands.database_errors import explain_error
 from rota.commands.options import duration, instant
+from rota.commands.queue_lines import sum_by_queue
 from rota.commands.restart_on_change import modification_times
-from rota.commands.status import Status, render, sum_by_queue
+from rota.commands.status import Status, render
 from rota.db.node_reports import LivingNode, why_unclaimed
 from rota.db.reports import LaneCounts
 from rota.db.server_reports import ServerFacts
@@ -249,7 +250,7 @@ def look(**changed: Any) -> ServerFacts:
 )
 def test_a_server_is_judged_by_what_it_says(server: ServerFacts, found: list[str]) -> None:
     """Each thing that makes a queue slow or unsafe is a finding with a cure, and nothing else is."""
-    findings = list(server_findings(server, asked=NOW, answered=NOW + seconds(0.1)))
+    findings = list(server_findings(server, query_sent_at=NOW, query_answered_at=NOW + seconds(0.1)))
     assert [each.check for each in findings] == found
     assert all(each.do for each in findings)
 

@@ -1,5 +1,5 @@
-"""The commands, a file per noun. A command reads its options, calls what does the work, and shows what came of it.
+"""The commands, with a module for each noun. A command reads its options, calls the other layers, and prints the result.
 
-Their modules import late, inside the functions: `rota --help` must not wait for a web server and a driver. Their annotations are
-evaluated at import, which is how typer wants them: no `from __future__ import annotations` here.
+The modules import drivers and servers inside functions, so that `rota --help` is fast. They do not use
+`from __future__ import annotations`, because typer evaluates the annotations.
 """

@@ -10,10 +10,7 @@ import typer
 from rota.commands.database import Database, import_app, takes_database
 from rota.commands.database_errors import explaining_errors
 from rota.commands.enqueue import HandlerName, JobPayload, read_json
-from rota.commands.options import (
-    App,
-    AsJson,
-)
+from rota.commands.options import App, AsJson
 from rota.commands.printing import print_json, printable
 
 if TYPE_CHECKING:
@@ -58,7 +55,7 @@ def call(
 
 @contextmanager
 def _configured(database: Database, app: str | None) -> "Iterator[Config]":
-    """Yield the configuration. Only with --embedded must it name a database."""
+    """Yield the configuration. It need not name a database, except with --embedded."""
     if database.embedded:
         with database.configured({"app": app}) as config:
             yield config
@@ -67,7 +64,7 @@ def _configured(database: Database, app: str | None) -> "Iterator[Config]":
 
 
 def _describe(outcome: "Outcome") -> tuple[str, Any, bool]:
-    """Return the outcome in words, its result or error, and whether it is a failure."""
+    """Return a text for the outcome, its result or error, and whether it is a failure."""
     from rota.domain import outcome as outcomes
 
     match outcome:

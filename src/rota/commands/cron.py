@@ -55,7 +55,7 @@ def next_(
         return
     print_instants(instants, None)
     if sum(each.fires for each in instants) < count:
-        typer.echo("there are no later instants", err=True)
+        typer.echo("the expression has no later instants", err=True)
 
 
 @app.command()
@@ -81,7 +81,7 @@ def checked_rule(expression: str, timezone: str, gap: str, fold: str) -> "Rule":
 
 
 def print_instants(instants: "list[Instant]", jitter: "timedelta | None") -> None:
-    """Print a table of instants: in UTC, in local time, and, with a jitter, when the job is due."""
+    """Print a table of instants in UTC and in local time. With a jitter, it also has the time at which each job is due."""
     rows = [
         (
             moment(each.scheduled_for) if each.fires else "-",

@@ -92,7 +92,7 @@ def import_app(config: "Config") -> "App":
 
 
 async def run_on_connection(config: "Config", work: Callable[["Connection"], Awaitable[T]], *, name: str) -> T:
-    """Connect, check that the schema fits this version of rota, and run `work`. Reports locks that it waits for on stderr."""
+    """Connect, check the schema's version, and run `work`. While it waits for a lock, the holder is printed to stderr."""
     from asyncpg import DataError, LockNotAvailableError, QueryCanceledError
 
     from rota.db.blockers import report_blockers

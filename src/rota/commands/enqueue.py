@@ -74,7 +74,7 @@ def enqueue(
         return
     typer.echo(job_id)
     if outcome == "replaced":
-        typer.echo("replaced: this job now has the new payload", err=True)
+        typer.echo("the live job with this key now has the new payload", err=True)
     elif not created:
         why = " and is running. --on-conflict replace changes only waiting jobs" if on_conflict == "replace" else ""
         typer.echo(f"nothing was inserted: this live job has the key{why}", err=True)
@@ -83,14 +83,14 @@ def enqueue(
 
 
 def read_json(text: str | None, option: str = "JSON") -> str | None:
-    """Return the JSON text of an option, read from standard input if it is `-`. Raises as checked_json() does."""
+    """Return the JSON text of an option, or standard input if the text is `-`. Raises the errors of checked_json()."""
     return None if text is None else checked_json(sys.stdin.read() if text == "-" else text, option)
 
 
 def checked_json(text: str, option: str) -> str:
-    """Return the text unchanged if it is JSON that can be stored. Raises BadParameter or InvalidPayload, without the text itself.
+    """Return the text unchanged. Raises BadParameter or InvalidPayload if it is not JSON that can be stored.
 
-    The server gets the original text, because Python would round some numbers.
+    The errors do not contain the text. The server gets the original text, because Python would round some numbers.
     """
     from rota.domain.payload import encode
     from rota.errors import InvalidPayload

@@ -6,11 +6,7 @@ import typer
 
 from rota.commands import pausing
 from rota.commands.database import Database, takes_database
-from rota.commands.options import (
-    AsJson,
-    Note,
-    argument,
-)
+from rota.commands.options import AsJson, Note, argument
 from rota.commands.printing import MAX_LISTED, age, console, distance, plural, print_json, table
 
 if TYPE_CHECKING:
@@ -41,7 +37,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
             1 if each.delivery == "at_most_once" else each.max_attempts or 20,
             age(each.timeout),
             each.nodes,
-            _state(each),
+            _format_state(each),
         )
         for each in handlers
     ]
@@ -53,7 +49,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
         )
 
 
-def _state(handler: "KnownHandler") -> str:
+def _format_state(handler: "KnownHandler") -> str:
     if handler.paused:
         return f"paused by {handler.paused_by}: {handler.pause_reason or 'no reason given'}"
     if handler.nodes:

@@ -86,7 +86,7 @@ def list_(
             f"{job.attempt}/{job.max_attempts}" if job.max_attempts else job.attempt,
             job.handler,
             job.queue,
-            _when(job),
+            _format_time(job),
             job.schedule or (f"removed ({job.schedule_id})" if job.schedule_id else ""),
             job.last_error_kind,
         )
@@ -98,7 +98,7 @@ def list_(
         typer.echo(f"these are the newest {limit}. To see more: --limit", err=True)
 
 
-def _when(job: "ListedJob") -> str:
+def _format_time(job: "ListedJob") -> str:
     if job.finished_at is not None:
         return f"{age(job.now - job.finished_at)} ago"
     if job.state == "running" and job.started_at is not None:

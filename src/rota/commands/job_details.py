@@ -85,7 +85,7 @@ def print_job(details: JobDetails, *, errors: bool, as_json: bool) -> None:
                 each.outcome,
                 each.error_kind,
                 moment(each.started_at),
-                _attempt_time(each),
+                _format_attempt_duration(each),
                 str(each.node or "")[:8],
             )
             for each in details.failed_attempts
@@ -115,11 +115,11 @@ def _as_json(details: JobDetails, gives_up: TimeRange | None, *, errors: bool) -
 
 
 def _parse_json(text: str) -> Any:
-    def number(digits: str) -> float | str:
+    def parse_float(digits: str) -> float | str:
         return value if math.isfinite(value := float(digits)) else digits
 
     try:
-        return json.loads(text, parse_float=number)
+        return json.loads(text, parse_float=parse_float)
     except (ValueError, RecursionError):  # for example a number with 5,000 digits
         return text
 
@@ -131,8 +131,8 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
     priority = "" if job.priority is None else f", priority {job.priority}"
     return [
         ("job", f"{job.job_id}  {job.handler}  (queue {job.queue}{priority})"),
-        ("state", _state(job)),
-        ("attempt", _attempt(job)),
+        ("state", _format_state(job)),
+        ("attempt", _format_attempt(job)),
         ("losses", f"its daemon was lost {plural(job.losses, 'time')}" if job.losses else ""),
         ("last error", job.last_error_kind or ""),
         *(_describe_waiting(job, details.unclaimed) if job.state in WAITING_STATES else []),
@@ -144,11 +144,11 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
         ("ended", relative(job.finished_at, now)),
         ("why", job.note or ""),
         ("first due", moment(job.scheduled_for)),
-        ("made", f"{moment(job.created_at)} by {job.created_by}" if job.created_by else ""),
+        ("created", f"{moment(job.created_at)} by {job.created_by}" if job.created_by else ""),
         ("schedule", "" if job.schedule_id is None else str(job.schedule_id)),
         ("unique key", job.unique_key or ""),
         ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
-        ("do", _remedy(job.job_id) if job.state == "dead" else ""),
+        ("do", _format_remedy(job.job_id) if job.state == "dead" else ""),
     ]
 
 
@@ -165,28 +165,30 @@ def describe_redrives(attempts: "Sequence[UnsuccessfulAttempt]") -> list[tuple[s
     ]
 
 
-def _state(job: "JobDescription") -> str:
+def _format_state(job: "JobDescription") -> str:
     paused = job.paused and job.state in WAITING_STATES
     return ", ".join(
         [job.state, *(["cancel requested"] if job.cancel_requested else []), *(["paused"] if paused else [])]
     )
 
 
-def _attempt(job: "JobDescription") -> str:
+def _format_attempt(job: "JobDescription") -> str:
     if job.state in WAITING_STATES and not job.attempt:
         return f"none yet, {job.max_attempts} at most"
-    of = f" of {job.max_attempts}" if job.finished_at is None or job.state == "dead" else ""
-    return f"{job.attempt}{of}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
+    limit = f" of {job.max_attempts}" if job.finished_at is None or job.state == "dead" else ""
+    return f"{job.attempt}{limit}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
 
 
 def _describe_place(place: "QueuePosition") -> list[tuple[str, str]]:
     """Describe the slots and the jobs ahead, and the daemons that serve the job."""
     slots, taken = sum(node.slots for node in place.nodes), sum(node.taken for node in place.nodes)
     ahead = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
-    full = taken >= slots
-    free = f"all {plural(slots, 'slot')} are taken" if full else f"{slots - taken} of {plural(slots, 'slot')} are free"
+    is_full = taken >= slots
+    free = (
+        f"all {plural(slots, 'slot')} are taken" if is_full else f"{slots - taken} of {plural(slots, 'slot')} are free"
+    )
     text = f"{free}; {ahead} {'is' if place.ahead == 1 else 'are'} ahead"
-    if not full and not place.ahead:
+    if not is_full and not place.ahead:
         text += ": it starts at the next poll, unless another session locks its row"
     shown = ", ".join(
         f"{str(node.node_id)[:8]} on {node.host}:{node.pid} ({node.taken} of {node.slots} taken)"
@@ -206,7 +208,7 @@ def _describe_refused(row: "RefusedRow") -> str:
 def _describe_waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
     return [
         ("due" if job.state == "due" else "next try", relative(job.run_at, job.now)),
-        ("but", unclaimed or ""),
+        ("unclaimed", unclaimed or ""),
         (
             "expires",
             f"unless started by {relative(job.start_by, job.now)}" if job.start_by and not job.fence_token else "",
@@ -223,7 +225,7 @@ def _describe_running(job: "JobDescription") -> list[tuple[str, str]]:
     ]
 
 
-def _remedy(job_id: int) -> str:
+def _format_remedy(job_id: int) -> str:
     return f"rota dead redrive {job_id}, or rota dead discard {job_id} --note …"
 
 
@@ -255,5 +257,5 @@ def _format_give_up(times: TimeRange, now: datetime) -> str:
     return f"if all attempts fail: in {age(earliest - now)} to {age(latest - now)}, by {moment(latest)}"
 
 
-def _attempt_time(each: "UnsuccessfulAttempt") -> str:
+def _format_attempt_duration(each: "UnsuccessfulAttempt") -> str:
     return age(each.finished_at - each.started_at) if each.started_at else ""

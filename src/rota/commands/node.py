@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rota.commands.database import Database, takes_database
-from rota.commands.options import (
-    AsJson,
-    Note,
-    argument,
-)
-from rota.commands.printing import age, console, plural, print_json, table
+from rota.commands.node_table import node_rows
+from rota.commands.options import AsJson, Note, argument
+from rota.commands.printing import console, fields_of, plural, print_json, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rota.db.node_reports import LivingNode, LostNode
     from rota.db.pool import Connection
 
@@ -27,13 +22,13 @@ MAX_LISTED = 200
 @app.command("list")
 @takes_database
 def list_(database: Database, as_json: AsJson = False) -> None:
-    """List living daemons, oldest first, then lost ones.
+    """List living daemons, oldest first, then lost daemons.
 
-    A daemon is alive if it was seen within the last 15 seconds. Lost ones are listed for a day.
+    A daemon is alive if it was seen within the last 15 seconds. A lost daemon is listed for a day.
     """
     living, lost = database.run(read_nodes, name="node list")
     if as_json:
-        print_json([*living, *({**lost_fields(each), "state": "lost"} for each in lost)])
+        print_json([*living, *({**_lost_fields(each), "state": "lost"} for each in lost)])
         return
     if not living:
         typer.echo("no daemon is alive. Start one: rota run --app module:app")
@@ -53,43 +48,9 @@ async def read_nodes(db: "Connection") -> "tuple[list[LivingNode], list[LostNode
     return await list_nodes(db), await list_lost_nodes(db)
 
 
-def lost_fields(lost: "LostNode") -> "dict[str, object]":
+def _lost_fields(lost: "LostNode") -> "dict[str, object]":
     """Return the fields of a lost daemon for JSON."""
-    from rota.commands.printing import fields_of
-
     return {name: value for name, value in fields_of(lost).items() if name != "lost"}
-
-
-def node_rows(living: "Sequence[LivingNode]", lost: "Sequence[LostNode]") -> list[tuple[object, ...]]:
-    """Return a table row for each daemon: node, host and pid, app, release, state, uptime, slots by queue."""
-    from rota.commands.status import sorted_slots
-
-    return [
-        *(
-            (
-                str(each.node_id)[:8],
-                f"{each.host}:{each.pid}",
-                each.app,
-                each.release or f"rota {each.rota_version}",
-                each.displayed_state,
-                age(each.up),
-                " ".join(f"{queue}:{slots}" for queue, slots in sorted_slots(each.slots)),
-            )
-            for each in living
-        ),
-        *(
-            (
-                str(each.node_id)[:8],
-                f"{each.host}:{each.pid}",
-                each.app,
-                each.release or f"rota {each.rota_version}",
-                f"lost {age(each.silent)} ago",
-                "",
-                "",
-            )
-            for each in lost
-        ),
-    ]
 
 
 @app.command()

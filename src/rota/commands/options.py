@@ -71,9 +71,9 @@ def replace_parameter(
     *,
     at_end: bool = False,
 ) -> Callable[..., None]:
-    """Give a command several options in place of its parameter `name`, which then gets `combine(values by option name)`.
+    """Replace the parameter `name` of a command by several options. The parameter then gets `combine(values by option name)`.
 
-    Typer reads options from the signature, so this is how many commands can share one definition of several options.
+    Typer reads the options from the signature. This lets several commands share the definition of several options.
     """
 
     def run(**values: Any) -> None:
@@ -101,7 +101,7 @@ _MAX_DURATION = timedelta(days=60_000)
 
 
 def duration(text: str | None, flag: str) -> timedelta | None:
-    """Parse `30s`, `1h30m` or a number of seconds. Raises BadParameter, with the option's name."""
+    """Parse `30s`, `1h30m` or a number of seconds. Raises BadParameter with the option's name."""
     from rota.config import parse_duration
 
     if text is None:
@@ -116,7 +116,7 @@ def duration(text: str | None, flag: str) -> timedelta | None:
 
 
 def time_or_age(text: str | None, flag: str) -> datetime | timedelta | None:
-    """Parse an instant with a time zone, or a duration that says how long ago. Raises BadParameter."""
+    """Parse an instant with a time zone, or a duration before now. Raises BadParameter."""
     from rota.config import parse_duration
 
     if text is not None:
@@ -128,7 +128,7 @@ def time_or_age(text: str | None, flag: str) -> datetime | timedelta | None:
 
 
 def instant(text: str | None, flag: str) -> datetime | None:
-    """Parse an ISO instant with a time zone. Raises BadParameter, with the option's name."""
+    """Parse an ISO instant with a time zone. Raises BadParameter with the option's name."""
     if text is None:
         return None
     try:

@@ -15,7 +15,7 @@ Kind = Literal["queue", "handler"]
 
 
 def pause(database: "Database", kind: Kind, names: Sequence[str], note: str | None, *, as_json: bool) -> None:
-    """Stop their jobs from being claimed. Running jobs continue."""
+    """Pause queues or handlers: their jobs are not claimed. Running jobs continue."""
     from rota.db import operations
 
     operation = operations.pause_queue if kind == "queue" else operations.pause_handler
@@ -29,7 +29,7 @@ def pause(database: "Database", kind: Kind, names: Sequence[str], note: str | No
 
 
 def resume(database: "Database", kind: Kind, names: Sequence[str], note: str | None, *, as_json: bool) -> None:
-    """Let their jobs be claimed again, from the next poll on."""
+    """Resume queues or handlers: their jobs are claimed again from the next poll on."""
     from rota.db import node_reports, operations
 
     operation = operations.resume_queue if kind == "queue" else operations.resume_handler
@@ -61,7 +61,7 @@ def print_paused(
         print_json({"paused": names, "changed": sum(changed)})
         return
     for name, has_changed in zip(names, changed, strict=True):
-        typer.echo(f"{_title(kind, name)} {'is' if has_changed else 'was already'} paused{addition}")
+        typer.echo(f"{_format_name(kind, name)} {'is' if has_changed else 'was already'} paused{addition}")
 
 
 def print_resumed(kind: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
@@ -70,8 +70,8 @@ def print_resumed(kind: str, names: Sequence[str], changed: Sequence[bool], *, a
         print_json({"resumed": names, "changed": sum(changed)})
         return
     for name, has_changed in zip(names, changed, strict=True):
-        typer.echo(f"{_title(kind, name)} {'is resumed' if has_changed else 'was not paused'}")
+        typer.echo(f"{_format_name(kind, name)} {'is resumed' if has_changed else 'was not paused'}")
 
 
-def _title(kind: str, name: str) -> str:
+def _format_name(kind: str, name: str) -> str:
     return "every queue" if kind == "queue" and name == "*" else f"{kind} {printable(name)}"

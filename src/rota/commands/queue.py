@@ -6,12 +6,10 @@ import typer
 
 from rota.commands import pausing
 from rota.commands.database import Database, takes_database
-from rota.commands.options import (
-    AsJson,
-    Note,
-    argument,
-)
+from rota.commands.options import AsJson, Note, argument
 from rota.commands.printing import console, moment, print_json, table
+from rota.commands.queue_lines import QueueLine, format_queue
+from rota.commands.status import LOWER_BOUNDS, more_queues_text, read_status
 
 app = typer.Typer(name="queue", help="List, pause and resume queues.", no_args_is_help=True)
 
@@ -26,8 +24,6 @@ def list_(database: Database, as_json: AsJson = False) -> None:
 
     The table also shows how many daemons serve each queue, and which queues are paused and why.
     """
-    from rota.commands.status import LOWER_BOUNDS, QueueLine, format_queue, more_queues_text, read_status
-
     status = database.run(read_status, name="queue list")
     paused = {each.name: each for each in status.paused if each.kind == "queue"}
     listed = {line.queue for line in status.queues}

@@ -77,7 +77,7 @@ def dev(
 
 
 def _prepare_process() -> None:
-    """Handle signals until the daemon takes them over, and let the output of handlers appear at once."""
+    """Install signal handlers for the time until the daemon installs its own, and flush the output of handlers by line."""
     from rota.observability import log_writer
     from rota.observability.logs import flush_prints_by_line
     from rota.runtime.init_process import fork_if_init
@@ -112,7 +112,7 @@ def _import_with_samples(reference: str | None) -> "RotaApp":
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude imported modules from garbage collection, which would otherwise cost a fifth of the time of a small job."""
+    """Exclude imported modules from garbage collection. It would cost a fifth of a small job's time."""
     import gc
 
     gc.collect()
@@ -168,8 +168,8 @@ rota dev runs {handlers} rota.echo, rota.sleep and rota.fail.
 Press Ctrl-C to stop it. The data stays in {default_data_dir()}
 The server stops with the last `rota dev` on that folder.
 
-  open psql      {psql} '{config.require_database()}'
-  a first job    insert into rota.jobs (handler, payload) values ('rota.echo', '{{"hello": "world"}}');
-  one by command rota enqueue rota.sleep '{{"seconds": 5}}' --embedded
-  see both       rota status --embedded
+  open psql         {psql} '{config.require_database()}'
+  insert a job      insert into rota.jobs (handler, payload) values ('rota.echo', '{{"hello": "world"}}');
+  enqueue a job     rota enqueue rota.sleep '{{"seconds": 5}}' --embedded
+  see what happens  rota status --embedded
 """  # noqa: S608  printed, not executed

@@ -160,7 +160,7 @@ def list_(
             each.state,
             distance(each.next_fire_at, each.now),
             distance(each.last_success_at, each.now) or "never",
-            _problem(each),
+            _format_problem(each),
         )
         for each in schedules
     ]
@@ -171,7 +171,7 @@ def list_(
         typer.echo(f"these are the first {limit:,}. To see more: --limit", err=True)
 
 
-def _problem(each: "ListedSchedule") -> str:
+def _format_problem(each: "ListedSchedule") -> str:
     failed = f"failed {plural(each.consecutive_failures, 'time')}" if each.consecutive_failures else ""
     return each.invalid_reason or ", ".join(filter(None, (failed, "no success in time" if each.silent else "")))
 
@@ -221,7 +221,7 @@ def preview(
         typer.echo(f"{printable(name)} has no later instants")
     if schedule.paused:
         until = f" until {moment(schedule.resume_at)}" if schedule.resume_at else ""
-        typer.echo(f"{printable(name)} is paused{until}, and fires none of these before it is resumed", err=True)
+        typer.echo(f"{printable(name)} is paused{until}. Instants during the pause will not fire", err=True)
 
 
 @app.command("run-now")

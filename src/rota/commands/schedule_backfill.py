@@ -87,14 +87,14 @@ def backfill(
         _print_dry_run(result)
     else:
         typer.echo(
-            f"{plural(result['enqueued'], 'job')} enqueued, {result['left_out']:,} left out: they have a fires row"
+            f"{plural(result['enqueued'], 'job')} enqueued, {result['left_out']:,} instants left out: they have a row in rota.fires"
         )
         if result["undecided"]:
-            typer.echo(f"{result['undecided']:,} left to the daemons, which have not decided about them yet", err=True)
-        if result["enqueued"] > 1 and result["overlap"] != "allow" and not spread_time:
             typer.echo(
-                "note: these jobs run at the same time, as far as slots are free. To avoid it: --spread", err=True
+                f"{result['undecided']:,} instants left to the daemons, which have not decided about them yet", err=True
             )
+        if result["enqueued"] > 1 and result["overlap"] != "allow" and not spread_time:
+            typer.echo("note: these jobs may run at the same time. To distribute them: --spread", err=True)
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:
@@ -102,6 +102,6 @@ def _print_dry_run(result: dict[str, Any]) -> None:
     number = plural(result["instants"], "instant")
     if result["more"]:
         typer.echo(f"dry run: more than {number}; the first {result['instants']:,}{period}")
-        typer.echo("one backfill can't take more: backfill shorter periods", err=True)
+        typer.echo("a backfill is limited to this number. Backfill shorter periods", err=True)
     else:
-        typer.echo(f"dry run: {number}{period}, including those that have a fires row")
+        typer.echo(f"dry run: {number}{period}, including those with a row in rota.fires")

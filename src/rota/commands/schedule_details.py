@@ -53,9 +53,8 @@ async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | N
 
     found = await schedule_reports.describe_schedule(db, name=name)
     if found is not None and found.paused_at is not None:
-        with suppress(
-            asyncpg.InsufficientPrivilegeError
-        ):  # a member of rota_client may pause schedules but not read the audit log
+        # A member of rota_client may pause schedules but not read the audit log.
+        with suppress(asyncpg.InsufficientPrivilegeError):
             by, reason = await schedule_reports.find_pause(db, name=name, since=found.paused_at)
             return dataclasses.replace(found, paused_by=by, pause_reason=reason)
     return found
@@ -125,13 +124,13 @@ def print_schedule(details: ScheduleDetails, *, payload: bool, as_json: bool) ->
             out.print(f"{name:<14}{printable(text)}", soft_wrap=True)
     if details.fires:
         rows = [
-            (moment(each.scheduled_for), each.disposition, each.job_id, each.job_state, _fire_note(each))
+            (moment(each.scheduled_for), each.disposition, each.job_id, each.job_state, _format_fire_note(each))
             for each in details.fires
         ]
-        out.print("\nlast instants\n", table(None, "instant", "became", "job#", "which is", "…", rows=rows))
+        out.print("\nlast instants\n", table(None, "instant", "outcome", "job#", "job state", "…", rows=rows))
 
 
-def _fire_note(fire: "FireRecord") -> str:
+def _format_fire_note(fire: "FireRecord") -> str:
     missed = ""
     if fire.missed_from is not None:
         count = plural(fire.missed_count, "instant") if fire.missed_count else "instants"
@@ -144,40 +143,42 @@ def describe(each: "ScheduleDescription") -> list[tuple[str, str]]:
     now = each.now
     return [
         ("schedule", f"{each.name}  (number {each.schedule_id})"),
-        ("what for", each.description or ""),
+        ("purpose", each.description or ""),
         ("owner", each.owner or ""),
-        ("when", _when(each)),
+        ("when", _format_rule(each)),
         ("runs", f"{each.handler}{f' in queue {each.queue}' if each.queue else ''}, priority {each.priority}"),
-        ("state", _state(each)),
-        ("next", _next(each)),
+        ("state", _format_state(each)),
+        ("next", _format_next_fire(each)),
         ("last fire", relative(each.last_fire_at, now)),
         ("last success", relative(each.last_success_at, now) or "never"),
         ("failures", f"{each.consecutive_failures} in a row" if each.consecutive_failures else ""),
-        ("watched", _watched(each)),
-        ("missed ones", _misfire(each)),
+        ("expected", _format_expectation(each)),
+        ("misfire", _format_misfire(each)),
         ("overlap", each.overlap),
-        ("in the gap", "" if each.cron is None else f"{each.dst_gap} (fold: {each.dst_fold})"),
+        ("dst gap", "" if each.cron is None else f"{each.dst_gap} (fold: {each.dst_fold})"),
         (
             "jitter",
-            f"up to {age(each.jitter)}; this schedule runs {_exact(each.jitter_offset)} later" if each.jitter else "",
+            f"up to {age(each.jitter)}; this schedule runs {_format_exactly(each.jitter_offset)} later"
+            if each.jitter
+            else "",
         ),
         (
-            "from, until",
+            "active",
             " to ".join([moment(each.start_at), moment(each.end_at)]) if each.start_at or each.end_at else "",
         ),
-        ("job terms", _job_settings(each)),
-        ("made", f"{moment(each.created_at)} by {each.created_by}"),
+        ("job settings", _format_job_settings(each)),
+        ("created", f"{moment(each.created_at)} by {each.created_by}"),
         ("edited", moment(each.edited_at) if each.edited_at > each.created_at else ""),
         ("declared by", each.declared_by or ""),
     ]
 
 
-def _when(each: "ScheduleDescription") -> str:
+def _format_rule(each: "ScheduleDescription") -> str:
     from rota.cron import Cron
     from rota.errors import InvalidCron
 
     if each.cron is None:
-        return f"every {_exact(each.every or timedelta(0))}, counted from {moment(each.start_at or each.created_at)}"
+        return f"every {_format_exactly(each.every or timedelta(0))}, counted from {moment(each.start_at or each.created_at)}"
     try:
         text = Cron(each.cron, timezone=each.timezone).explain()
     except InvalidCron as error:
@@ -185,14 +186,14 @@ def _when(each: "ScheduleDescription") -> str:
     return f"{each.cron}  ({text})"
 
 
-def _state(each: "ScheduleDescription") -> str:
+def _format_state(each: "ScheduleDescription") -> str:
     if each.state == "paused":
         return describe_pause(each)
     if each.state == "invalid":
         return f"invalid: {each.invalid_reason}"
     if each.state == "overdue":
         return "overdue: no daemon has decided about its next instant. To see living daemons: rota node list"
-    return "at its end" if each.state == "ended" else each.state
+    return "ended: it has no later instants" if each.state == "ended" else each.state
 
 
 def describe_pause(each: "ScheduleDescription") -> str:
@@ -203,14 +204,14 @@ def describe_pause(each: "ScheduleDescription") -> str:
     return f"paused since {moment(each.paused_at)}{by}{until}{why}"
 
 
-def _next(each: "ScheduleDescription") -> str:
+def _format_next_fire(each: "ScheduleDescription") -> str:
     if each.next_fire_at is None:
         return "not planned yet; the next living daemon plans it" if each.state in {"ok", "overdue"} else ""
-    local = "" if each.timezone == "UTC" else f", {_local(each.next_fire_at, each.timezone)}"
+    local = "" if each.timezone == "UTC" else f", {_format_local_time(each.next_fire_at, each.timezone)}"
     return f"{relative(each.next_fire_at, each.now)}{local}"
 
 
-def _local(at: datetime, timezone: str) -> str:
+def _format_local_time(at: datetime, timezone: str) -> str:
     from rota.cron import zone
     from rota.errors import InvalidCron
 
@@ -220,14 +221,14 @@ def _local(at: datetime, timezone: str) -> str:
         return ""
 
 
-def _watched(each: "ScheduleDescription") -> str:
+def _format_expectation(each: "ScheduleDescription") -> str:
     if each.expect_success_within is None:
         return ""
     late = ", but it has not succeeded in time" if each.silent else ""
-    return f"a success is expected within {age(each.expect_success_within)}{late}"
+    return f"a success within {age(each.expect_success_within)}{late}"
 
 
-def _misfire(each: "ScheduleDescription") -> str:
+def _format_misfire(each: "ScheduleDescription") -> str:
     limit = f", at most {each.catch_up_limit}" if each.misfire == "all" else ""
     late = f", none older than {age(each.too_late_after)}" if each.too_late_after else ""
     return (
@@ -235,7 +236,7 @@ def _misfire(each: "ScheduleDescription") -> str:
     )
 
 
-def _job_settings(each: "ScheduleDescription") -> str:
+def _format_job_settings(each: "ScheduleDescription") -> str:
     settings = {
         "attempts": each.max_attempts,
         "backoff from": each.backoff_base and age(each.backoff_base),
@@ -249,5 +250,5 @@ def _job_settings(each: "ScheduleDescription") -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value)
 
 
-def _exact(value: timedelta) -> str:
+def _format_exactly(value: timedelta) -> str:
     return age(value) if not value % timedelta(seconds=1) else f"{value.total_seconds():.3f}s"

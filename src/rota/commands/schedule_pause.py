@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rota.db.schedule_reports import ScheduleFilter
 
 BATCH_SIZE = 10_000
-"""Schedules in one transaction. Each batch scans the schedules that earlier batches have changed."""
+"""Schedules in one transaction. It is large because each batch scans again the schedules of the earlier batches."""
 
 Names = Annotated[list[str] | None, argument("NAME", "Names of the schedules. Give these, filters or --all.")]
 All = Annotated[bool, typer.Option("--all", help="Select all schedules.")]
@@ -171,7 +171,7 @@ def _pause_selected(
         print_json({**dry, "paused": changed, "paused_before": paused_before, "since": started_at})
     elif dry_run:
         typer.echo(
-            f"dry run: {plural(changed, 'schedule')} would be paused, {paused_before:,} are already; nothing was changed"
+            f"dry run: {plural(changed, 'schedule')} would be paused, {paused_before:,} are paused already; nothing was changed"
         )
     else:
         typer.echo(

@@ -5,11 +5,7 @@ from typing import Annotated
 import typer
 
 from rota.commands.database import Database, import_app, takes_database
-from rota.commands.options import (
-    App,
-    AsJson,
-    DryRun,
-)
+from rota.commands.options import App, AsJson, DryRun
 from rota.commands.printing import console, plural, print_json, table
 
 
@@ -50,8 +46,8 @@ def sync(
         print_json({"app": declaring_app.name, "dry_run": dry_run, "schedules": schedules})
     else:
         rows = [(name, what.replace("_", " "), "" if what == "removed" else why) for name, what, why in results]
-        console().print(table(None, "schedule…", "became", "", rows=rows))
+        console().print(table(None, "schedule…", "outcome", "", rows=rows))
         count = plural(sum(step.writes for step in steps), "schedule")
-        typer.echo(f"{'dry run, nothing was changed: ' if dry_run else ''}{count} written, of {len(steps):,}", err=True)
+        typer.echo(f"{'dry run, nothing was changed: ' if dry_run else ''}{count} of {len(steps):,} written", err=True)
     if any(step.what == "refused" for step in steps):
         raise typer.Exit(1)

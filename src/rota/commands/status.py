@@ -3,19 +3,17 @@
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rota.commands.database import Database, run_on_connection, takes_database
-from rota.commands.node import node_rows
-from rota.commands.options import (
-    AsJson,
-)
+from rota.commands.node_table import format_slots, node_rows
+from rota.commands.options import AsJson
 from rota.commands.printing import MAX_LISTED, age, console, moment, plural, print_json, printable, table
+from rota.commands.queue_lines import QueueLine, format_queue, split_listed, sum_by_queue, sum_unlisted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,30 +21,13 @@ if TYPE_CHECKING:
     from rota.config import Config
     from rota.db.node_reports import LivingNode, LostNode, Paused
     from rota.db.pool import Connection
-    from rota.db.reports import DeadLetterGroup, LaneCounts
     from rota.db.schedule_reports import NextFire
 
 REFRESH_SECONDS = 2.0
 
-LOWER_BOUNDS = "too many jobs to count: due, retrying and future are lower bounds (≥), ages and running are exact"
+LOWER_BOUNDS = "too many jobs to count: due, retrying and future are lower bounds (≥); running and ages are exact"
 
 MAX_NEXT_FIRES = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLine:
-    """The number of jobs in a queue, by state."""
-
-    queue: str
-    """Empty in the line that sums up the unlisted queues."""
-    due: int = 0
-    running: int = 0
-    retrying: int = 0
-    future: int = 0
-    dead: int = 0
-    expired_leases: int = 0
-    oldest_due: timedelta | None = None
-    nodes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,66 +92,10 @@ async def read_status(db: "Connection") -> Status:
         paused=paused,
         counted_all=not backlog.at_least,
         more_queues=len(unlisted) + backlog.more_queues,
-        more=_sum_unlisted(unlisted, unnamed),
+        more=sum_unlisted(unlisted, unnamed),
         more_lanes=backlog.unexplored,
         schedules=await schedule_reports.summarise_schedules(db),
         next_fires=await schedule_reports.list_next_fires(db, limit=MAX_NEXT_FIRES),
-    )
-
-
-def sum_by_queue(
-    lanes: "Sequence[LaneCounts]", letters: "Sequence[DeadLetterGroup]", nodes: "Sequence[LivingNode]"
-) -> list[QueueLine]:
-    """Return one line for each queue that has jobs or dead letters, or is served by a daemon."""
-    jobs: dict[str, LaneCounts] = {}
-    for lane in lanes:
-        jobs[lane.queue] = jobs[lane.queue] + lane if lane.queue in jobs else lane
-    dead: dict[str, int] = {}
-    for group in letters:
-        dead[group.queue] = dead.get(group.queue, 0) + group.letters
-    served = {queue for node in nodes for queue in node.queues if queue != "*"}
-    lines = []
-    for name in sorted(jobs.keys() | dead.keys() | served):
-        own = jobs.get(name)
-        lines.append(
-            QueueLine(
-                queue=name,
-                due=own.due if own else 0,
-                running=own.running if own else 0,
-                retrying=own.retrying if own else 0,
-                future=own.future if own else 0,
-                dead=dead.get(name, 0),
-                expired_leases=own.expired if own else 0,
-                oldest_due=own.oldest_due if own else None,
-                nodes=sum(node.claims_from(name) for node in nodes),
-            )
-        )
-    return lines
-
-
-def split_listed(lines: Sequence[QueueLine], nodes: "Sequence[LivingNode]") -> tuple[list[QueueLine], list[QueueLine]]:
-    """Return the lines to list and the others. Queues named by daemons have priority, then those with the oldest due job."""
-    named = {queue for node in nodes for queue in node.queues}
-    by_priority = sorted(
-        lines,
-        key=lambda line: (line.queue not in named, -(line.oldest_due or timedelta(0)).total_seconds(), line.queue),
-    )
-    listed = {line.queue for line in by_priority[:MAX_LISTED]}
-    return [line for line in lines if line.queue in listed], by_priority[MAX_LISTED:]
-
-
-def _sum_unlisted(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") -> QueueLine | None:
-    """Return one line for the unlisted queues, None if all are listed."""
-    if not lines and not unnamed:
-        return None
-    parts: list[QueueLine | LaneCounts] = [*lines, *unnamed]
-    ages = [each.oldest_due for each in parts if each.oldest_due is not None]
-    return QueueLine(
-        queue="",
-        **{name: sum(getattr(each, name) for each in parts) for name in ("due", "running", "retrying", "future")},
-        dead=sum(line.dead for line in lines),
-        expired_leases=sum(line.expired_leases for line in lines) + sum(lane.expired for lane in unnamed),
-        oldest_due=max(ages, default=None),
     )
 
 
@@ -193,22 +118,6 @@ def more_queues_text(status: Status) -> str:
 QUEUE_COLUMNS = ("queue…", "due#", "oldest#", "running#", "retrying#", "future#", "dead#", "nodes#", "")
 
 
-def format_queue(line: QueueLine, paused: Collection[str], *, exact: bool) -> tuple[object, ...]:
-    """Return the table row of a queue."""
-    state = "paused" if {line.queue, "*"} & set(paused) else "" if line.nodes else "no daemon serves it"
-    return (
-        line.queue,
-        _format_count(line.due, exact=exact),
-        age(line.oldest_due),
-        _format_count(line.running),
-        _format_count(line.retrying, exact=exact),
-        _format_count(line.future, exact=exact),
-        _format_count(line.dead),
-        line.nodes,
-        state,
-    )
-
-
 def render(status: Status) -> "RenderableType":
     """Return the screen for rich."""
     from rich.console import Group
@@ -217,7 +126,7 @@ def render(status: Status) -> "RenderableType":
     paused_queues = {each.name for each in status.paused if each.kind == "queue"}
     queues = [format_queue(line, paused_queues, exact=status.counted_all) for line in status.queues]
     nodes = [
-        (*row[:-1], _format_slots(node.slots))
+        (*row[:-1], format_slots(node.slots))
         for row, node in zip(node_rows(status.nodes, ()), status.nodes, strict=True)
     ]
     nodes += node_rows((), status.lost)
@@ -286,23 +195,6 @@ def _render_schedules(status: Status) -> "list[RenderableType]":
     else:
         parts.append(Text(f"schedules: {counts}; none of them has a next instant"))
     return parts
-
-
-def _format_count(number: int, *, exact: bool = True) -> str:
-    """Format a number of jobs. A lower bound gets a `≥`."""
-    return f"{'' if exact else '≥'}{number:,}" if number else "·"
-
-
-def sorted_slots(slots: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return a daemon's slots by queue, largest number first."""
-    return sorted(slots.items(), key=lambda each: (-each[1], each[0]))
-
-
-def _format_slots(slots_by_queue: Mapping[str, int]) -> str:
-    """Format the two largest entries. `rota node list` prints all of them."""
-    slots = sorted_slots(slots_by_queue)
-    more = [f"+{len(slots) - 2}"] if len(slots) > 2 else []
-    return " ".join([*(f"{queue}:{count}" for queue, count in slots[:2]), *more])
 
 
 async def _watch(config: "Config") -> None:

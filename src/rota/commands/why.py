@@ -21,7 +21,7 @@ JOB_LABELS = (
     "next try",
     "waits",
     "served by",
-    "but",
+    "unclaimed",
     "locked",
     "attempt",
     "last error",

@@ -1,4 +1,4 @@
-"""Explain what happened at an instant of a schedule, from its fires and its current rule."""
+"""Explain what happened at an instant of a schedule, by its fires and its current rule."""
 
 import dataclasses
 from datetime import datetime, timedelta
@@ -54,7 +54,7 @@ async def explain_instants(db: "Connection", schedule: "ScheduleDescription", at
     """Explain an instant. Local time that the clock shows twice is two instants, with an answer each."""
     if (answer := _explain_skipped_time(at, schedule)) is not None:
         return [answer]
-    return [await _explain_instant(db, schedule, each) for each in _instants(at, schedule)]
+    return [await _explain_instant(db, schedule, each) for each in _instants_at(at, schedule)]
 
 
 def _explain_skipped_time(at: datetime, schedule: "ScheduleDescription") -> Answer | None:
@@ -73,7 +73,7 @@ def _explain_skipped_time(at: datetime, schedule: "ScheduleDescription") -> Answ
     return Answer(schedule=schedule.name, at=jump, verdict="not_due", answer=text)
 
 
-def _instants(at: datetime, schedule: "ScheduleDescription") -> list[datetime]:
+def _instants_at(at: datetime, schedule: "ScheduleDescription") -> list[datetime]:
     from rota.domain.preview import moments
 
     instants = [at] if at.tzinfo is not None else moments(at, schedule.timezone)
@@ -81,7 +81,7 @@ def _instants(at: datetime, schedule: "ScheduleDescription") -> list[datetime]:
 
 
 def _with_fraction(at: datetime, schedule: "ScheduleDescription") -> datetime:
-    # Instants of --every may have a fraction of a second, which is not printed. Find it for an instant copied from the output.
+    # Instants of --every may have a fraction of a second, which is not printed. Restore it for an instant copied from the output.
     if schedule.every is None or at.microsecond:
         return at
     next_instant = schedule.rule.first_after(at - timedelta(microseconds=1))
@@ -122,7 +122,7 @@ def _explain_fire(fire: "FireRecord", at: datetime) -> Answer:
         )
         return Answer(**fields, verdict="skipped", answer=text)
     if verdict in {"enqueued", "run_now"}:
-        origin = "run by hand" if verdict == "run_now" else f"enqueued {_lateness(fire)}"
+        origin = "run by hand" if verdict == "run_now" else f"enqueued {_format_lateness(fire)}"
         state = fire.job_state or "no longer in the ledger"
         text = f"{origin} as job {fire.job_id}, which is {state}"
         return Answer(
@@ -137,7 +137,7 @@ def _explain_fire(fire: "FireRecord", at: datetime) -> Answer:
     return Answer(**fields, verdict=verdict, answer=_add_note(text, fire))
 
 
-def _lateness(fire: "FireRecord") -> str:
+def _format_lateness(fire: "FireRecord") -> str:
     lateness = fire.decided_at - fire.scheduled_for
     return "on time" if lateness < timedelta(seconds=1) else f"{age(lateness)} after its instant"
 
@@ -156,7 +156,7 @@ async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription
     for name, each in (("before", before), ("after", after)):
         if each is not None:
             fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=each)
-            adjacent[name] = Neighbour(scheduled_for=each, became=_outcome(fire, each, schedule))
+            adjacent[name] = Neighbour(scheduled_for=each, became=_format_outcome(fire, each, schedule))
     preview = instant(schedule.rule, at)
     verdict, text = _explain_missing_fire(schedule, at) if preview.fires else ("not_due", "it is not due then")
     if verdict == "not_due" and schedule.created_at < at <= schedule.edited_at:
@@ -167,7 +167,7 @@ async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription
         fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=first)
         text += (
             f": the clock shows {preview.local:%H:%M} twice, and with dst_fold = first the schedule fires only the first time, at "
-            f"{moment(first)} ({_outcome(fire, first, schedule) or 'no row'}). To fire both times: "
+            f"{moment(first)} ({_format_outcome(fire, first, schedule) or 'no row'}). To fire both times: "
             f"rota schedule set {schedule.name} --fold both"
         )
     elif preview.note:
@@ -175,7 +175,7 @@ async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription
     return Answer(schedule=schedule.name, at=at, verdict=verdict, answer=text, **adjacent)
 
 
-def _outcome(fire: "FireRecord | None", at: datetime, schedule: "ScheduleDescription") -> str | None:
+def _format_outcome(fire: "FireRecord | None", at: datetime, schedule: "ScheduleDescription") -> str | None:
     if fire is None:
         return "to come" if at > schedule.now else None
     has_own_job = fire.scheduled_for == at and fire.job_id is not None
@@ -243,11 +243,11 @@ def _describe_state(schedule: "ScheduleDescription", locked_by: str | None) -> s
             )
             return f"it is overdue, because no daemon has decided about its next instant: {cause}"
         case _:
-            return f"it is in order, its next instant is {moment(schedule.next_fire_at) or 'not planned yet'}"
+            return f"it is ok, and its next instant is {moment(schedule.next_fire_at) or 'not planned yet'}"
 
 
 async def explain_removed(db: "Connection", name: str, at: datetime | None) -> Answer:
-    """Explain an instant of a removed schedule, from its fires. Raises RotaError for a name without fires."""
+    """Explain an instant of a removed schedule by its fires. Raises RotaError for a name without fires."""
     from rota.db import schedule_reports
 
     schedule_id = await schedule_reports.find_removed_schedule(db, name=name)

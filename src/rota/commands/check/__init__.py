@@ -90,22 +90,22 @@ async def examine(config: "Config", db: "Connection") -> "tuple[ServerFacts, lis
         try:
             findings += await each(facts)
         except PostgresError as error:
-            findings.append(_incomplete(each, error, config))
+            findings.append(_failed_check_finding(each, error, config))
     return facts.server, findings
 
 
 async def _read_facts(config: "Config", db: "Connection") -> Facts:
     from rota.db import node_reports, reports, schedule_reports, server_reports
 
-    asked = datetime.now(UTC)
+    query_sent_at = datetime.now(UTC)
     found = await server_reports.examine_server(db)
-    answered = datetime.now(UTC)
+    query_answered_at = datetime.now(UTC)
     return Facts(
         db=db,
         config=config,
         server=found,
-        asked=asked,
-        answered=answered,
+        query_sent_at=query_sent_at,
+        query_answered_at=query_answered_at,
         backlog=await reports.summarise_live_jobs(db),
         nodes=await node_reports.list_nodes(db),
         known_handlers=await node_reports.list_handler_names(db),
@@ -113,7 +113,7 @@ async def _read_facts(config: "Config", db: "Connection") -> Facts:
     )
 
 
-def _incomplete(failed: Check, error: Exception, config: "Config") -> Finding:
+def _failed_check_finding(failed: Check, error: Exception, config: "Config") -> Finding:
     """Return the finding for a check that the database rejected. Omits the server's detail, which may contain a row."""
     name = getattr(failed, "__name__", str(failed)).removeprefix("check_").replace("_", " ")
     return Finding(

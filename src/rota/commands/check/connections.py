@@ -31,7 +31,7 @@ async def check_login(facts: "Facts") -> list[Finding]:
 
 
 async def check_listen_route(facts: "Facts") -> list[Finding]:
-    """Report a connection on which notifications can't arrive. LISTEN succeeds through a pooler, so no error shows it."""
+    """Report a connection that can't receive notifications. LISTEN succeeds even through a pooler, so there is no error."""
     from rota.db.connecting import close_connection
     from rota.db.migrate import read_installation
     from rota.db.pool import connect
@@ -44,7 +44,7 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
         if not is_pooled(facts.db, pid=facts.server.pid):
             return []
         return [
-            _pooler(
+            _pooler_finding(
                 "the URL leads through a connection pooler, which notifications can't pass",
                 "set ROTA_DIRECT_URL to a URL straight to the server; without it, jobs are found by polling",
             )
@@ -54,9 +54,9 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
         with explaining_errors(url.dsn):
             if (await probe(url)).pooled:
                 return [
-                    _pooler(
+                    _pooler_finding(
                         "ROTA_DIRECT_URL leads through a connection pooler, which notifications can't pass",
-                        "let it lead straight to the server, to its own host and port; until then, jobs are found by polling",
+                        "set it to the server's own host and port; until then, jobs are found by polling",
                     )
                 ]
             direct = await connect(url, route=ROUTE_OF_COMMANDS, name="rota check direct")
@@ -66,31 +66,31 @@ async def check_listen_route(facts: "Facts") -> list[Finding]:
                 await close_connection(direct)
     except RotaError as error:
         return [
-            _direct_url(
+            _direct_url_finding(
                 f"ROTA_DIRECT_URL can't be used: {error}",
-                "correct it, or unset it where the other URL leads straight to the server; until then, polling finds the jobs",
+                "correct it, or unset it if DATABASE_URL leads straight to the server; until then, jobs are found by polling",
             )
         ]
     if there.installation_id == (await read_installation(facts.db)).installation_id:
         return []
     return [
-        _direct_url(
-            "ROTA_DIRECT_URL leads to another database than the URL, so inserts do not notify the daemons",
-            "let both lead to the same database; until then, jobs are found by polling",
+        _direct_url_finding(
+            "ROTA_DIRECT_URL and DATABASE_URL lead to different databases, so inserts do not notify the daemons",
+            "set both to the same database; until then, jobs are found by polling",
         )
     ]
 
 
-def _pooler(finding: str, do: str) -> Finding:
+def _pooler_finding(finding: str, do: str) -> Finding:
     return Finding(check="pooler", object="database URL", finding=finding, do=do, alert="RotaListenerDown")
 
 
-def _direct_url(finding: str, do: str) -> Finding:
+def _direct_url_finding(finding: str, do: str) -> Finding:
     return Finding(check="direct URL", object="ROTA_DIRECT_URL", finding=finding, do=do, alert="RotaListenerDown")
 
 
 async def check_hosts(facts: "Facts") -> list[Finding]:
-    """Report a URL with more than one writable host: their data diverges, and the jobs of one will be lost."""
+    """Report a URL with several writable hosts. Their data diverges, and the jobs of all but one host will be lost."""
     from rota.db.connecting import address_text, host_addresses
 
     url = facts.config.database_url()
@@ -101,20 +101,20 @@ async def check_hosts(facts: "Facts") -> list[Finding]:
     }
     if len(hosts) < 2:
         return []
-    named = ", ".join(f"{host} (timeline {server.timeline})" for (server, _), host in hosts.items())
+    primaries = ", ".join(f"{host} (timeline {server.timeline})" for (server, _), host in hosts.items())
     return [
         Finding(
             check="two primaries",
-            object=named,
-            finding=f"more than one host of the database URL takes writes: {named}. Daemons may use either of them",
-            do="stop the one with the lower timeline, or the one that your cluster manager does not call the primary; make it a "
-            "standby again with pg_rewind or a new base backup. Jobs that exist only on the stopped host are lost",
+            object=primaries,
+            finding=f"several hosts of the database URL accept writes: {primaries}. Daemons may use any of them",
+            do="stop every host except the primary of your cluster manager, or except that with the highest timeline. Make the "
+            "stopped hosts standbys with pg_rewind or a new base backup. Jobs that exist only there are lost",
         )
     ]
 
 
 async def _writable_server(url: "DatabaseUrl", address: "Address") -> "tuple[Server, datetime] | None":
-    """Return the server at one host if it is writable. Returns None for a host that is down: the cluster manager handles it."""
+    """Return the server at one host if it is writable. A host that is down is not a finding, and returns None."""
     from asyncpg import PostgresError
 
     from rota.db.connecting import close_connection, open_connection

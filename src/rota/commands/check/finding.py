@@ -38,9 +38,9 @@ class Facts:
     db: "Connection"
     config: "Config"
     server: "ServerFacts"
-    asked: datetime
-    """This machine's time before `server` was queried. `answered` is the time after it."""
-    answered: datetime
+    query_sent_at: datetime
+    """This machine's time before `server` was queried. `query_answered_at` is the time after it."""
+    query_answered_at: datetime
     backlog: "Backlog"
     nodes: "Sequence[LivingNode]"
     known_handlers: Sequence[str]
@@ -52,7 +52,7 @@ Check = Callable[[Facts], Awaitable[Iterable[Finding]]]
 """Finds one kind of problem, or a few related ones. It may query the database but must not change it."""
 
 
-def capped(check: str, findings: Sequence[Finding], total: int, do: str) -> list[Finding]:
+def cap_findings(check: str, findings: Sequence[Finding], total: int, do: str) -> list[Finding]:
     """Return at most MAX_FINDINGS of the findings. If `total` is larger, add one with the number of the others."""
     shown = list(findings[:MAX_FINDINGS])
     if total > len(shown):

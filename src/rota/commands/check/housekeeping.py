@@ -9,26 +9,26 @@ from rota.commands.printing import age
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
 
-OVERDUE = timedelta(minutes=15)
-"""Every daemon tries each task once a minute, or every five minutes if the task takes long."""
+MAX_AGE = timedelta(minutes=15)
+"""A task that has not succeeded for longer is a finding. Daemons run each task every one to five minutes."""
 
 TASKS = {
     "ledger_create": "creating the ledger's next partitions",
     "ledger_drop": "dropping the ledger's old partitions",
-    "nodes": "listing lost daemons as lost",
+    "nodes": "removing lost daemons",
 }
 
 CURES = {
     "ledger_create": "fix the cause in the error: without next partitions, all rows end up in rota.job_runs_default",
-    "ledger_drop": "drop what depends on the partition (select from rota.job_runs instead): it is tried again within a minute",
+    "ledger_drop": "drop the objects that depend on the partition, and use rota.job_runs instead: daemons retry within a minute",
 }
 
 
 async def check_housekeeping(facts: "Facts") -> list[Finding]:
-    """Report housekeeping tasks that fail, or have not succeeded for OVERDUE while a daemon is alive."""
+    """Report housekeeping tasks that fail, or have not succeeded for MAX_AGE while a daemon is alive."""
     from rota.db import server_reports
 
-    found = await server_reports.list_housekeeping(facts.db, patience=OVERDUE)
+    found = await server_reports.list_housekeeping(facts.db, patience=MAX_AGE)
     return [
         Finding(
             check="housekeeping",

@@ -5,7 +5,7 @@ from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rota.db.node_reports import Paused
     from rota.db.reports import DeadLetterGroup, LaneCounts
 
-LATE = timedelta(seconds=60)
+LONG_DUE = timedelta(seconds=60)
 """Full queues are a finding only if a job has been due for longer than this."""
 
 
@@ -22,10 +22,12 @@ async def check_paused(facts: "Facts") -> list[Finding]:
     from rota.db import node_reports
 
     paused = await node_reports.list_paused(facts.db)
-    return capped("paused", [_paused(each) for each in paused[:MAX_FINDINGS]], len(paused), "rota status lists them")
+    return cap_findings(
+        "paused", [_paused_finding(each) for each in paused[:MAX_FINDINGS]], len(paused), "rota status lists them"
+    )
 
 
-def _paused(each: "Paused") -> Finding:
+def _paused_finding(each: "Paused") -> Finding:
     everything = each.kind == "queue" and each.name == "*"
     what = "every queue" if everything else f"the {each.kind} {each.name}"
     since = f" since {moment(each.paused_at)}" if each.paused_at else ""
@@ -62,7 +64,7 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
         )
         for lane, why in unclaimed[:MAX_FINDINGS]
     ]
-    return capped("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
+    return cap_findings("unclaimed", findings, len(unclaimed), "rota queue list shows where they are")
 
 
 async def check_priorities(facts: "Facts") -> list[Finding]:
@@ -78,14 +80,14 @@ async def check_priorities(facts: "Facts") -> list[Finding]:
         )
         for lane in invalid[:MAX_FINDINGS]
     ]
-    return capped("priority", findings, len(invalid), "rota job list shows priorities")
+    return cap_findings("priority", findings, len(invalid), "rota job list shows priorities")
 
 
 async def check_slots(facts: "Facts") -> list[Finding]:
-    """Report queues without a free slot on any daemon that serves them, if a job has been due for longer than LATE."""
+    """Report queues without a free slot on any daemon that serves them, if a job has been due for longer than LONG_DUE."""
     from rota.db import node_reports
 
-    late = [lane for lane in facts.backlog.by_handler if lane.oldest_due is not None and lane.oldest_due > LATE]
+    late = [lane for lane in facts.backlog.by_handler if lane.oldest_due is not None and lane.oldest_due > LONG_DUE]
     if not late:
         return []
     paused = {(each.kind, each.name) for each in await node_reports.list_paused(facts.db)}
@@ -96,25 +98,25 @@ async def check_slots(facts: "Facts") -> list[Finding]:
         if not serving or paused & {("queue", "*"), ("queue", lane.queue), ("handler", lane.handler)}:
             continue
         slots = [node.slots.get(node.room(lane.queue), 0) for node in serving]
-        holders = [node_reports.count_slots_by_handler(node, lane.queue, running) for node in serving]
-        if all(held.total() >= most for held, most in zip(holders, slots, strict=True)):
-            before = full.get(lane.queue)
-            full[lane.queue] = (before[0] + lane if before else lane, sum(slots), sum(holders, Counter()))
-    ordered = sorted(full.values(), key=lambda each: each[0].oldest_due or LATE, reverse=True)
+        taken = [node_reports.count_slots_by_handler(node, lane.queue, running) for node in serving]
+        if all(by_handler.total() >= total for by_handler, total in zip(taken, slots, strict=True)):
+            earlier = full.get(lane.queue)
+            full[lane.queue] = (earlier[0] + lane if earlier else lane, sum(slots), sum(taken, Counter()))
+    ordered = sorted(full.values(), key=lambda each: each[0].oldest_due or LONG_DUE, reverse=True)
     bound = "at least " if facts.backlog.at_least else ""
-    findings = [_full(lane, slots, holders, bound) for lane, slots, holders in ordered[:MAX_FINDINGS]]
-    return capped("slots", findings, len(full), "rota queue list shows where jobs wait")
+    findings = [_full_queue_finding(lane, slots, taken_by, bound) for lane, slots, taken_by in ordered[:MAX_FINDINGS]]
+    return cap_findings("slots", findings, len(full), "rota queue list shows where jobs wait")
 
 
-def _full(lane: "LaneCounts", slots: int, holders: "Counter[str]", bound: str) -> Finding:
-    held_by = ", ".join(f"{count} by {handler}" for handler, count in holders.most_common(3))
+def _full_queue_finding(lane: "LaneCounts", slots: int, taken_by: "Counter[str]", bound: str) -> Finding:
+    largest = ", ".join(f"{count} by {handler}" for handler, count in taken_by.most_common(3))
     return Finding(
         check="slots",
         object=f"queue {lane.queue}",
-        finding=f"all {plural(slots, 'slot')} of the queue {lane.queue} are taken ({held_by}), and "
+        finding=f"all {plural(slots, 'slot')} of the queue {lane.queue} are taken ({largest}), and "
         f"{bound}{plural(lane.due, 'due job')} wait, the oldest for {age(lane.oldest_due)}",
-        do="start more daemons, give the queue more slots (ROTA_QUEUES), or enqueue less; see what holds them: "
-        f"rota job list --state running --handler {quote(holders.most_common(1)[0][0])}",
+        do="start more daemons, give the queue more slots (ROTA_QUEUES), or enqueue less. To see the running jobs: "
+        f"rota job list --state running --handler {quote(taken_by.most_common(1)[0][0])}",
         alert="RotaLagging",
     )
 
@@ -161,21 +163,24 @@ async def check_dead_letters(facts: "Facts") -> list[Finding]:
     from rota.db import reports
 
     groups = await reports.summarise_dead_letters(facts.db, which=reports.DeadLetterFilter(), limit=MAX_FINDINGS)
-    return capped(
-        "dead letters", [_letters(group) for group in groups], groups[0].total if groups else 0, "rota dead summary"
+    return cap_findings(
+        "dead letters",
+        [_dead_letters_finding(group) for group in groups],
+        groups[0].total if groups else 0,
+        "rota dead summary",
     )
 
 
-def _letters(group: "DeadLetterGroup") -> Finding:
+def _dead_letters_finding(group: "DeadLetterGroup") -> Finding:
     what = f"{plural(group.letters, 'dead letter')} of {group.handler} in queue {group.queue}: {group.reason}"
-    chosen = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
+    filters = f"--handler {quote(group.handler)} --queue {quote(group.queue)} --reason {group.reason}"
     if group.error_kind:
-        chosen += f" --error-kind {quote(group.error_kind)}"
+        filters += f" --error-kind {quote(group.error_kind)}"
         what += f", {group.error_kind}"
     return Finding(
         check="dead letters",
         object=f"handler {group.handler} in queue {group.queue}",
         finding=f"{what}; the latest is job {group.sample}",
-        do=f"rota dead list {chosen}, then rota dead redrive or discard with the same filters",
+        do=f"rota dead list {filters}, then rota dead redrive or discard with the same filters",
         alert="RotaDeadLetters",
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 from rota.commands.printing import age, plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ async def check_zone_data(facts: "Facts") -> list[Finding]:
 
 
 async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
-    """Report handlers that several apps have: their daemons claim each other's jobs."""
+    """Report handlers that several apps register: the apps' daemons claim each other's jobs."""
     from rota.db.node_reports import is_built_in
 
     apps: dict[str, dict[str, LivingNode]] = {}
@@ -48,15 +48,17 @@ async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
                 f"{name}{f' (release {node.release})' if node.release else ''} on {node.host}:{node.pid}"
                 for name, node in sorted(apps[handler].items())
             ),
-            do=f'rename it in one of them, or allow it: [handlers] shared = ["{handler}"] in rota.toml, for rota check as well',
+            do=f'rename it in one of them, or allow it in the rota.toml of each: [handlers] shared = ["{handler}"]',
         )
         for handler in several[:MAX_FINDINGS]
     ]
-    return capped("foreign handlers", findings, len(several), "rota node list --json shows the handlers of each daemon")
+    return cap_findings(
+        "foreign handlers", findings, len(several), "rota node list --json shows the handlers of each daemon"
+    )
 
 
 async def check_refused_rows(facts: "Facts") -> list[Finding]:
-    """Report jobs and schedules with which the database refuses operations of daemons: they make no progress."""
+    """Report jobs and schedules on which the database refuses the daemons' operations, so that they make no progress."""
     from rota.db import server_reports
 
     rows = await server_reports.list_refused_rows(facts.db)
@@ -71,7 +73,7 @@ async def check_refused_rows(facts: "Facts") -> list[Finding]:
         )
         for each in rows[:MAX_FINDINGS]
     ]
-    return capped("refused rows", findings, len(rows), "the logs of the daemons name each as row.refused")
+    return cap_findings("refused rows", findings, len(rows), "the logs of the daemons name each as row.refused")
 
 
 async def check_lost(facts: "Facts") -> list[Finding]:
@@ -91,7 +93,7 @@ async def check_lost(facts: "Facts") -> list[Finding]:
         )
         for each in lost
     ]
-    return capped("lost nodes", findings, lost[0].lost if lost else 0, "rota node list")
+    return cap_findings("lost nodes", findings, lost[0].lost if lost else 0, "rota node list")
 
 
 async def check_absence(facts: "Facts") -> list[Finding]:

@@ -3,7 +3,7 @@
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 from rota.commands.printing import age, moment, plural
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ async def check_states(facts: "Facts") -> list[Finding]:
             schedules = await schedule_reports.list_schedules(
                 facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=MAX_FINDINGS
             )
-            findings = [await _describe(facts, state, each) for each in schedules]
-            found += capped(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
+            findings = [await _finding(facts, state, each) for each in schedules]
+            found += cap_findings(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
     return found
 
 
@@ -58,17 +58,17 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
     ]
 
 
-async def _describe(facts: "Facts", state: str, each: "ListedSchedule") -> Finding:
+async def _finding(facts: "Facts", state: str, each: "ListedSchedule") -> Finding:
     from rota.db.blockers import find_row_locker
 
     if state == "invalid":
-        return _invalid(each)
+        return _invalid_finding(each)
     if state == "silent":
-        return _silent(each)
-    return _overdue(each, await find_row_locker(facts.db, schedule_id=each.schedule_id))
+        return _silent_finding(each)
+    return _overdue_finding(each, await find_row_locker(facts.db, schedule_id=each.schedule_id))
 
 
-def _invalid(each: "ListedSchedule") -> Finding:
+def _invalid_finding(each: "ListedSchedule") -> Finding:
     return Finding(
         check="invalid schedules",
         object=each.name,
@@ -78,7 +78,7 @@ def _invalid(each: "ListedSchedule") -> Finding:
     )
 
 
-def _overdue(each: "ListedSchedule", locked_by: str | None) -> Finding:
+def _overdue_finding(each: "ListedSchedule", locked_by: str | None) -> Finding:
     since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
     why = f"{locked_by} locks its row in an open transaction" if locked_by else "no daemon decides about it"
     return Finding(
@@ -92,7 +92,7 @@ def _overdue(each: "ListedSchedule", locked_by: str | None) -> Finding:
     )
 
 
-def _silent(each: "ListedSchedule") -> Finding:
+def _silent_finding(each: "ListedSchedule") -> Finding:
     last = f"its last was {moment(each.last_success_at)}" if each.last_success_at else "there was none yet"
     return Finding(
         check="no success",

@@ -12,39 +12,39 @@ if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
     from rota.db.server_reports import ServerFacts
 
-CLOCKS_APART = timedelta(seconds=2)
-OLD_SNAPSHOT = timedelta(minutes=10)
+MAX_CLOCK_DIFFERENCE = timedelta(seconds=2)
+MAX_SNAPSHOT_AGE = timedelta(minutes=10)
 
-NOTIFY_QUEUE_FULL = 0.5
+MAX_NOTIFY_QUEUE_USE = 0.5
 """A larger used fraction of the notification queue is a finding. At 0.9 the daemons stop notifying."""
 
 
-def _read_only(server: "ServerFacts") -> list[Finding]:
+def _check_read_only(server: "ServerFacts") -> list[Finding]:
     """Report a server that accepts no writes."""
     from rota.db.server import TO_THE_PRIMARY, WHY_READ_ONLY
 
     found = Finding(
         check="read-only",
         object="server",
-        finding=f"this server takes no writes {WHY_READ_ONLY}",
+        finding=f"this server accepts no writes {WHY_READ_ONLY}",
         do=TO_THE_PRIMARY,
     )
     return [found] if server.read_only else []
 
 
-def _clock(server: "ServerFacts", asked: datetime, answered: datetime) -> list[Finding]:
+def _check_clock(server: "ServerFacts", query_sent_at: datetime, query_answered_at: datetime) -> list[Finding]:
     """Report a difference between the server's clock and this machine's."""
-    apart = max(server.clock - answered, asked - server.clock)
+    difference = max(server.clock - query_answered_at, query_sent_at - server.clock)
     found = Finding(
         check="clock",
         object="server",
-        finding=f"the server's clock and this machine's are {age(apart)} apart",
-        do="run NTP on both, or times in logs and --at will be misleading; leases are safe, they use only the server's clock",
+        finding=f"the server's clock and this machine's are {age(difference)} apart",
+        do="run NTP on both: times in logs and --at are misleading. Leases are not affected, they use only the server's clock",
     )
-    return [found] if apart > CLOCKS_APART else []
+    return [found] if difference > MAX_CLOCK_DIFFERENCE else []
 
 
-def _autovacuum(server: "ServerFacts") -> list[Finding]:
+def _check_autovacuum(server: "ServerFacts") -> list[Finding]:
     """Report a server without autovacuum."""
     found = Finding(
         check="autovacuum",
@@ -55,10 +55,10 @@ def _autovacuum(server: "ServerFacts") -> list[Finding]:
     return [] if server.autovacuum else [found]
 
 
-def _snapshots(server: "ServerFacts") -> list[Finding]:
+def _check_snapshots(server: "ServerFacts") -> list[Finding]:
     """Report transactions that have kept vacuum from removing dead rows for too long."""
     found = []
-    if server.snapshot_age is not None and server.snapshot_age > OLD_SNAPSHOT:
+    if server.snapshot_age is not None and server.snapshot_age > MAX_SNAPSHOT_AGE:
         found.append(
             Finding(
                 check="snapshot",
@@ -68,7 +68,7 @@ def _snapshots(server: "ServerFacts") -> list[Finding]:
                 alert="RotaSnapshotHeld",
             )
         )
-    if server.prepared_age is not None and server.prepared_age > OLD_SNAPSHOT:
+    if server.prepared_age is not None and server.prepared_age > MAX_SNAPSHOT_AGE:
         found.append(
             Finding(
                 check="snapshot",
@@ -81,33 +81,33 @@ def _snapshots(server: "ServerFacts") -> list[Finding]:
     return found
 
 
-def _notifications(server: "ServerFacts") -> list[Finding]:
+def _check_notifications(server: "ServerFacts") -> list[Finding]:
     """Report a notification queue that fills up."""
     used = server.notifications
     found = Finding(
         check="notifications",
         object="server",
         finding=f"the server's queue of notifications is {used:.0%} full",
-        do="a listening session has an open transaction: end it. Once the queue is full, daemons poll, and other NOTIFYs fail",
+        do="end the open transaction of a listening session: in a full queue every NOTIFY fails, and daemons can only poll",
     )
-    return [found] if used > NOTIFY_QUEUE_FULL else []
+    return [found] if used > MAX_NOTIFY_QUEUE_USE else []
 
 
 CHECKS: "tuple[Callable[[ServerFacts], list[Finding]], ...]" = (
-    _read_only,
-    _autovacuum,
-    _snapshots,
-    _notifications,
+    _check_read_only,
+    _check_autovacuum,
+    _check_snapshots,
+    _check_notifications,
 )
 """The checks that need only the answer of `examine_server`."""
 
 
-def server_findings(server: "ServerFacts", *, asked: datetime, answered: datetime) -> list[Finding]:
+def server_findings(server: "ServerFacts", *, query_sent_at: datetime, query_answered_at: datetime) -> list[Finding]:
     """Return the findings about the server. It was queried between the two times of this machine's clock."""
-    found = _clock(server, asked, answered)
+    found = _check_clock(server, query_sent_at, query_answered_at)
     return [*found, *(finding for each in CHECKS for finding in each(server))]
 
 
 async def check_server(facts: "Facts") -> list[Finding]:
     """Report settings and states of the server that make a queue slow or unsafe."""
-    return server_findings(facts.server, asked=facts.asked, answered=facts.answered)
+    return server_findings(facts.server, query_sent_at=facts.query_sent_at, query_answered_at=facts.query_answered_at)

@@ -2,23 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import MAX_FINDINGS, Finding, capped
+from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 from rota.commands.printing import plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
     from rota.db.server_reports import ConnectionLimit, RiskySetting
 
-RELOAD = "then select pg_reload_conf()"
+RELOAD_HINT = "then select pg_reload_conf()"
 
 RISKS = {
     "fsync": (
         "a crash of its machine can destroy the database, with all jobs",
-        f"alter system set fsync = on, {RELOAD}; then restart the server or run sync, which also makes older writes safe",
+        f"alter system set fsync = on, {RELOAD_HINT}; then restart the server or run sync, which also makes older writes safe",
     ),
     "full_page_writes": (
         "a crash of its machine can leave torn pages, and jobs are lost or run again",
-        f"alter system set full_page_writes = on, {RELOAD}, and run checkpoint",
+        f"alter system set full_page_writes = on, {RELOAD_HINT}, and run checkpoint",
     ),
     "synchronous_commit": (
         "it can't be turned on through a connection pooler: a crash of the server loses settlements, and jobs run again",
@@ -26,18 +26,18 @@ RISKS = {
     ),
     "track_counts": (
         "autovacuum does not know which tables to clean, and claims become slow",
-        f"alter system set track_counts = on, {RELOAD}",
+        f"alter system set track_counts = on, {RELOAD_HINT}",
     ),
     "zero_damaged_pages": (
-        "the server silently replaces damaged pages by empty ones, and their jobs disappear",
-        f"alter system set zero_damaged_pages = off, {RELOAD}",
+        "the server replaces damaged pages by empty ones without an error, and their jobs disappear",
+        f"alter system set zero_damaged_pages = off, {RELOAD_HINT}",
     ),
     "ignore_checksum_failure": (
         "the server reads damaged pages, and jobs from them",
-        f"alter system set ignore_checksum_failure = off, {RELOAD}",
+        f"alter system set ignore_checksum_failure = off, {RELOAD_HINT}",
     ),
     "default_transaction_read_only": (
-        "daemons can't write, so that nothing is claimed",
+        "daemons can't write, and no job is claimed",
         "alter role … set default_transaction_read_only = off for the daemons' login, then restart the daemons",
     ),
     "statement_timeout": (
@@ -52,7 +52,7 @@ RISKS = {
 """setting -> (its risk, the cure)"""
 
 IDLE_CONNECTIONS = 3
-"""Connections that a daemon without jobs keeps open. It can't start if fewer are free."""
+"""Connections that a daemon without jobs keeps open. If fewer are free, it can't start."""
 
 
 async def check_settings(facts: "Facts") -> list[Finding]:
@@ -62,15 +62,15 @@ async def check_settings(facts: "Facts") -> list[Finding]:
 
     pooled = is_pooled(facts.db, pid=facts.server.pid)
     return [
-        _risk(each)
+        _setting_finding(each)
         for each in await server_reports.list_risky_settings(facts.db)
-        # Without a pooler, each daemon turns synchronous_commit on for itself; a read-only session is reported as such.
+        # Without a pooler, each daemon turns synchronous_commit on for its sessions. check_server reports a read-only session.
         if (each.name != "synchronous_commit" or pooled)
         and (each.name != "default_transaction_read_only" or each.login is not None)
     ]
 
 
-def _risk(setting: "RiskySetting") -> Finding:
+def _setting_finding(setting: "RiskySetting") -> Finding:
     risk, cure = RISKS[setting.name]
     unit = " ms" if setting.name.endswith("_timeout") else ""
     of_login = f" for the login {setting.login}" if setting.login else ""
@@ -96,7 +96,7 @@ async def check_table_autovacuum(facts: "Facts") -> list[Finding]:
         )
         for name in names[:MAX_FINDINGS]
     ]
-    return capped("autovacuum", findings, len(names), "reset autovacuum_enabled on all tables of the schema rota")
+    return cap_findings("autovacuum", findings, len(names), "reset autovacuum_enabled on all tables of the schema rota")
 
 
 async def check_connection_limits(facts: "Facts") -> list[Finding]:
@@ -105,23 +105,23 @@ async def check_connection_limits(facts: "Facts") -> list[Finding]:
     from rota.db.server import is_pooled
 
     settings = facts.config.database
-    each_daemon = settings.pool_size + settings.handler_pool_size + IDLE_CONNECTIONS - 1
+    needed_by_each = settings.pool_size + settings.handler_pool_size + IDLE_CONNECTIONS - 1
     # A pooler shares few connections among all daemons.
-    wanted = 0 if is_pooled(facts.db, pid=facts.server.pid) else len(facts.nodes) * each_daemon
+    needed = 0 if is_pooled(facts.db, pid=facts.server.pid) else len(facts.nodes) * needed_by_each
     return [
         finding
         for limit in await server_reports.count_connections(facts.db)
-        if (finding := _limit(limit, wanted, daemons=len(facts.nodes)))
+        if (finding := _connection_limit_finding(limit, needed, daemons=len(facts.nodes)))
     ]
 
 
-def _limit(limit: "ConnectionLimit", wanted: int, *, daemons: int) -> Finding | None:
+def _connection_limit_finding(limit: "ConnectionLimit", needed: int, *, daemons: int) -> Finding | None:
     free = limit.allowed - limit.used
     if free < IDLE_CONNECTIONS:
         finding = f"{limit.scope} has {max(free, 0)} of {limit.allowed} connections left: no other daemon can start"
-    elif wanted > limit.allowed:
+    elif needed > limit.allowed:
         finding = (
-            f"{limit.scope} allows {limit.allowed} connections, and {plural(daemons, 'daemon')} may open {wanted}: "
+            f"{limit.scope} allows {limit.allowed} connections, and {plural(daemons, 'daemon')} may open {needed}: "
             "under load, some can't connect"
         )
     else:
