@@ -1,5 +1,5 @@
--- Create the four roles and grant their rights. `rota migrate --roles` runs this after the migrations, in one transaction with the
--- setting rota.role_prefix. It may run again at any time, and `rota migrate` runs it after each later migration.
+-- Create the four roles and grant their rights. `rota migrate --roles` runs this script after the migrations, in one transaction with
+-- the setting rota.role_prefix. It may run again at any time. After each later migration, `rota migrate` runs it again.
 --
 -- The roles cannot log in: people and programs have their own logins, which are members (grant rota_client to shop).
 -- Only daemons write the daemons' columns, such as state, fence_token, schedule_id and created_by.
@@ -45,7 +45,7 @@ begin
         end;
     end loop;
 
-    -- --------------------------------------------------------------------------------------------- change the owner of all
+    -- ------------------------------------------------------------------------------------------------- change the owner
     -- From PostgreSQL 16 on, a login that creates a role may grant it, but is not a member of it.
     if not is_superuser and not pg_has_role(migrator, owner, 'USAGE') then
         begin
@@ -104,7 +104,7 @@ begin
     end if;
 
     -- ------------------------------------------------------------------------------------------------- revoke everything
-    -- In the same transaction as the grants: rights that this version no longer grants are gone, and no session lacks a right meanwhile.
+    -- This removes rights that this version no longer grants. The grants follow in the same transaction, so no session lacks a right.
     execute format('revoke all on schema rota from public, %I, %I, %I', daemon, operator, client);
     execute format('revoke all on all tables in schema rota from public, %I, %I, %I', daemon, operator, client);
     execute format('revoke all on all sequences in schema rota from public, %I, %I, %I', daemon, operator, client);
@@ -116,7 +116,7 @@ begin
     for each in
         select grantee, privileges, relation
         from (values
-            -- INSERT … RETURNING and ON CONFLICT (…) need SELECT, too.
+            -- INSERT … RETURNING and ON CONFLICT (…) also need SELECT.
             (array[client, operator], 'insert (handler, payload, queue, priority, run_at, max_attempts, backoff_base, backoff_cap, '
                 'retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
             (array[client], 'select (job_id, state, scheduled_for, handler, payload, queue, priority, run_at, max_attempts, '
@@ -125,7 +125,7 @@ begin
             (array[client], 'select', 'meta'),
             (array[client], 'select', 'job_status'),
             (array[client], 'select', 'fire_history'),
-            -- No DELETE: it would allow LOCK TABLE, and a lock on this view also locks the tables beneath, which each claim reads.
+            -- Without DELETE, which would allow LOCK TABLE: a lock on this view also locks its tables, which each claim reads.
             (array[client, operator], 'select', 'schedules'),
             (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
@@ -163,7 +163,7 @@ begin
     loop
         execute format('grant %s on rota.%I to %I', each.privileges, each.relation, each.grantee);
     end loop;
-    -- Operators may read every table, and change rows only by functions, which record the change in rota.audit.
+    -- Operators may read every table. They change rows only through functions, which record the change in rota.audit.
     for each in
         select oid::regclass as name from pg_class
         where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v') and not relispartition

@@ -21,7 +21,7 @@ create table rota.meta (
 comment on column rota.meta.planned_with is
     'The rota and time zone data with which all next fires were computed. Daemons with other versions compute them again.';
 
--- Each row is a lock. Only the owner may lock the rows: roles.sql grants UPDATE on them to nobody.
+-- Each row is a lock. Only the owner may lock the rows, because roles.sql grants no UPDATE on them.
 create table rota.locks (
     name  text primary key
 );
@@ -84,15 +84,15 @@ comment on function rota.tell is
 
 
 -- ------------------------------------------------------------------------------------------------------------- server
--- After a fail-over to a standby that lagged behind, or after a restore, sequences are behind and would issue ids twice. The
--- database notes on which server it is, and raises its sequences when that changes: at the first insert of each session, and when a
--- daemon connects.
+-- After a fail-over to a standby that lagged behind, or after a restore, sequences are behind and would issue ids twice. So the
+-- database records on which server it runs, and raises its sequences if the server has changed. It checks this at the first insert of
+-- each session, and when a daemon connects.
 
 -- Fence tokens order the claims of the whole installation, not of one job.
 create sequence rota.fence_tokens as bigint;
 
--- The server on which the ids were last known to be new. Sequences, because other sessions must see a note before the transaction
--- that writes it ends: it is a client's transaction and may stay open for long. A sequence never called means nothing is noted.
+-- The server on which this database last ran. It is recorded in sequences, because other sessions must see it at once: the
+-- transaction that writes it is a client's and may stay open for long. Until the first record, is_called is false.
 create sequence rota.noted_system_identifier minvalue -9223372036854775808;
 create sequence rota.noted_database_oid;
 create sequence rota.noted_timeline;
@@ -101,7 +101,7 @@ comment on sequence rota.noted_timeline is 'The newest timeline on which this da
 create function rota.current_server(out system_identifier bigint, out database_oid bigint, out timeline bigint)
     language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    -- Services that only resemble PostgreSQL may refuse these calls. A value that cannot be read gets a constant: it never changes.
+    -- Services that only resemble PostgreSQL may refuse these calls. A value that cannot be read is replaced by a constant.
     database_oid := (select database.oid::bigint from pg_database as database where database.datname = current_database());
     begin
         system_identifier := (select control.system_identifier from pg_control_system() as control);
@@ -150,11 +150,11 @@ begin
     if not is_locked then
         return false;
     end if;
-    -- A database made from a template in which no job was ever inserted has lost nothing.
+    -- A database that was created from a template without any job has lost nothing.
     noted.is_noted := noted.is_noted and (noted.is_used
         or (noted.system_identifier, noted.timeline) <> (this_server.system_identifier, this_server.timeline));
     if noted.is_noted then
-        -- 2^24 ids: more than any standby can lag behind, and few enough for 2^39 fail-overs.
+        -- 2^24 ids are more than any standby can lag behind, and allow 2^39 fail-overs.
         foreach sequence in array array['rota.jobs_job_id_seq', 'rota.schedule_definitions_schedule_id_seq',
                 'rota.audit_audit_id_seq', 'rota.fence_tokens']::regclass[] loop
             perform setval(sequence, greatest(coalesce(pg_sequence_last_value(sequence), 0), 0) + 16777216);
@@ -168,7 +168,7 @@ end $$;
 comment on function rota.note_server() is
     'Raise the sequences of ids and fence tokens if this database is on another server or timeline than noted. Returns true if it raised them.';
 
--- At the first insert of a session: a session never moves to another server, and a client may insert before any daemon connects.
+-- Runs at the first insert of a session: a session never moves to another server, and a client may insert before any daemon connects.
 create function rota.note_server_of_session() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -188,8 +188,8 @@ begin
     if micros <= (select last_value from rota.fence_tokens) then
         return is_raised;
     end if;
-    -- Claims take no lock. Without the tenth of a second, a claim between the reading of the sequence and setval() could get a
-    -- token that is then issued again.
+    -- Claims take no lock: a claim between the read of the sequence and setval() could get a token that is then issued again. The
+    -- added tenth of a second prevents that.
     perform setval('rota.fence_tokens', micros + 100000);
     return true;
 end $$;

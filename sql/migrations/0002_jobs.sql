@@ -1,8 +1,7 @@
--- Live jobs (scheduled or running) and the requests to cancel them. A finished job moves to the ledger, so that this table stays
--- as small as the work at hand.
+-- Live jobs (scheduled or running) and the requests to cancel them. A finished job moves to the ledger, so rota.jobs stays small.
 
--- Every CHECK also runs at each update. The CHECKs on text begin with "state = 'running' or", so that claims and heartbeats do not
--- check again what was valid at the insert.
+-- Every CHECK also runs at each update. Expensive CHECKs begin with "state = 'running' or", so that claims and heartbeats do not check
+-- again what was valid at the insert.
 create table rota.jobs (
     job_id            bigint generated always as identity primary key,
     run_at            timestamptz not null
@@ -68,8 +67,8 @@ create table rota.jobs (
         check (case state when 'running'
                then leased_by is not null and lease_expires_at is not null and fence_token is not null
                else leased_by is null and lease_expires_at is null end),
-    -- An entry of jobs_unique_key_idx has at most 2704 bytes. Rows claimed before pass: a key that was compressed into the index must
-    -- not keep its job from being retried.
+    -- An entry of jobs_unique_key_idx has at most 2704 bytes. Rows that were claimed before are not checked: their key was compressed
+    -- into the index, and they must still be retried.
     constraint "handler and unique_key must have at most 2680 bytes together"
         check (fence_token is not null or octet_length(handler) + octet_length(unique_key) <= 2680)
 ) with (
@@ -114,7 +113,7 @@ begin
     return new;
 end $$;
 
--- The condition spares daemons the call: they insert a schedule's job with all columns set.
+-- Daemons insert a schedule's job with all columns set. The condition saves them the call.
 create trigger fill_in before insert on rota.jobs for each row
     when (num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)
     execute function rota.fill_in_job();
@@ -122,8 +121,8 @@ create trigger fill_in before insert on rota.jobs for each row
 -- NOTIFY at every commit would serialise the commits of all clients. So a dispatcher that waits holds a shared advisory lock on its
 -- listening connection, and an insert notifies only when it cannot take that lock for itself. The lock lives in shared memory: no
 -- rows, no WAL, and it ends with the session of a dispatcher that dies.
--- The lock is taken and released within one expression. A cancel between two statements would end the function and leave the lock
--- to the session: no dispatcher could take its own, and every insert would notify.
+-- The lock is taken and released within one expression. A cancel between two statements would leave the lock to the session: no
+-- dispatcher could take its own, and every insert would notify.
 create function rota.wake_dispatchers() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -136,14 +135,14 @@ end $$;
 create trigger wake after insert on rota.jobs for each statement execute function rota.wake_dispatchers();
 create trigger wake_again after update of run_at on rota.jobs for each statement execute function rota.wake_dispatchers();
 
--- A trigger, because stored keys that are longer and compress well must still be claimed, retried and released.
+-- A trigger and not a CHECK, which would also run at updates: stored jobs with a longer key must still be claimed and retried.
 create function rota.refuse_long_key() returns trigger
     language plpgsql as $$
 begin
     raise exception using errcode = 'check_violation',
         message = pg_catalog.format('handler and unique_key must have at most 2600 bytes together, not %s',
             pg_catalog.octet_length(new.handler) operator(pg_catalog.+) pg_catalog.octet_length(new.unique_key)),
-        hint = 'A digest of a long key, such as encode(sha256(…), ''hex''), is as unique.';
+        hint = 'Use a digest of the key, such as encode(sha256(…), ''hex'').';
 end $$;
 
 create trigger refuse_long_key before insert on rota.jobs for each row
@@ -154,7 +153,7 @@ create trigger note_server before insert on rota.jobs for each statement
     when (current_setting('rota.server_noted', true) is distinct from 'on')
     execute function rota.note_server_of_session();
 
--- Note the server on which this database was created.
+-- Record the server on which this database was created.
 select rota.note_server();
 
 -- A request to cancel a running job is a row here, so that the request never locks the job's row.

@@ -1,6 +1,6 @@
 -- Finished jobs (the ledger), attempts that did not succeed, dead letters, and the housekeeping that deletes them.
 
--- One row per finished job. The statement that inserts it is the one whose fenced DELETE removed the job from rota.jobs.
+-- One row per finished job. It is inserted by the statement that deletes the job from rota.jobs and checks its fence token.
 create table rota.job_runs (
     job_id           bigint not null,
     schedule_id      bigint,
@@ -25,9 +25,9 @@ create index job_runs_job_id_idx on rota.job_runs (job_id);
 comment on table rota.job_runs is
     'The ledger: one row per finished job, partitioned by the UTC day of finished_at. rota.rotate_ledger() creates and drops partitions.';
 
--- Takes the rows of a day that has no partition. Without it, such a day would keep every job from finishing.
+-- The default partition takes the rows of a day that has no partition. Without it, no job could finish on such a day.
 create table rota.job_runs_default partition of rota.job_runs default;
--- It has no key. Without this setting, a publication FOR ALL TABLES forbids the deletes of rota.rotate_ledger().
+-- It has no primary key. Without this setting, a publication FOR ALL TABLES forbids the deletes of rota.rotate_ledger().
 alter table rota.job_runs_default replica identity full;
 
 -- Append-only, one row per attempt that did not succeed. The last 20 attempts of a job are kept.
@@ -94,7 +94,7 @@ create index redrive_dead_letters_idx on rota.dead_letters (handler, finished_at
 comment on table rota.dead_letters is
     'Jobs that are not tried again automatically. rota.redrive() makes one live again, rota.discard() moves it to the ledger.';
 
--- SECURITY DEFINER: a login that may insert a dead letter need not be allowed to call rota.tell().
+-- SECURITY DEFINER, so that a login that may insert a dead letter needs no right to call rota.tell().
 create function rota.tell_of_dead_letter() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -104,7 +104,7 @@ end $$;
 
 create trigger tell after insert on rota.dead_letters for each row execute function rota.tell_of_dead_letter();
 
--- A trigger, so that every kind of redrive is recorded: a dead letter that was deleted and whose job is live was redriven.
+-- A trigger, so that every kind of redrive is recorded. A deleted dead letter was redriven if its job is live.
 create function rota.record_redrives() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -132,7 +132,7 @@ create table rota.housekeeping (
 );
 comment on table rota.housekeeping is 'One row per piece of housekeeping: its last success by any daemon, and the error of its last run if that run failed.';
 
--- A piece that found its table locked has neither succeeded nor failed: only the age of succeeded_at shows it.
+-- A piece whose table was locked has neither succeeded nor failed. Only the age of succeeded_at shows it.
 create function rota.note_housekeeping(piece text, failure text, busy boolean default false) returns void
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -150,13 +150,13 @@ begin
     end if;
 end $$;
 
--- Each partition succeeds or fails alone: a view on an old partition keeps only that one from being dropped.
--- The settings: the body writes days as text and reads them again, and its pattern holds a backslash.
+-- Each partition succeeds or fails alone: a view on an old partition keeps only that partition from being dropped.
+-- DateStyle is set because the body converts days to text and back, standard_conforming_strings because of the backslash in its pattern.
 create function rota.rotate_ledger(keep interval default interval '7 days', ahead integer default 3)
     returns table (made integer, dropped integer)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set standard_conforming_strings = on set datestyle = 'ISO, YMD'
-    -- A waiting exclusive lock blocks every settlement behind it: give up soon and try again a minute later.
+    -- A waiting exclusive lock blocks every settlement behind it, so the wait is short. Daemons try again a minute later.
     set lock_timeout = '200ms' as $$
 declare
     today date := (now() at time zone 'UTC')::date;

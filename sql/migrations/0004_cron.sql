@@ -1,6 +1,6 @@
--- Validation of cron expressions in SQL. It accepts and refuses what src/rota/cron/expression.py does, with the same messages: a
--- test compares the two. A daemon has the last word, by invalid_reason.
--- Both functions hold patterns with backslashes, which mean something else where standard_conforming_strings is off.
+-- Validation of cron expressions in SQL. It accepts and refuses the same expressions as src/rota/cron/expression.py, with the same
+-- messages; a test compares both. Daemons validate again, and store an error in invalid_reason.
+-- Both functions set standard_conforming_strings, because it decides what the backslashes in their patterns mean.
 
 -- One value of a field: a number within its bounds, or a name. Fields are numbered 1 second, 2 minute, 3 hour, 4 day of month,
 -- 5 month, 6 weekday.

@@ -1,7 +1,7 @@
 -- Schedules, their clocks, and the fires: the decision about each due instant.
 --
--- People write one table, and every fire changes another: an update of a row with a payload would write the payload's page again.
--- The view rota.schedules shows both as one row, and is the only name that people use.
+-- The columns that people write and the columns that every fire changes are in two tables: otherwise each fire would write the row
+-- with its payload again. The view rota.schedules shows both as one row, and is the only name that people use.
 
 create table rota.schedule_definitions (
     schedule_id     bigint generated always as identity primary key,
@@ -96,11 +96,11 @@ create table rota.schedule_definitions (
 comment on table rota.schedule_definitions is 'The columns of schedules that people write, through the view rota.schedules.';
 comment on column rota.schedule_definitions.edited_at is 'The last edit that changed when the schedule fires. The next fire lies strictly after it.';
 
--- For rota schedule list, rota.pause_schedules() and rota.resume_schedules(): by owner, by handler, by the start of the name.
+-- For rota schedule list, rota.pause_schedules() and rota.resume_schedules(), which filter by owner, handler and start of the name.
 create index list_schedules_by_owner_idx on rota.schedule_definitions (owner, name) where owner is not null;
 create index list_schedules_by_handler_idx on rota.schedule_definitions (handler, name);
 create index list_schedules_by_name_idx on rota.schedule_definitions (name text_pattern_ops);
--- Reports count only the paused and the watched schedules; of the others they need the total alone.
+-- Reports count the paused and the watched schedules through these indexes. Of the other schedules they need only the total.
 create index count_paused_schedules_idx on rota.schedule_definitions (schedule_id) where paused;
 create index sample_watched_schedules_idx on rota.schedule_definitions (schedule_id) where expect_success_within is not null;
 
@@ -144,7 +144,7 @@ create table rota.fires (
                                    'skipped_gap', 'skipped_paused', 'skipped_edit', 'skipped_deleted')),
     name            text not null,
     note            text,
-    -- In this order the fires of one instant lie on few pages; in the other order each fire would touch a page of its own.
+    -- In this order the fires of one instant are on few pages. In the reverse order each fire would touch its own page.
     primary key (scheduled_for, schedule_id)
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.05);
 comment on table rota.fires is
@@ -153,16 +153,16 @@ comment on table rota.fires is
 -- With misfire all and overlap replace, several caught-up fires wait in turn, and only one of them replaces the live job.
 comment on column rota.fires.replaces is 'True: this fire asked the live job to cancel, and waits until that job ends.';
 create index promote_waiting_fires_idx on rota.fires (schedule_id, scheduled_for) where disposition = 'waiting';
--- The history of one schedule. An index by schedule_id would touch a page of its own for each fire of an instant. By day first, fires
--- of one instant lie together, and a schedule's history costs one probe per day that fires are kept.
--- One number of the UTC day and the lowest 40 bits of schedule_id, so a reader compares the schedule_id, too. With two columns, a
--- plan made while the table is empty would use this index instead of the primary key, and later scan all of it.
+-- For the history of one schedule. An index by schedule_id would touch one page for each fire of an instant. In this index the fires of
+-- one day are together, and the history costs one probe for each day that fires are kept.
+-- The entry is one number: the UTC day and the lowest 40 bits of schedule_id. A reader must compare the whole schedule_id too. With two
+-- columns, a plan made while the table is empty would use this index instead of the primary key, and later scan all of it.
 create index list_fires_idx on rota.fires (
     ((((scheduled_for at time zone 'UTC')::date - date '1970-01-01')::int8 << 40) | (schedule_id & 1099511627775))
 );
 
--- The columns that people write come from the table in FROM and are updatable. The others are subqueries and thereby read-only.
--- A single table behind FROM keeps INSERT … ON CONFLICT, UPDATE, DELETE and RETURNING working without a trigger.
+-- The columns that people write come from the table in FROM and are updatable. The others are subqueries and so read-only.
+-- With a single table in FROM, INSERT … ON CONFLICT, UPDATE, DELETE and RETURNING work without a trigger.
 create view rota.schedules as
 select schedule_id, name, cron, every, timezone,
     handler, payload, queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,
@@ -253,7 +253,8 @@ create trigger note_server before insert on rota.schedule_definitions for each s
     when (current_setting('rota.server_noted', true) is distinct from 'on')
     execute function rota.note_server_of_session();
 
--- Daemons that wait for jobs also compute next fires: see rota.wake_dispatchers(). The payload spares them the query for jobs.
+-- Notify the daemons that wait for jobs (see rota.wake_dispatchers()): they also plan schedules. With this payload they skip the query
+-- for jobs.
 create function rota.wake_schedulers() returns void
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -275,7 +276,7 @@ end $$;
 create trigger start_clocks after insert on rota.schedule_definitions
     referencing new table as new_schedules for each statement execute function rota.start_clocks();
 
--- Record the instants from next_fire_at on that are due and not decided, as one row. Nothing is due while a schedule is paused.
+-- Record the due instants that are not decided yet, from next_fire_at on, as one row. A paused schedule has no due instants.
 create function rota.record_undecided(
     definition rota.schedule_definitions, next_fire_at timestamptz, disposition text, note text
 ) returns void
@@ -298,15 +299,15 @@ begin
     end if;
     insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
     values (
-        -- In seconds, because an added day would be a day of the session's timezone.
+        -- In seconds, because an added day has the length of that day in the session's timezone.
         first_instant + make_interval(secs => (later_count * extract(epoch from coalesce(definition.every, '0')))::double precision),
         definition.schedule_id, definition.name, record_undecided.disposition, first_instant,
         case when definition.every is not null and later_count < 1000 then later_count + 1 end, until, note)
     on conflict do nothing;
 end $$;
 
--- After an edit of when a schedule fires: record the instants that are due and not decided, raise the version, so that decisions
--- under way are rejected, and have daemons compute the next fire. The lock on the clock orders this edit and the decisions.
+-- After an edit of when a schedule fires: record the due instants that are not decided yet, raise the version so that concurrent
+-- decisions are rejected, and let daemons plan the next fire. The lock on the clock orders this edit and the decisions.
 create function rota.replan_schedule() returns trigger
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare

@@ -1,18 +1,18 @@
--- Functions for clients and operators that act on jobs, queues, handlers and nodes. Daemons claim, extend and settle with statements
--- of their own, not with functions.
+-- Functions for clients and operators that act on jobs, queues, handlers and nodes. Daemons claim, extend and settle with the
+-- statements in sql/queries instead.
 --
 -- Arguments are passed by name, and NULL means the default. Errors have these SQLSTATEs:
 --   RT001 stale token · RT002 no such schedule · RT003 no such job · RT004 wrong state · RT005 key taken · RT006 refused value
 -- and 42501 (insufficient_privilege) for another login's job. No message shows a payload.
 --
--- In every body an argument is written with the name of its function (cancel.job_id), and a bare name is a column.
+-- In every body, an argument is qualified with the name of its function (cancel.job_id). An unqualified name is a column or variable.
 
 -- Operators are the roles that may call rota.cancel_many().
 create function rota.is_operator() returns boolean
     language sql stable
     return has_function_privilege(rota.caller()::name, 'rota.cancel_many(text, text, timestamptz, integer, text)', 'EXECUTE');
 
--- One statement, and so one snapshot: a job that moves to another table between two statements would be found in neither.
+-- A single statement with a single snapshot: between two statements a job could move to another table and be found in neither.
 create function rota.state_of(job_id bigint) returns text
     language sql stable set search_path = pg_catalog, pg_temp as $$
     select coalesce(
@@ -36,8 +36,7 @@ create function rota.refuse_unknown(job_id bigint) returns void
 begin
     raise exception using errcode = 'RT003',
         message = format('there is no job %s', coalesce(refuse_unknown.job_id::text, 'NULL')),
-        hint = 'It is neither live nor dead, nor in the ledger: the number is wrong, or the job ended longer ago than the '
-               'ledger is kept.';
+        hint = 'The id is wrong, or the job is so old that it was deleted from the ledger.';
 end $$;
 
 create function rota.bounded_limit("limit" integer) returns integer
@@ -46,7 +45,7 @@ begin
     if bounded_limit."limit" not between 1 and 10000 then
         raise exception using errcode = 'RT006',
             message = format('limit must lie between 1 and 10000, not %s', bounded_limit."limit"),
-            hint = 'One call is one transaction and holds its locks until it ends. For more rows, call again.';
+            hint = 'For more rows, call again. Each call is one transaction, which holds its locks until it ends.';
     end if;
     return coalesce(bounded_limit."limit", 1000);
 end $$;
@@ -69,11 +68,11 @@ create function rota.signed_note(verb text, note text) returns text
 
 -- ------------------------------------------------------------------------------------------------------------- enqueue
 
--- Give the live job that has the unique_key the values of the new job:
---   'rewritten'  it had never been claimed. It now equals a job inserted at this moment, under its old job_id
---   'kept'       it is running, and stays as it is
---   'gone'       it has ended, or is cancelled now because it had been claimed before and waited: the world may know its idempotency
---                key, and its checkpoint must not go with another payload
+-- Replace the live job that has the unique_key by the values of a new job. Returns:
+--   'rewritten'  the job had never been claimed, and now has the new values under its old job_id
+--   'kept'       the job is running, and is unchanged
+--   'gone'       the job has ended, or was waiting for a retry and is cancelled now. It is not rewritten, because its idempotency key
+--                may already be known outside, and its checkpoint belongs to the old payload
 -- Only for put_job(), which runs as its caller and may not write these rows.
 create function rota.replace_job(
     job_id bigint, payload jsonb, queue text, run_at timestamptz, priority integer, max_attempts integer,
@@ -90,12 +89,12 @@ begin
     end if;
     select created_by into job_owner from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
-    if not found then  -- it has ended, or belongs to a schedule: its identity must not change
+    if not found then  -- it has ended, or belongs to a schedule and must not change
         return 'gone';
     end if;
     perform rota.refuse_foreign(replace_job.job_id, job_owner);
 
-    -- Both statements may wait for a lock, in the caller's transaction: an insert with the same unique_key would wait, too.
+    -- Both statements may wait for a lock. An insert with the same unique_key would wait too.
     update rota.jobs
     set payload = coalesce(replace_job.payload, '{}'),
         queue = coalesce(replace_job.queue,
@@ -143,8 +142,8 @@ end $$;
 
 -- outcome:
 --   created   a job was inserted, and no live job had the unique_key
---   kept      the live job with the unique_key stays as it is: on_conflict is keep, or it is running
---   replaced  the new values took the place of the live job's: in its row, or in a new job if it had been claimed before
+--   kept      the live job with the unique_key is unchanged: on_conflict is keep, or the job is running
+--   replaced  the new values replaced the live job: in its row, or as a new job if it had been claimed before
 create function rota.put_job(
     handler text,
     payload jsonb default null,
@@ -181,12 +180,12 @@ begin
     if put_job.on_conflict not in ('keep', 'replace', 'error') then
         raise exception using errcode = 'RT006',
             message = format('on_conflict must be keep, replace or error, not %L', left(put_job.on_conflict, 40)),
-            hint = 'keep (the default) leaves the live job with this unique_key alone, replace rewrites it unless it runs, '
+            hint = 'keep (the default) does not change the live job with this unique_key, replace rewrites it unless it is running, '
                    'error raises RT005.';
     end if;
 
-    -- The insert waits for a transaction that has inserted or deleted the same key. If that job has ended before the select below,
-    -- the key is free, and the insert is tried again.
+    -- The insert waits for a transaction that has inserted or deleted the same key. If the live job ends before the select below, the
+    -- key is free, and the insert is tried again.
     for try_number in 1..20 loop
         insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
             retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
@@ -206,7 +205,7 @@ begin
         if put_job.on_conflict = 'error' then
             raise exception using errcode = 'RT005',
                 message = format('live job %s of handler %s already has this unique_key', live_job_id, put_job.handler),
-                hint = 'Wait until that job has ended, cancel it, or say on_conflict => ''keep'' or ''replace''.';
+                hint = 'Wait until that job has ended, cancel it, or pass on_conflict => ''keep'' or ''replace''.';
         elsif put_job.on_conflict = 'replace' then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
@@ -217,12 +216,11 @@ begin
         return;
     end loop;
     raise exception using errcode = 'serialization_failure',
-        message = format('the unique_key of this job of handler %s changed hands too often to be taken or found',
-            put_job.handler),
-        hint = 'Nothing was inserted: try again.';
+        message = format('other sessions took and released the unique_key of this job of handler %s too often', put_job.handler),
+        hint = 'Nothing was inserted. Try again.';
 end $$;
 comment on function rota.put_job is
-    'rota.enqueue with an outcome: created, kept (also: replace was asked for, and the job is running) or replaced.';
+    'rota.enqueue with an outcome: created, replaced or kept (with replace: the job is running).';
 
 create function rota.enqueue(
     handler text,
@@ -251,8 +249,8 @@ create function rota.enqueue(
         enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta) as put
 $$;
 comment on function rota.enqueue is
-    'Insert a job as its caller. With a unique_key that a live job of the handler has: keep returns that job, replace '
-    'rewrites it unless it runs, error raises RT005.';
+    'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace '
+    'rewrites it unless it is running, and error raises RT005.';
 
 
 -- -------------------------------------------------------------------------------------------------------- running jobs
@@ -273,14 +271,14 @@ begin
             message = format('token %s was never issued here', coalesce(guard.token::text, 'NULL')),
             hint = 'Pass the fence token of the running attempt.';
     end if;
-    -- An equal token also updates the row: its lock makes a later claim wait until this transaction has ended.
+    -- An equal token also updates the row, because the row's lock makes a later claim wait for the end of this transaction.
     insert into rota.guards as existing (resource, token, seen_at)
     values (guard.resource, guard.token, clock_timestamp())
     on conflict (resource) do update set token = excluded.token, seen_at = excluded.seen_at
     where existing.token <= excluded.token;
     if not found then
         raise exception using errcode = 'RT001',
-            message = format('token %s is stale for %s: a later claim has been here', guard.token, guard.resource),
+            message = format('token %s is stale for %s: a later claim has used this resource', guard.token, guard.resource),
             hint = 'Roll back and stop: this attempt has lost its lease.';
     end if;
 end $$;
@@ -293,7 +291,7 @@ create function rota.complete(job_id bigint, fence_token bigint, result jsonb de
 begin
     if octet_length(complete.result::text) > 8192 then
         raise exception using errcode = 'RT006', message = 'result must be at most 8 KiB as text',
-            hint = 'Store large results in a table of your own and return the key.';
+            hint = 'Store large results in your own table and return their key.';
     end if;
     with deleted_job as (
         delete from rota.jobs
@@ -307,7 +305,7 @@ begin
         'succeeded', handler, queue, unique_key, idempotency_key, meta, complete.result
     from deleted_job;
     if not found then
-        -- Also for a job that the same token has completed: a transaction that is repeated must not commit twice.
+        -- This also refuses a job that the same token has completed: a repeated transaction must not commit twice.
         raise exception using errcode = 'RT001',
             message = format('token %s is stale for job %s: the job has been settled, or belongs to a later claim',
                 coalesce(complete.fence_token::text, 'NULL'), coalesce(complete.job_id::text, 'NULL')),
@@ -316,13 +314,13 @@ begin
     delete from rota.cancel_requests where job_id = complete.job_id;
 end $$;
 comment on function rota.complete is
-    'In the caller''s transaction: settle the running job as succeeded, so that its effect and its end commit together.';
+    'In the caller''s transaction: settle the running job as succeeded, so that its effect and its completion commit together.';
 
 
 -- --------------------------------------------------------------------------------------------- cancel, reschedule, retry
 
--- 'cancelled': it is in the ledger. 'requested': it runs, or another session has it locked, and its daemon is notified.
--- 'finished': it had ended before, or is a dead letter. Does not wait for locks on jobs.
+-- Returns 'cancelled' (the job is in the ledger), 'requested' (it is running or locked, and its daemon is notified), or 'finished' (it
+-- had ended before, or is a dead letter). Does not wait for locks on jobs.
 create function rota.cancel(job_id bigint, force boolean default null, note text default null) returns text
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -471,10 +469,10 @@ begin
             perform rota.refuse_unknown(reschedule.job_id);
         elsif job_state = 'running' then
             raise exception using errcode = 'RT004', message = format('job %s is running', reschedule.job_id),
-                hint = 'Only a job that waits can be rescheduled. Cancel it, or wait for the end of this attempt.';
+                hint = 'Only a waiting job can be rescheduled. Cancel the job, or wait until its attempt has ended.';
         elsif job_state <> 'scheduled' then
             raise exception using errcode = 'RT004', message = format('job %s has ended: %s', reschedule.job_id, job_state),
-                hint = case job_state when 'dead' then 'Send it back with rota.redrive() first.' else 'Enqueue a new job.' end;
+                hint = case job_state when 'dead' then 'Redrive it with rota.redrive() first.' else 'Enqueue a new job.' end;
         end if;
         perform rota.refuse_foreign(reschedule.job_id, job_owner);
         update rota.jobs set run_at = coalesce(reschedule.run_at, now())
@@ -527,8 +525,8 @@ comment on function rota.retry_now is
 
 -- -------------------------------------------------------------------------------------------------------- dead letters
 
--- Make dead letters live jobs again and return the ids of those that succeeded. A letter stays if a live job has its unique_key or
--- its exclusive schedule. For redrive() and redrive_many().
+-- Make dead letters live jobs again, and return the ids of those that were redriven. A letter is not redriven if a live job has its
+-- unique_key or its exclusive schedule. For redrive() and redrive_many().
 create function rota.send_back(job_ids bigint[], payload jsonb, spread interval) returns bigint[]
     language sql set search_path = pg_catalog, pg_temp as $$
     -- Lock the clocks of exclusive jobs' schedules: daemons skip a schedule whose clock is locked. Without this, their insert of the
@@ -548,7 +546,7 @@ create function rota.send_back(job_ids bigint[], payload jsonb, spread interval)
         order by job_id
         for update
     ), sent_jobs as (
-        -- fence_token stays: it shows that this job has been claimed before.
+        -- fence_token is copied, because it shows that the job has been claimed before.
         insert into rota.jobs (job_id, run_at, scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
             unique_key, idempotency_key, meta, checkpoint)
@@ -580,9 +578,9 @@ begin
         perform rota.refuse_unknown(refuse_not_dead.job_id);
     end if;
     raise exception using errcode = 'RT004',
-        message = format('job %s is no dead letter: %s', refuse_not_dead.job_id, job_state),
-        hint = case when job_state in ('scheduled', 'running') then 'It is live: rota.cancel() or rota.reschedule() act on it.'
-                    else 'It has ended: enqueue a new job.' end;
+        message = format('job %s is not a dead letter: %s', refuse_not_dead.job_id, job_state),
+        hint = case when job_state in ('scheduled', 'running') then 'It is live. Use rota.cancel() or rota.reschedule().'
+                    else 'It has ended. Enqueue a new job.' end;
 end $$;
 
 create function rota.redrive(job_id bigint, payload jsonb default null, note text default null) returns void
@@ -608,23 +606,23 @@ begin
             (select jobs.job_id from rota.jobs where jobs.exclusive and jobs.schedule_id = letter.schedule_id))
         into blocking_job_id
         from rota.dead_letters as letter where letter.job_id = redrive.job_id;
-        -- No blocking job: it has ended meanwhile.
+        -- If no job is found, the blocking job has ended meanwhile.
         if blocking_job_id is not null then
             raise exception using errcode = 'RT005',
                 message = format('job %s stays a dead letter: live job %s has its unique_key or its schedule',
                     redrive.job_id, blocking_job_id),
-                hint = format('Redrive this job when job %s has ended, or discard this job.', blocking_job_id);
+                hint = format('Redrive it after job %s has ended, or discard it.', blocking_job_id);
         end if;
     end loop;
     raise exception using errcode = 'serialization_failure',
-        message = format('the unique_key of job %s changed hands too often to be taken', redrive.job_id),
-        hint = 'It is still a dead letter: try again.';
+        message = format('other sessions took and released the unique_key of job %s too often', redrive.job_id),
+        hint = 'The job is still a dead letter. Try again.';
 end $$;
 comment on function rota.redrive is
     'Make a dead letter a live job again, with its job_id, idempotency key, checkpoint and history. Its attempts start at 0.';
 
--- Oldest job first. Letters that are left out (a live job has their unique_key or exclusive schedule, or a constraint refuses them)
--- stay dead letters, and the next ones take their place. Call again until redriven is 0.
+-- Redrives the oldest jobs first. A letter is left out if a live job has its unique_key or exclusive schedule, or if a constraint
+-- refuses it; the next one takes its place. Call again until redriven is 0.
 create function rota.redrive_many(
     handler text default null,
     queue text default null,
@@ -669,7 +667,7 @@ begin
         begin
             redriven_in_batch := cardinality(rota.send_back(batch, null, redrive_many.spread));
         exception when data_exception or integrity_constraint_violation then
-            -- At least one letter cannot be inserted: send them one by one.
+            -- At least one letter cannot be inserted, so redrive them one by one.
             redriven_in_batch := 0;
             foreach one_job_id in array batch loop
                 begin
@@ -696,7 +694,7 @@ begin
     return query select redriven_count, left_out_count;
 end $$;
 comment on function rota.redrive_many is
-    'Redrive dead letters, at most limit (1000), evenly over spread. at_most_once jobs only with include_at_most_once.';
+    'Redrive at most limit (1000) dead letters, distributed evenly over spread. Skips at_most_once jobs without include_at_most_once.';
 
 create function rota.discard_letters(job_ids bigint[], note text) returns bigint
     language sql set search_path = pg_catalog, pg_temp as $$
@@ -784,7 +782,7 @@ begin
     end if;
 end $$;
 
--- These four return whether the call changed anything. A pause keeps jobs from being claimed; running jobs go on.
+-- These four functions return whether the call changed anything. A pause keeps jobs from being claimed; running jobs continue.
 create function rota.pause_queue(name text, reason text default null) returns boolean
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -796,7 +794,7 @@ begin
        and not exists (select from rota.nodes where pause_queue.name = any (queues))
        and not exists (select from rota.handlers where queue = pause_queue.name)
        and not exists (select from rota.jobs where queue = pause_queue.name and state = 'scheduled') then
-        raise notice 'no daemon, handler or waiting job names a queue %: it is paused anyway', pause_queue.name;
+        raise notice 'the queue % is paused, but no daemon, handler or waiting job uses it', pause_queue.name;
     end if;
     insert into rota.queues as existing (queue, paused, pause_reason, paused_by, paused_at)
     values (pause_queue.name, true, reason_text, rota.caller(), clock_timestamp())
@@ -819,7 +817,7 @@ declare
 begin
     perform rota.refuse_bad_name(pause_handler.name);
     if not exists (select from rota.handlers where handler = pause_handler.name and seen_at is not null) then
-        raise notice 'no daemon has ever registered a handler %: it is paused anyway', pause_handler.name;
+        raise notice 'the handler % is paused, but no daemon has ever registered it', pause_handler.name;
     end if;
     insert into rota.handlers as existing (handler, paused, pause_reason, paused_by, paused_at)
     values (pause_handler.name, true, reason_text, rota.caller(), clock_timestamp())
@@ -877,7 +875,7 @@ declare
 begin
     if exists (select from rota.nodes where node_id = forget_node.node_id and seen_at > now() - interval '15 seconds') then
         raise exception using errcode = 'RT004', message = format('node %s is alive', forget_node.node_id),
-            hint = 'Stop the daemon with SIGTERM: it then removes itself from the list.';
+            hint = 'Stop the daemon with SIGTERM. It then removes itself from the list.';
     end if;
     with deleted_nodes as (
         delete from rota.nodes where node_id = forget_node.node_id returning host, pid

@@ -1,6 +1,6 @@
--- Functions for clients and operators that act on schedules. The rules at the top of 0006_job_functions.sql hold here, too.
+-- Functions for clients and operators that act on schedules. The rules at the top of 0006_job_functions.sql apply here too.
 
--- How much later than its nominal instant a schedule's job runs: constant for one schedule, spread evenly over all schedules.
+-- Return how much later than its instant a schedule's job runs. It is constant for a schedule, and evenly distributed over schedules.
 create function rota.jitter_offset(schedule_id bigint, jitter interval) returns interval
     language sql immutable strict parallel safe
     return case when jitter = interval '0' then interval '0'
@@ -17,12 +17,12 @@ begin
     if found_id is null then
         raise exception using errcode = 'RT002',
             message = format('there is no schedule %L', left(find_schedule.name, 200)),
-            hint = 'rota.schedules lists them all, by name.';
+            hint = 'To see all names: select name from rota.schedules.';
     end if;
     return found_id;
 end $$;
 
--- An argument that is not given sets its column to the default, but a paused schedule stays paused. Runs as its caller.
+-- Without an argument, its column is set to the default; but a paused schedule stays paused. Runs with the caller's rights.
 create function rota.put_schedule(
     name text,
     handler text,
@@ -67,7 +67,7 @@ begin
     end if;
     if put_schedule.name is null or put_schedule.handler is null then
         raise exception using errcode = 'RT006', message = 'name and handler must be given',
-            hint = 'And exactly one of cron and every.';
+            hint = 'Give also exactly one of cron and every.';
     end if;
     insert into rota.schedules as existing (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
         backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
@@ -243,8 +243,8 @@ end $$;
 comment on function rota.resume_schedules is
     'Resume paused schedules, all or those paused since an instant, at most limit (1000). Returns how many: call again until 0.';
 
--- Runs beside other jobs of the schedule, and also while it is paused. The job has its own instant, and so its own idempotency key.
--- The timezone, because a day of start_within is 24 hours in UTC.
+-- The job runs even if the schedule is paused or has a live job. It has its own instant, and so its own idempotency key.
+-- The timezone is UTC, so that a day of start_within has 24 hours.
 create function rota.run_schedule_now(name text, payload jsonb default null, reason text default null) returns bigint
     language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 #variable_conflict use_column
@@ -255,7 +255,7 @@ declare
     new_job_id bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
 begin
     loop
-        -- Not a whole second: it must never equal the instant of a cron expression.
+        -- Avoid whole seconds, which could be instants of a cron expression.
         if fire_instant = date_trunc('second', fire_instant) then
             fire_instant := fire_instant + interval '1 microsecond';
         end if;
@@ -281,12 +281,12 @@ begin
     insert into rota.audit (action, target, reason) values ('run now', 'schedule ' || run_schedule_now.name, reason_text);
     return new_job_id;
 end $$;
-comment on function rota.run_schedule_now is 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
+comment on function rota.run_schedule_now is 'Enqueue a job of the schedule at once, even if it is not due, and return its job_id.';
 
--- Enqueue jobs for past instants that did not run, each at most once. The caller gives the instants, because only rota.cron can
--- compute them: `rota schedule backfill` does so.
--- An instant with a row of its own in rota.fires is left out; one that was skipped as part of a range has none. Instants that are
--- not decided yet are left to the daemons and counted as undecided.
+-- Enqueue jobs for past instants that did not run, each at most once. The caller computes the instants with rota.cron, as
+-- `rota schedule backfill` does.
+-- An instant with its own row in rota.fires is left out. An instant that was skipped as part of a range has no own row. Instants that
+-- are not decided yet are left to the daemons and counted as undecided.
 create function rota.backfill_schedule(
     name text, instants timestamptz[], run_at timestamptz[] default null, reason text default null,
     out enqueued bigint, out left_out bigint, out undecided bigint
@@ -309,9 +309,9 @@ begin
     end if;
     if cardinality(backfill_schedule.instants) > 10000 then
         raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
-            hint = 'Each call is one transaction: pass them in several calls.';
+            hint = 'Pass them in several calls. Each call is one transaction.';
     end if;
-    -- Daemons take the same lock to decide: an undecided instant stays undecided until the end of this transaction.
+    -- Daemons need the same lock for a decision, so an undecided instant stays undecided until the end of this transaction.
     select * into clock from rota.schedule_clocks where schedule_id = target_schedule_id for update;
     select * into definition from rota.schedule_definitions where schedule_id = target_schedule_id;
     decided_until := least(clock_timestamp(), case
@@ -342,7 +342,7 @@ begin
         select missing_fires.instant, target_schedule_id, definition.name, 'enqueued', missing_fires.job_id,
             rota.signed_note('backfilled', reason_text)
         from missing_fires
-        -- The last instant of a skipped range has a row: it goes on to cover the other instants of the range.
+        -- The row of a skipped range belongs to its last instant. After the update it still covers the other instants of the range.
         on conflict (scheduled_for, schedule_id) do update
         set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
             note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
@@ -367,8 +367,8 @@ begin
     values ('backfill', 'schedule ' || definition.name, reason_text, enqueued);
 end $$;
 comment on function rota.backfill_schedule is
-    'Enqueue jobs for past instants of a schedule that did not run, with their true scheduled_for, each at most once. They run '
-    'beside each other and beside the schedule''s other jobs, as far as slots and run_at allow.';
+    'Enqueue jobs for past instants of a schedule that did not run, with their true scheduled_for, each at most once. They may run '
+    'at the same time, and beside the schedule''s other jobs.';
 
 -- Also works for schedules that have been removed.
 create function rota.ran(schedule text, scheduled_for timestamptz) returns boolean

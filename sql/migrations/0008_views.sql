@@ -1,9 +1,9 @@
--- Views for people: one row per job wherever it is stored, without its payload, and one row per fire.
+-- Views for people: one row per job, live or ended, without its payload, and one row per fire.
 -- Breaks older daemons: before this schema there was no release.
 
--- The states are those that people ask about; rota.jobs itself knows only scheduled and running.
--- Subqueries in the select lists instead of joins: a column that a query does not select costs nothing, and a condition on job_id
--- reaches the index of each of the three branches.
+-- The states are finer than those of rota.jobs, which are scheduled and running.
+-- The select lists have subqueries instead of joins: a column that a query does not select costs nothing, and a condition on job_id
+-- can use the index of each of the three tables.
 create view rota.job_status as
 select job_id, handler, queue,
     case when state = 'running' then 'running'

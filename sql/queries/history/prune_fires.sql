@@ -4,7 +4,7 @@
 --   -> pruned int8?
 -- index: fires_pkey (0005)
 -- Without the condition on decided_at, the fire of a backfilled instant would be deleted at once, and the instant could be
--- backfilled again. The delete goes by ctid: a join planned for few fires was a nested loop over all of them.
+-- backfilled again. Delete by ctid: the planner expects few fires, and would join all of them in a nested loop.
 with expired as materialized (
     select fire.ctid as row_id
     from rota.fires as fire

@@ -3,7 +3,7 @@
 --   $2 limit  int8
 --   -> pruned int8?
 -- index: prune_guards_idx (0001)
--- The delete goes by the ctid of the locked row: a guard that is used meanwhile has another ctid and stays.
+-- Delete by the ctid of the locked row: a guard that is used meanwhile has another ctid and is kept.
 with expired as materialized (
     select guard.ctid as row_id
     from rota.guards as guard

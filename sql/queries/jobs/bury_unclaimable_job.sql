@@ -1,4 +1,4 @@
--- Move a scheduled job to the dead letters because its values make every claim fail. Copies the values, computes with none.
+-- Move a scheduled job to the dead letters because its values make every claim fail. Copies the values without computing with them.
 --   $1 job_id      int8
 --   $2 error_kind  text
 --   $3 error       text

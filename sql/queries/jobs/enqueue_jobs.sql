@@ -3,8 +3,8 @@
 --   $2 options   text    JSON object of the public columns, the same for all jobs
 --   $3 payloads  text    JSON array
 --   -> done bool?
--- Separate from enqueue_keyed_jobs, because ON CONFLICT and one record per job take half as much time again. Returns nothing per
--- row for the same reason: the statement inserts all jobs or none.
+-- enqueue_keyed_jobs is separate, because ON CONFLICT and one record per job add half to the time. No row is returned per job for
+-- the same reason: the statement inserts all jobs or none.
 with inserted as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,

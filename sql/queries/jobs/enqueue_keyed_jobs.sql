@@ -3,7 +3,7 @@
 --   $2 options   text    JSON object of the public columns, the same for all jobs
 --   $3 jobs      text    JSON array of objects: payload, run_at, priority, unique_key, idempotency_key and meta of each job
 --   -> created int8?
--- Ordered by key: two clients that insert the same keys in different orders would deadlock.
+-- Insert in the order of the keys: two clients that insert the same keys in different orders would deadlock.
 with created as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap, retry_for, timeout,

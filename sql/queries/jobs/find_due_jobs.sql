@@ -5,7 +5,7 @@
 --   $4 floors      timestamptz[]  and the run_at to start from
 --   $5 suspects    int4           as in claim_due_jobs
 --   $6 skipped     int8[]         job_ids to leave out
---   $7 limit       int8           the same limit applies per lane and in all
+--   $7 limit       int8           limit for each lane, and for all lanes together
 --   -> job_id int8, queue text, handler text, priority int2, schedule_id int8?
 -- index: claim_due_jobs_idx (0002)
 select due.job_id, lane.queue, lane.handler, lane.priority, due.schedule_id

@@ -14,7 +14,7 @@
 --   $13 refused      text    JSON array of rows that the database rejects; null: none
 --   -> living uuid[]?, known int8?, notified int8?
 --   living  nodes that are alive and running; this one only if it is not draining
---   known   how many of its handlers have a row in rota.handlers, without which their jobs can't be claimed
+--   known   number of its handlers with a row in rota.handlers; jobs of handlers without a row can't be claimed
 with this_node as (
     insert into rota.nodes as node (
         node_id, host, pid, rota_version, release, app, handlers, queues, slots, tzdata, state, shards, refused

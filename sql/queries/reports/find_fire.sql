@@ -1,10 +1,10 @@
 -- Find the fire for one instant of a schedule: its own row, else the row of the stretch of missed instants that covers it.
 --   $1 schedule_id  int8
 --   $2 at           timestamptz
---   $3 most         int8  how many of the schedule's rows after that instant to search for the stretch
+--   $3 most         int8  number of the schedule's rows after that instant to search for the stretch
 --   -> schedule_id int8?, name text?, scheduled_for timestamptz?, disposition text?, decided_at timestamptz?, job_id int8?, job_state text?, missed_from timestamptz?, missed_count int4?, note text?
 -- index: list_fires_idx (0005), fires_pkey (0005)
--- A stretch has the scheduled_for of its last instant. Between an instant and that row lie only manual runs and backfills.
+-- A stretch has the scheduled_for of its last instant. Between an instant and that row there are only manual runs and backfills.
 with covering as materialized (
     select later.scheduled_for
     from (

@@ -1,6 +1,6 @@
 -- Find the schedule_id of a removed schedule by the name it had at its last fire.
 --   $1 name  text
---   $2 most  int8  how many of the latest fires of all schedules to search
+--   $2 most  int8  number of the latest fires of all schedules to search
 --   -> schedule_id int8?
 -- index: fires_pkey (0005)
 select recent.schedule_id

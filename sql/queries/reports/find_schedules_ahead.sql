@@ -1,4 +1,4 @@
--- Find schedules that have already decided future instants, because the server's clock was ahead and was set back.
+-- Find schedules whose future instants are already decided, because the server's clock was ahead and was set back.
 --   $1 limit  int8
 --   -> name text, decided_up_to timestamptz?
 select definition.name, clock.last_fire_at as decided_up_to

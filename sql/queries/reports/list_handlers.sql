@@ -1,5 +1,5 @@
 -- List the handlers that were registered or paused, with the number of living nodes that have each.
--- Where there are more than $1, those that are paused or that living daemons have come first.
+-- If there are more than $1, those that are paused or that living nodes have take precedence.
 --   $1 limit  int8  null: all
 --   -> handler text, app text?, release text?, queue text?, max_attempts int4?, timeout interval?, delivery text?, seen_at timestamptz?, nodes int8?, paused bool, pause_reason text?, paused_by text?, paused_at timestamptz?, now timestamptz?, total int8?
 --   total  number of handlers without the limit

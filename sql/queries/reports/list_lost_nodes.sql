@@ -1,7 +1,7 @@
 -- List nodes that stopped without deregistering within the last day, the latest first.
 --   $1 limit  int8
 --   -> node_id uuid?, host text?, pid int4?, rota_version text?, release text?, app text?, handlers text[]?, seen_at timestamptz?, silent interval?, lost int8?
---   lost  how many there are in all
+--   lost  number of lost nodes without the limit
 -- index: prune_lost_nodes_idx (0001)
 select
     node.node_id, node.host, node.pid, node.rota_version, node.release, node.app, node.handlers, node.seen_at,

@@ -1,7 +1,8 @@
--- List the rows with which the database refuses operations of living daemons, those refused for longest first.
+-- List the rows on which the database refuses operations of living daemons, the longest refused first.
 --   $1 job_id  int8  only this job; null: all rows
 --   -> doing text?, what text?, id int8?, kind text?, age interval?, node text?
---   what  job or schedule, and id: its number
+--   what  job or schedule
+--   id    job_id or schedule_id
 select
     row.doing, row.what, row.id, min(row.kind) as kind, make_interval(secs => max(row.seconds)) as age,
     min(node.host || ':' || node.pid) as node

@@ -5,7 +5,7 @@
 --   $4 name_like  text  a pattern of LIKE; null: of all names
 --   $5 limit      int8
 --   -> schedule_id int8?, name text?, cron text?, every interval?, timezone text?, handler text?, owner text?, state text?, next_fire_at timestamptz?, last_fire_at timestamptz?, last_success_at timestamptz?, consecutive_failures int4?, expect_success_within interval?, silent bool?, jitter interval?, declared_by text?, invalid_reason text?, now timestamptz?
---   silent  no success within expect_success_within, counted from the creation if there was no success yet
+--   silent  no success within expect_success_within; before the first success, the time counts from the creation
 select
     schedule.schedule_id, schedule.name, schedule.cron, schedule.every, schedule.timezone, schedule.handler, schedule.owner,
     schedule.state, schedule.next_fire_at, schedule.last_fire_at, schedule.last_success_at, schedule.consecutive_failures,

@@ -1,5 +1,5 @@
 -- Read the metrics about watched schedules (those with expect_success_within): when each last succeeded.
---   $1 most  int8  how many schedules to return by name
+--   $1 most  int8  number of schedules to return by name
 --   -> watched text?, succeeded_at float8?
 -- index: sample_watched_schedules_idx (0005), schedule_clocks_pkey (0005)
 --   watched       name of a schedule that was declared in code; null: the oldest success among all other watched schedules

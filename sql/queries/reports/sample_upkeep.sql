@@ -1,5 +1,5 @@
 -- Read the metrics about pauses, snapshots, dead tuples, housekeeping and nodes. Reads no table of jobs.
---   $1 most  int8  how many paused queues, and how many paused handlers, to return
+--   $1 most  int8  number of paused queues, and of paused handlers, to return
 --   -> kind text?, label text?, name text?, value float8?
 --   kind  paused: label is queue or handler; oldest_snapshot: age in seconds; dead_tuples: per table, without partitions;
 --         housekeeping: seconds since the last success of a task; nodes: number per state (running, draining, lost)

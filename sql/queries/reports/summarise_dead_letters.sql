@@ -4,7 +4,7 @@
 --   $3 reason      text
 --   $4 error_kind  text
 --   $5 before      timestamptz  only those that died before
---   $6 limit       int8  how many groups to return; null: all
+--   $6 limit       int8  number of groups to return; null: all
 --   -> handler text, queue text, reason text, error_kind text?, letters int8?, at_most_once int8?, oldest timestamptz?, newest timestamptz?, sample int8?, now timestamptz?, total int8?
 --   total  number of groups without the limit
 select

@@ -4,10 +4,10 @@
 --   $2 limit  int8  schedules per page
 --   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, last int8?
 -- Always returns at least one row. The columns are those of take_due_schedules, except:
---   base  now, or the last edit or decided instant if that is later (the server's clock was set back since)
+--   base  the latest of now, the last edit and the last decided instant (later than now if the server's clock was set back)
 --   last  the last schedule_id of a full page; null: this was the last page
 -- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
--- Due schedules are excluded, and paused ones: their next_fire_at is the end of the pause.
+-- Due schedules are excluded. Paused schedules are excluded because their next_fire_at is the end of the pause.
 with page as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock

@@ -1,7 +1,7 @@
--- Update the last success and the consecutive failures of schedules after jobs of theirs have ended.
+-- Update the last success and the consecutive failures of schedules whose jobs have ended.
 --   $1 schedule_ids  int8[]  in ascending order
 --   $2 succeeded     bool[]  whether at least one job succeeded
---   $3 failures      int4[]  how many jobs failed after the last success
+--   $3 failures      int4[]  number of jobs that failed after the last success
 --   -> schedule_ids int8[]?  schedules whose row another session has locked: try again
 -- index: schedule_clocks_pkey (0005)
 with outcome as materialized (

@@ -1,4 +1,4 @@
--- Read the declarations of an app's schedules, and of the schedules with these names, whoever created them.
+-- Read the declarations of an app's schedules, and those of all schedules with these names.
 --   $1 app    text
 --   $2 names  text[]
 --   -> name text?, declared_by text?, declared text?

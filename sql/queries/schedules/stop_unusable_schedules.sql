@@ -13,7 +13,7 @@ with unusable as materialized (
         offset 0
     ) as clock
     cross join lateral (
-        select value.name || ' can''t be computed with: correct it' as reason
+        select 'the value of ' || value.name || ' is out of range: correct it' as reason
         from (
             values
                 ('next_fire_at', nullif(clock.next_fire_at, timestamptz '-infinity')),
@@ -27,7 +27,7 @@ with unusable as materialized (
         ) as value (name, instant)
         where value.instant not between timestamptz '1970-01-01 00:00:00+00' and timestamptz '2201-01-01 00:00:00+00'
         union all
-        select value.name || ' can''t be computed with: correct it'
+        select 'the value of ' || value.name || ' is out of range: correct it'
         from (
             values
                 ('every', definition.every),

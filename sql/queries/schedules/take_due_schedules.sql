@@ -3,16 +3,16 @@
 -- Locks nothing: record_fires stores a decision only if the schedule has not changed since.
 --   $1 shards    int2[]       shards to read
 --   $2 overdue   interval     read schedules of other shards if they have been due for longer than this
---   $3 turn      int4         shard to start from with the overdue ones; each node uses another one
+--   $3 turn      int4         shard at which the overdue schedules start; each node uses another shard
 --   $4 floor     timestamptz  read schedules due after this instant (-infinity: all, and the overdue ones)
 --   $5 floor_id  int8         of schedules due at $4, read those after this schedule_id (with -infinity: the largest int8)
 --   $6 new_id    int8         of unplanned schedules, read those after this schedule_id
---   $7 limit     int8         most due schedules; half as many unplanned ones
+--   $7 limit     int8         limit of due schedules; half of it is the limit of unplanned ones
 --   $8 horizon   interval     how far ahead to look for the next due schedule
 --   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, now timestamptz?, next_in interval?, waiting bool?
 -- Always returns at least one row. Its schedule_ids are null if nothing is due.
 --   next_fire_at  null: not planned yet
---   base          plan from here on: the later of the last edit and the last decided instant
+--   base          instant from which to plan: the later of the last edit and the last decided instant
 --   anchor        instant from which `every` counts
 --   next_in       time until the next schedule of these shards is due
 --   waiting       whether there are waiting fires
@@ -21,9 +21,9 @@
 -- `base` is truncated to seconds, which makes no difference to a cron expression, so that schedules inserted together share a row.
 -- Overdue schedules are limited by index order before they are sorted: otherwise the planner starts parallel workers.
 -- Each scan has one lower bound, because an index scan can start from one bound only.
--- The upper bounds are subqueries, for which the planner assumes a third of the table. With plain values and statistics that say
--- that almost nothing is due, it would read and sort all due rows.
--- No equality on next_fire_at: the planner would then walk the whole primary key to get the order.
+-- The upper bounds are subqueries, for which the planner assumes a third of the table. With plain values, and statistics in which
+-- almost nothing is due, it would read and sort all due rows.
+-- Do not compare next_fire_at with `=`: the planner would scan the whole primary key to get the order.
 with own_shards as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock

@@ -15,7 +15,7 @@ MAX_AGE = timedelta(minutes=15)
 TASKS = {
     "ledger_create": "creating the ledger's next partitions",
     "ledger_drop": "dropping the ledger's old partitions",
-    "nodes": "removing lost daemons",
+    "nodes": "recording lost daemons",
 }
 
 CURES = {
