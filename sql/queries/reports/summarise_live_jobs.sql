@@ -1,76 +1,76 @@
 -- Count the live jobs by queue, handler and priority (a lane), at a bounded cost at any number of jobs.
 -- Up to $1 jobs are counted exactly. With more, the lanes are found in the index, and each is counted up to a share of $1.
 -- At most $3 rows name a handler: first registered handlers in known queues, then those that have waited longest.
---   $1 counted   int8  most live jobs to count exactly; with more, counts are lower bounds (at_least)
---   $2 explored  int8  with more jobs, most lanes to find; lanes of registered handlers are found in any case
---   $3 shown     int8  most rows with a handler; other lanes are added up in rows without one, by queue if daemons serve it
+--   $1 counted   int8  count up to this many live jobs exactly; with more, counts are lower bounds (at_least)
+--   $2 explored  int8  with more jobs, find up to this many lanes; lanes of registered handlers are always found
+--   $3 shown     int8  return up to this many rows with a handler; other lanes are summed up in rows without a handler
 --   -> queue text?, handler text?, priority int2?, registered bool?, due int8?, running int8?, retrying int8?, future int8?, expired int8?, oldest_due interval?, oldest_running interval?, at_least bool?, unexplored bool?, more_lanes int8?, more_queues int8?
 --   unexplored               there are more lanes than were found
 --   more_lanes, more_queues  number of lanes in the rows without a handler, and of queues in the rows without a queue
 -- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002)
 -- Ages, running and expired jobs are exact at any size: they come from the first entries of claim_due_jobs_idx, and from all of
 -- find_expired_leases_idx, which holds only running jobs.
--- The limits have an order, because a scan without one may start anywhere in the table.
+-- Limits need an order, because a scan without one may start anywhere in the table.
 -- Instants are clamped to the years from 1970 to now, so that no subtraction can overflow.
-with recursive counted as materialized (
+with recursive first_jobs as materialized (
     select job.queue, job.handler, job.priority, job.run_at, job.created_at, job.attempt, job.state
     from rota.jobs as job
     order by job.job_id
     limit $1::int8 + 1
 ),
-small as materialized (
-    select count(*) <= $1 as size from counted
+counting as materialized (
+    select count(*) <= $1 as is_exact from first_jobs
 ),
 -- A loose index scan: each step is one probe for the first entry of the next (queue, handler, suspects, priority).
-found (queue, handler, suspects, priority, run_at, created_at, step) as (
+found_lane (queue, handler, suspects, priority, run_at, created_at, step) as (
     (
         select job.queue, job.handler, job.losses / 2, job.priority, job.run_at, job.created_at, 1
         from rota.jobs as job
         where job.state = 'scheduled'
-          and not (select small.size from small)
+          and not (select counting.is_exact from counting)
         order by job.queue, job.handler, (job.losses / 2), job.priority, job.run_at
         limit 1
     )
     union all
     select following.queue, following.handler, following.suspects, following.priority, following.run_at, following.created_at,
-        found.step + 1
-    from found
+        found_lane.step + 1
+    from found_lane
     cross join lateral (
         select job.queue, job.handler, job.losses / 2 as suspects, job.priority, job.run_at, job.created_at
         from rota.jobs as job
         where job.state = 'scheduled'
           and (job.queue, job.handler, (job.losses / 2), job.priority)
-            > (found.queue, found.handler, found.suspects, found.priority)
+            > (found_lane.queue, found_lane.handler, found_lane.suspects, found_lane.priority)
         order by job.queue, job.handler, (job.losses / 2), job.priority, job.run_at
         limit 1
     ) as following
-    where found.step < $2::int8
+    where found_lane.step < $2::int8
 ),
 -- If the scan stopped early, the lanes of registered handlers after that point are probed one by one.
-registered as materialized (
+registered_lane as materialized (
     select handler.handler, coalesce(handler.queue, 'default') as queue
     from rota.handlers as handler
     where handler.seen_at is not null
     order by handler.seen_at desc
     limit 1000
 ),
-served as materialized (
+served_queue as materialized (
     select distinct node_queue.queue
     from rota.nodes as node
     cross join lateral unnest(node.queues) as node_queue (queue)
     where node.seen_at > now() - interval '15 seconds'
 ),
-probed as materialized (
-    select head.queue, head.handler, head.suspects, head.priority, head.run_at, head.created_at
+probed_lane as materialized (
+    select lane_head.queue, lane_head.handler, lane_head.suspects, lane_head.priority, lane_head.run_at, lane_head.created_at
     from (
         select pair.queue, pair.handler
         from (
-            select registered.queue, registered.handler from registered
+            select registered_lane.queue, registered_lane.handler from registered_lane
             union
-            select served.queue, registered.handler from served cross join registered
+            select served_queue.queue, registered_lane.handler from served_queue cross join registered_lane
         ) as pair
-        where exists (select from found where found.step >= $2)
-          and (pair.queue, pair.handler) >= (select last.queue, last.handler from found as last where last.step >= $2)
+        where exists (select from found_lane where found_lane.step >= $2)
+          and (pair.queue, pair.handler) >= (select last.queue, last.handler from found_lane as last where last.step >= $2)
         limit 2000
     ) as lane
     cross join lateral (
@@ -94,27 +94,31 @@ probed as materialized (
         limit 1
     ) as head
 ),
-head as materialized (
-    select found.queue, found.handler, found.suspects, found.priority, found.run_at, found.created_at from found
+lane_head as materialized (
+    select found_lane.queue, found_lane.handler, found_lane.suspects, found_lane.priority, found_lane.run_at, found_lane.created_at
+    from found_lane
     union
-    select probed.queue, probed.handler, probed.suspects, probed.priority, probed.run_at, probed.created_at from probed
-),
-share as materialized (
-    select greatest(10, $1 / greatest(1, count(*)) / 2) as most from head
-),
-waiting as (
     select
-        counted.queue, counted.handler, counted.priority, count(*) filter (where counted.run_at <= now()) as due,
-        count(*) filter (where counted.run_at > now() and counted.attempt > 0) as retrying,
-        count(*) filter (where counted.run_at > now() and counted.attempt = 0) as future,
-        min(greatest(counted.run_at, counted.created_at)) filter (where counted.run_at <= now()) as due_since
-    from counted
-    where counted.state = 'scheduled'
-      and (select small.size from small)
-    group by counted.queue, counted.handler, counted.priority
+        probed_lane.queue, probed_lane.handler, probed_lane.suspects, probed_lane.priority, probed_lane.run_at,
+        probed_lane.created_at
+    from probed_lane
+),
+lane_limit as materialized (
+    select greatest(10, $1 / greatest(1, count(*)) / 2) as most from lane_head
+),
+waiting_counts as (
+    select
+        first_jobs.queue, first_jobs.handler, first_jobs.priority, count(*) filter (where first_jobs.run_at <= now()) as due,
+        count(*) filter (where first_jobs.run_at > now() and first_jobs.attempt > 0) as retrying,
+        count(*) filter (where first_jobs.run_at > now() and first_jobs.attempt = 0) as future,
+        min(greatest(first_jobs.run_at, first_jobs.created_at)) filter (where first_jobs.run_at <= now()) as due_since
+    from first_jobs
+    where first_jobs.state = 'scheduled'
+      and (select counting.is_exact from counting)
+    group by first_jobs.queue, first_jobs.handler, first_jobs.priority
     union all
-    select head.queue, head.handler, head.priority, due.jobs, later.retrying, later.jobs - later.retrying, due.since
-    from head
+    select lane_head.queue, lane_head.handler, lane_head.priority, due.jobs, later.retrying, later.jobs - later.retrying, due.since
+    from lane_head
     cross join lateral (
         -- A job inserted with a run_at in the past has waited only since its creation, so the oldest run_at alone is not enough.
         select count(*) as jobs, min(greatest(job.run_at, job.created_at)) as since
@@ -122,13 +126,13 @@ waiting as (
             select job.run_at, job.created_at
             from rota.jobs as job
             where job.state = 'scheduled'
-              and job.queue = head.queue
-              and job.handler = head.handler
-              and (job.losses / 2) = head.suspects
-              and job.priority = head.priority
+              and job.queue = lane_head.queue
+              and job.handler = lane_head.handler
+              and (job.losses / 2) = lane_head.suspects
+              and job.priority = lane_head.priority
               and job.run_at <= now()
             order by job.run_at
-            limit (select share.most from share)
+            limit (select lane_limit.most from lane_limit)
         ) as job
     ) as due
     cross join lateral (
@@ -137,17 +141,17 @@ waiting as (
             select job.attempt
             from rota.jobs as job
             where job.state = 'scheduled'
-              and job.queue = head.queue
-              and job.handler = head.handler
-              and (job.losses / 2) = head.suspects
-              and job.priority = head.priority
+              and job.queue = lane_head.queue
+              and job.handler = lane_head.handler
+              and (job.losses / 2) = lane_head.suspects
+              and job.priority = lane_head.priority
               and job.run_at > now()
             order by job.run_at
-            limit (select share.most from share)
+            limit (select lane_limit.most from lane_limit)
         ) as job
     ) as later
 ),
-running as (
+running_counts as (
     select
         job.queue, job.handler, job.priority,
         count(*) as running,
@@ -165,23 +169,23 @@ lane as materialized (
     select
         part.queue, part.handler, part.priority,
         part.handler in (select handler.handler from rota.handlers as handler where handler.seen_at is not null) as registered,
-        part.queue in (select served.queue from served union select registered.queue from registered) as known,
+        part.queue in (select served_queue.queue from served_queue union select registered_lane.queue from registered_lane) as known,
         sum(part.due)::int8 as due, sum(part.running)::int8 as running, sum(part.retrying)::int8 as retrying,
         sum(part.future)::int8 as future, sum(part.expired)::int8 as expired, min(part.due_since) as due_since,
         min(part.running_since) as running_since
     from (
         select
-            waiting.queue, waiting.handler, waiting.priority, waiting.due, 0 as running, waiting.retrying, waiting.future,
-            0 as expired, waiting.due_since, null::timestamptz as running_since
-        from waiting
+            waiting_counts.queue, waiting_counts.handler, waiting_counts.priority, waiting_counts.due, 0 as running,
+            waiting_counts.retrying, waiting_counts.future, 0 as expired, waiting_counts.due_since, null::timestamptz as running_since
+        from waiting_counts
         union all
-        select running.queue, running.handler, running.priority, 0, running.running, 0, 0, running.expired, null,
-            running.running_since
-        from running
+        select running_counts.queue, running_counts.handler, running_counts.priority, 0, running_counts.running, 0, 0,
+            running_counts.expired, null, running_counts.running_since
+        from running_counts
     ) as part
     group by part.queue, part.handler, part.priority
 ),
-ranked as materialized (
+ranked_lane as materialized (
     select
         lane.*,
         row_number() over (
@@ -191,35 +195,39 @@ ranked as materialized (
         ) <= $3 as shown
     from lane
 ),
-line as (
+result_row as (
     select
-        case when ranked.shown or ranked.known then ranked.queue end as queue,
-        case when ranked.shown then ranked.handler end as handler,
-        ranked.priority, ranked.registered,
-        sum(ranked.due)::int8 as due, sum(ranked.running)::int8 as running, sum(ranked.retrying)::int8 as retrying,
-        sum(ranked.future)::int8 as future, sum(ranked.expired)::int8 as expired,
-        min(ranked.due_since) as due_since, min(ranked.running_since) as running_since
-    from ranked
-    group by 1, 2, ranked.priority, ranked.registered
+        case when ranked_lane.shown or ranked_lane.known then ranked_lane.queue end as queue,
+        case when ranked_lane.shown then ranked_lane.handler end as handler,
+        ranked_lane.priority, ranked_lane.registered,
+        sum(ranked_lane.due)::int8 as due, sum(ranked_lane.running)::int8 as running,
+        sum(ranked_lane.retrying)::int8 as retrying,
+        sum(ranked_lane.future)::int8 as future, sum(ranked_lane.expired)::int8 as expired,
+        min(ranked_lane.due_since) as due_since, min(ranked_lane.running_since) as running_since
+    from ranked_lane
+    group by 1, 2, ranked_lane.priority, ranked_lane.registered
 ),
-hidden as materialized (
+unlisted as materialized (
     select
-        count(distinct (ranked.queue, ranked.handler)) as lanes,
-        count(distinct ranked.queue) filter (
-            where ranked.queue not in (select listed.queue from ranked as listed where listed.shown or listed.known)
+        count(distinct (ranked_lane.queue, ranked_lane.handler)) as lanes,
+        count(distinct ranked_lane.queue) filter (
+            where ranked_lane.queue not in (select listed.queue from ranked_lane as listed where listed.shown or listed.known)
         ) as queues
-    from ranked
-    where not ranked.shown
+    from ranked_lane
+    where not ranked_lane.shown
 )
 select
-    line.queue, line.handler, line.priority, line.registered, line.due, line.running, line.retrying, line.future, line.expired,
-    case when line.due_since is not null then now() - greatest(line.due_since, timestamptz 'epoch') end as oldest_due, case
-        when line.running_since is not null then now() - least(now(), greatest(line.running_since, timestamptz 'epoch'))
+    result_row.queue, result_row.handler, result_row.priority, result_row.registered, result_row.due, result_row.running,
+    result_row.retrying, result_row.future, result_row.expired,
+    case when result_row.due_since is not null then now() - greatest(result_row.due_since, timestamptz 'epoch') end as oldest_due,
+    case
+        when result_row.running_since is not null
+        then now() - least(now(), greatest(result_row.running_since, timestamptz 'epoch'))
     end as oldest_running,
-    not small.size as at_least,
-    exists (select from found where found.step >= $2) as unexplored,
-    hidden.lanes as more_lanes, hidden.queues as more_queues
-from line
-cross join small
-cross join hidden
-order by line.queue, line.handler, line.priority
+    not counting.is_exact as at_least,
+    exists (select from found_lane where found_lane.step >= $2) as unexplored,
+    unlisted.lanes as more_lanes, unlisted.queues as more_queues
+from result_row
+cross join counting
+cross join unlisted
+order by result_row.queue, result_row.handler, result_row.priority
