@@ -19,7 +19,7 @@ from rota.commands import printing
 from rota.commands.check import server_findings
 from rota.commands.cron import print_instants
 from rota.commands.database_errors import explain_error
-from rota.commands.options import duration, instant
+from rota.commands.options import parse_duration_option, parse_instant
 from rota.commands.queue_lines import sum_by_queue
 from rota.commands.restart_on_change import modification_times
 from rota.commands.status import Status, render
@@ -86,7 +86,7 @@ def test_delays_of_the_default_policy_last_a_night() -> None:
 )
 def test_durations_are_written_in_two_units_at_most(value: float, text: str) -> None:
     """Nobody reads seconds beside days."""
-    assert printing.age(seconds(value)) == text
+    assert printing.format_duration(seconds(value)) == text
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
@@ -155,16 +155,16 @@ def test_status_cuts_no_slots(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
     """A usage error names the option and how it is written."""
-    assert instant("2026-03-01T13:00+01:00", "--at") == NOW
-    assert duration("1h30m", "--in") == timedelta(minutes=90)
+    assert parse_instant("2026-03-01T13:00+01:00", "--at") == NOW
+    assert parse_duration_option("1h30m", "--in") == timedelta(minutes=90)
     with pytest.raises(typer.BadParameter, match="has no time zone"):
-        instant("2026-03-01T12:00", "--at")
+        parse_instant("2026-03-01T12:00", "--at")
     with pytest.raises(typer.BadParameter, match="is not an instant"):
-        instant("soon", "--at")
+        parse_instant("soon", "--at")
     with pytest.raises(typer.BadParameter, match="write a duration"):
-        duration("soon", "--in")
+        parse_duration_option("soon", "--in")
     with pytest.raises(typer.BadParameter, match="at most 60000d"):
-        duration("999999999d", "--in")
+        parse_duration_option("999999999d", "--in")
 
 
 def node(

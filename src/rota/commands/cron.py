@@ -10,10 +10,10 @@ from rota.commands.options import (
     AsJson,
     argument,
     count_option,
-    instant,
     option,
+    parse_instant,
 )
-from rota.commands.printing import console, moment, print_json, table
+from rota.commands.printing import console, format_instant, print_json, table
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -49,7 +49,7 @@ def next_(
     from rota.domain.preview import preview
 
     rule = checked_rule(expression, timezone, gap, fold)
-    instants = preview(rule, instant(after, "--after") or datetime.now(UTC), count)
+    instants = preview(rule, parse_instant(after, "--after") or datetime.now(UTC), count)
     if as_json:
         print_json(instants)
         return
@@ -84,9 +84,9 @@ def print_instants(instants: "list[Instant]", jitter: "timedelta | None") -> Non
     """Print a table of instants in UTC and in local time. With a jitter, it also has the time at which each job is due."""
     rows = [
         (
-            moment(each.scheduled_for) if each.fires else "-",
+            format_instant(each.scheduled_for) if each.fires else "-",
             f"{each.local:%Y-%m-%d %H:%M:%S %a %Z}",
-            *([moment(each.scheduled_for + jitter) if each.fires else "-"] if jitter is not None else []),
+            *([format_instant(each.scheduled_for + jitter) if each.fires else "-"] if jitter is not None else []),
             each.note,
         )
         for each in instants

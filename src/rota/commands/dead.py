@@ -9,7 +9,7 @@ from rota.commands.dead_change import discard, redrive
 from rota.commands.dead_letters import Before, DeathReason, ErrorKind, letter_filter, print_groups
 from rota.commands.job_details import print_job, read_job
 from rota.commands.options import AsJson, Handler, JobId, Queue, ShowErrors, ShowPayload, count_option
-from rota.commands.printing import MAX_LISTED, console, distance, print_json, table
+from rota.commands.printing import MAX_LISTED, console, format_distance, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.reports import ListedDeadLetter
@@ -105,7 +105,7 @@ def _print_letters(letters: "list[ListedDeadLetter]") -> None:
             letter.reason,
             letter.error_kind,
             f"{letter.attempt}/{letter.max_attempts}" if letter.max_attempts else letter.attempt,
-            distance(letter.finished_at, letter.now),
+            format_distance(letter.finished_at, letter.now),
         )
         for letter in letters
     ]

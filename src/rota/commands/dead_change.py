@@ -8,7 +8,18 @@ import typer
 from rota.commands.database import Database, takes_database
 from rota.commands.dead_letters import Before, DeathReason, ErrorKind, letter_filter, print_groups
 from rota.commands.enqueue import read_json
-from rota.commands.options import AsJson, DryRun, Handler, JobIds, Note, Queue, Spread, count_option, duration, option
+from rota.commands.options import (
+    AsJson,
+    DryRun,
+    Handler,
+    JobIds,
+    Note,
+    Queue,
+    Spread,
+    count_option,
+    option,
+    parse_duration_option,
+)
 from rota.commands.printing import MAX_LISTED, plural, print_json, printable
 
 if TYPE_CHECKING:
@@ -48,7 +59,7 @@ def redrive(
     """
     which = letter_filter(handler, queue, reason, error_kind, before)
     ids = _selected_ids(job_ids, which, every)
-    spread_time = duration(spread, "--spread")
+    spread_time = parse_duration_option(spread, "--spread")
     if payload is not None and len(ids) != 1:
         raise typer.BadParameter("needs exactly one ID", param_hint="--payload")
     if spread_time is not None and ids:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from rota.commands.options import instant, option
-from rota.commands.printing import MAX_LISTED, age, console, plural, table
+from rota.commands.options import option, parse_instant
+from rota.commands.printing import MAX_LISTED, console, format_duration, plural, table
 from rota.domain import settlement
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def letter_filter(
     if reason is not None and reason not in REASONS:
         raise typer.BadParameter(f"{reason!r} is not one of {', '.join(REASONS)}", param_hint="--reason")
     return DeadLetterFilter(
-        handler=handler, queue=queue, reason=reason, error_kind=error_kind, before=instant(before, "--before")
+        handler=handler, queue=queue, reason=reason, error_kind=error_kind, before=parse_instant(before, "--before")
     )
 
 
@@ -40,8 +40,8 @@ def print_groups(groups: "list[DeadLetterGroup]") -> None:
             group.queue,
             group.reason,
             group.error_kind,
-            age(group.now - group.oldest),
-            age(group.now - group.newest),
+            format_duration(group.now - group.oldest),
+            format_duration(group.now - group.newest),
             group.sample,
         )
         for group in groups[:MAX_LISTED]

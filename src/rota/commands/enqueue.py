@@ -12,9 +12,9 @@ from rota.commands.options import (
     At,
     Delay,
     argument,
-    duration,
-    instant,
     option,
+    parse_duration_option,
+    parse_instant,
 )
 from rota.commands.printing import print_json, printable
 
@@ -49,7 +49,7 @@ def enqueue(
     """Insert one job and print its id."""
     if at is not None and delay is not None:
         raise typer.BadParameter("give either --at or --in, not both of them", param_hint="--at")
-    run_at, delay_time = instant(at, "--at"), duration(delay, "--in")
+    run_at, delay_time = parse_instant(at, "--at"), parse_duration_option(delay, "--in")
     text = read_json(payload)
 
     async def insert(db: "Connection") -> tuple[int, bool, str, str | None]:

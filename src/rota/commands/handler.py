@@ -7,7 +7,7 @@ import typer
 from rota.commands import pausing
 from rota.commands.database import Database, takes_database
 from rota.commands.options import AsJson, Note, argument
-from rota.commands.printing import MAX_LISTED, age, console, distance, plural, print_json, table
+from rota.commands.printing import MAX_LISTED, console, format_distance, format_duration, plural, print_json, table
 
 if TYPE_CHECKING:
     from rota.db.node_reports import KnownHandler
@@ -35,7 +35,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
             each.handler,
             each.queue or "default",
             1 if each.delivery == "at_most_once" else each.max_attempts or 20,
-            age(each.timeout),
+            format_duration(each.timeout),
             each.nodes,
             _format_state(each),
         )
@@ -53,10 +53,10 @@ def _format_state(handler: "KnownHandler") -> str:
     if handler.paused:
         return f"paused by {handler.paused_by}: {handler.pause_reason or 'no reason given'}"
     if handler.nodes:
-        return f"registered {distance(handler.seen_at, handler.now)}"
+        return f"registered {format_distance(handler.seen_at, handler.now)}"
     if handler.seen_at is None:
         return "no daemon has ever registered it"
-    return f"no living daemon has it, seen {distance(handler.seen_at, handler.now)}"
+    return f"no living daemon has it, seen {format_distance(handler.seen_at, handler.now)}"
 
 
 @app.command()

@@ -20,12 +20,12 @@ from rota.commands.options import (
     ShowErrors,
     ShowPayload,
     count_option,
-    duration,
-    instant,
     option,
+    parse_duration_option,
+    parse_instant,
     time_or_age,
 )
-from rota.commands.printing import age, console, moment, plural, print_json, table
+from rota.commands.printing import console, format_duration, format_instant, plural, print_json, table
 from rota.commands.schedule_details import find_schedule_id
 
 if TYPE_CHECKING:
@@ -100,12 +100,16 @@ def list_(
 
 def _format_time(job: "ListedJob") -> str:
     if job.finished_at is not None:
-        return f"{age(job.now - job.finished_at)} ago"
+        return f"{format_duration(job.now - job.finished_at)} ago"
     if job.state == "running" and job.started_at is not None:
-        return f"for {age(job.now - job.started_at)}"
+        return f"for {format_duration(job.now - job.started_at)}"
     if job.run_at is None:
         return ""
-    return f"in {age(job.run_at - job.now)}" if job.run_at > job.now else f"since {age(job.now - job.run_at)}"
+    return (
+        f"in {format_duration(job.run_at - job.now)}"
+        if job.run_at > job.now
+        else f"since {format_duration(job.now - job.run_at)}"
+    )
 
 
 @app.command()
@@ -151,7 +155,7 @@ def cancel(
         raise typer.BadParameter("needs exactly one ID", param_hint="--force")
     if job_id is not None and dry_run:
         raise typer.BadParameter("works only with filters, not with an ID", param_hint="--dry-run")
-    due_before = _INFINITY if every else instant(before, "--before")
+    due_before = _INFINITY if every else parse_instant(before, "--before")
     if job_id is None:
 
         async def work(db: "Connection") -> tuple[int, int]:
@@ -262,9 +266,11 @@ def reschedule(
         raise typer.BadParameter("give either --at or --in", param_hint="--at")
     from rota.db.operations import reschedule_job
 
-    run_at, delay_time = instant(at, "--at"), duration(delay, "--in")
+    run_at, delay_time = parse_instant(at, "--at"), parse_duration_option(delay, "--in")
     due = database.run(
         lambda db: reschedule_job(db, job_id=job_id, run_at=run_at, delay=delay_time, note=note),
         name="job reschedule",
     )
-    print_json({"job_id": job_id, "run_at": due}) if as_json else typer.echo(f"job {job_id} is due {moment(due)}")
+    print_json({"job_id": job_id, "run_at": due}) if as_json else typer.echo(
+        f"job {job_id} is due {format_instant(due)}"
+    )

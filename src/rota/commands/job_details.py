@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rota.commands.printing import age, console, fields_of, moment, plural, print_json, printable, relative, table
+from rota.commands.printing import (
+    console,
+    fields_of,
+    format_duration,
+    format_instant,
+    format_relative,
+    plural,
+    print_json,
+    printable,
+    table,
+)
 
 if TYPE_CHECKING:
     from rota.db.node_reports import QueuePosition
@@ -84,7 +94,7 @@ def print_job(details: JobDetails, *, errors: bool, as_json: bool) -> None:
                 each.attempt,
                 each.outcome,
                 each.error_kind,
-                moment(each.started_at),
+                format_instant(each.started_at),
                 _format_attempt_duration(each),
                 str(each.node or "")[:8],
             )
@@ -141,10 +151,10 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
         *(("refused", _describe_refused(each)) for each in details.refused),
         *(_describe_running(job) if job.state == "running" else []),
         ("gives up", _format_give_up(gives_up, now) if gives_up else ""),
-        ("ended", relative(job.finished_at, now)),
+        ("ended", format_relative(job.finished_at, now)),
         ("why", job.note or ""),
-        ("first due", moment(job.scheduled_for)),
-        ("created", f"{moment(job.created_at)} by {job.created_by}" if job.created_by else ""),
+        ("first due", format_instant(job.scheduled_for)),
+        ("created", f"{format_instant(job.created_at)} by {job.created_by}" if job.created_by else ""),
         ("schedule", "" if job.schedule_id is None else str(job.schedule_id)),
         ("unique key", job.unique_key or ""),
         ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
@@ -157,7 +167,7 @@ def describe_redrives(attempts: "Sequence[UnsuccessfulAttempt]") -> list[tuple[s
     return [
         (
             "redriven",
-            f"{moment(each.redriven_at)} by {each.redriven_by}, dead since {moment(each.finished_at)}: "
+            f"{format_instant(each.redriven_at)} by {each.redriven_by}, dead since {format_instant(each.finished_at)}: "
             + ", ".join(filter(None, (each.dead_reason, each.error_kind))),
         )
         for each in attempts
@@ -200,18 +210,20 @@ def _describe_place(place: "QueuePosition") -> list[tuple[str, str]]:
 
 def _describe_refused(row: "RefusedRow") -> str:
     return (
-        f"for {age(row.age)} the database has refused the operation {row.doing} on this job ({row.kind} on {row.node}). "
-        "Correct its values, or the trigger, foreign key or constraint that refuses it"
+        f"for {format_duration(row.age)} the database has refused the operation {row.doing} on this job "
+        f"({row.kind} on {row.node}). Correct its values, or the trigger, foreign key or constraint that refuses it"
     )
 
 
 def _describe_waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
     return [
-        ("due" if job.state == "due" else "next try", relative(job.run_at, job.now)),
+        ("due" if job.state == "due" else "next try", format_relative(job.run_at, job.now)),
         ("unclaimed", unclaimed or ""),
         (
             "expires",
-            f"unless started by {relative(job.start_by, job.now)}" if job.start_by and not job.fence_token else "",
+            f"unless started by {format_relative(job.start_by, job.now)}"
+            if job.start_by and not job.fence_token
+            else "",
         ),
     ]
 
@@ -219,8 +231,8 @@ def _describe_waiting(job: "JobDescription", unclaimed: str | None) -> list[tupl
 def _describe_running(job: "JobDescription") -> list[tuple[str, str]]:
     note = f" {job.progress_note}" if job.progress_note else ""
     return [
-        ("started", relative(job.started_at, job.now)),
-        ("lease", f"until {relative(job.lease_expires_at, job.now)}, held by node {str(job.node)[:8]}"),
+        ("started", format_relative(job.started_at, job.now)),
+        ("lease", f"until {format_relative(job.lease_expires_at, job.now)}, held by node {str(job.node)[:8]}"),
         ("progress", "" if job.progress is None else f"{job.progress:.0%}{note}"),
     ]
 
@@ -253,9 +265,10 @@ def give_up_times(job: "JobDescription") -> TimeRange | None:
 def _format_give_up(times: TimeRange, now: datetime) -> str:
     earliest, latest = times
     if latest - earliest < timedelta(seconds=2):
-        return f"at the next failure, expected {relative(latest, now)}"
-    return f"if all attempts fail: in {age(earliest - now)} to {age(latest - now)}, by {moment(latest)}"
+        return f"at the next failure, expected {format_relative(latest, now)}"
+    after = f"{format_duration(earliest - now)} to {format_duration(latest - now)}"
+    return f"if all attempts fail: in {after}, by {format_instant(latest)}"
 
 
 def _format_attempt_duration(each: "UnsuccessfulAttempt") -> str:
-    return age(each.finished_at - each.started_at) if each.started_at else ""
+    return format_duration(each.finished_at - each.started_at) if each.started_at else ""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rota.commands.printing import age
+from rota.commands.printing import format_duration
 
 if TYPE_CHECKING:
     from rota.db.node_reports import LivingNode, LostNode
@@ -19,7 +19,7 @@ def node_rows(living: Sequence["LivingNode"], lost: Sequence["LostNode"]) -> lis
                 each.app,
                 each.release or f"rota {each.rota_version}",
                 each.displayed_state,
-                age(each.up),
+                format_duration(each.up),
                 " ".join(f"{queue}:{slots}" for queue, slots in sorted_slots(each.slots)),
             )
             for each in living
@@ -30,7 +30,7 @@ def node_rows(living: Sequence["LivingNode"], lost: Sequence["LostNode"]) -> lis
                 f"{each.host}:{each.pid}",
                 each.app,
                 each.release or f"rota {each.rota_version}",
-                f"lost {age(each.silent)} ago",
+                f"lost {format_duration(each.silent)} ago",
                 "",
                 "",
             )

@@ -26,7 +26,7 @@ def argument(metavar: str, help: str, parser: Callable[[str], Any] | None = None
     return typer.Argument(metavar=metavar, help=help, parser=parser, show_default=False)
 
 
-def job_id(text: str) -> int:
+def parse_job_id(text: str) -> int:
     """Parse a job id. Raises BadParameter if the text is not one."""
     if not (text.isdecimal() and text.isascii() and len(text) < 20 and 1 <= int(text) <= LARGEST_JOB_ID):
         raise typer.BadParameter(f"{text[:40]!r} is not a job id. Write a whole number from 1 to {LARGEST_JOB_ID}")
@@ -44,9 +44,9 @@ Embedded = Annotated[bool, typer.Option("--embedded", help="Use the embedded Pos
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
 
-JobId = Annotated[int, argument("ID", "Id of the job.", job_id)]
-OneJobId = Annotated[int | None, argument("ID", "Id of the job. Give this or filters.", job_id)]
-JobIds = Annotated[list[int] | None, argument("ID", "Ids of the jobs. Give these or filters.", job_id)]
+JobId = Annotated[int, argument("ID", "Id of the job.", parse_job_id)]
+OneJobId = Annotated[int | None, argument("ID", "Id of the job. Give this or filters.", parse_job_id)]
+JobIds = Annotated[list[int] | None, argument("ID", "Ids of the jobs. Give these or filters.", parse_job_id)]
 ScheduleName = Annotated[str, argument("NAME", "Name of the schedule.")]
 
 Handler = Annotated[str | None, option("--handler", "NAME", "Select only this handler.")]
@@ -89,7 +89,7 @@ def replace_parameter(
     return run
 
 
-def like(pattern: str | None) -> str | None:
+def like_pattern(pattern: str | None) -> str | None:
     """Translate a pattern with * and ? into a pattern for SQL's LIKE."""
     if pattern is None:
         return None
@@ -100,7 +100,7 @@ _MAX_DURATION = timedelta(days=60_000)
 """Added to any accepted instant, this stays within the range of datetime."""
 
 
-def duration(text: str | None, flag: str) -> timedelta | None:
+def parse_duration_option(text: str | None, flag: str) -> timedelta | None:
     """Parse `30s`, `1h30m` or a number of seconds. Raises BadParameter with the option's name."""
     from rota.config import parse_duration
 
@@ -123,11 +123,11 @@ def time_or_age(text: str | None, flag: str) -> datetime | timedelta | None:
         try:
             parse_duration(text)
         except ValueError:
-            return instant(text, flag)
-    return duration(text, flag)
+            return parse_instant(text, flag)
+    return parse_duration_option(text, flag)
 
 
-def instant(text: str | None, flag: str) -> datetime | None:
+def parse_instant(text: str | None, flag: str) -> datetime | None:
     """Parse an ISO instant with a time zone. Raises BadParameter with the option's name."""
     if text is None:
         return None

@@ -166,13 +166,13 @@ def printable(value: object) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
-def age(value: timedelta | None) -> str:
+def format_duration(value: timedelta | None) -> str:
     """Format a duration in at most two units: `12s`, `3m 5s`, `2h 4m`, `9d 3h`."""
     if value is None:
         return ""
     seconds = int(value.total_seconds())
     if seconds < 0:
-        return f"-{age(-value)}"
+        return f"-{format_duration(-value)}"
     sizes = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
     parts: list[str] = []
     for unit, size in sizes:
@@ -184,23 +184,23 @@ def age(value: timedelta | None) -> str:
     return " ".join(part for part in parts if part) or "0s"
 
 
-def moment(value: datetime | None) -> str:
+def format_instant(value: datetime | None) -> str:
     """Format an instant in UTC, to the second."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def relative(value: datetime | None, now: datetime) -> str:
+def format_relative(value: datetime | None, now: datetime) -> str:
     """Format an instant with its distance from `now`: `2026-03-01 09:00:00Z (in 3m 5s)`."""
     if value is None:
         return ""
-    return f"{moment(value)} ({distance(value, now)})"
+    return f"{format_instant(value)} ({format_distance(value, now)})"
 
 
-def distance(value: datetime | None, now: datetime) -> str:
+def format_distance(value: datetime | None, now: datetime) -> str:
     """Format the distance of an instant from `now`: `in 3m 5s`, `3m 5s ago`."""
     if value is None:
         return ""
-    return f"in {age(value - now)}" if value >= now else f"{age(now - value)} ago"
+    return f"in {format_duration(value - now)}" if value >= now else f"{format_duration(now - value)} ago"
 
 
 def plural(count: int, noun: str) -> str:

@@ -7,7 +7,7 @@ import typer
 from rota.commands import pausing
 from rota.commands.database import Database, takes_database
 from rota.commands.options import AsJson, Note, argument
-from rota.commands.printing import console, moment, print_json, table
+from rota.commands.printing import console, format_instant, print_json, table
 from rota.commands.queue_lines import QueueLine, format_queue
 from rota.commands.status import LOWER_BOUNDS, more_queues_text, read_status
 
@@ -50,7 +50,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
         out.print(LOWER_BOUNDS)
     if paused:
         pauses = [
-            (each.name, each.paused_by, moment(each.paused_at), each.reason or "no reason given")
+            (each.name, each.paused_by, format_instant(each.paused_at), each.reason or "no reason given")
             for each in paused.values()
         ]
         out.print("", table("paused", "queue~", "by~", "since", "why~", rows=pauses))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.printing import MAX_LISTED, age
+from rota.commands.printing import MAX_LISTED, format_duration
 
 if TYPE_CHECKING:
     from rota.db.node_reports import LivingNode
@@ -90,7 +90,7 @@ def format_queue(line: QueueLine, paused: Collection[str], *, exact: bool) -> tu
     return (
         line.queue,
         _format_count(line.due, exact=exact),
-        age(line.oldest_due),
+        format_duration(line.oldest_due),
         _format_count(line.running),
         _format_count(line.retrying, exact=exact),
         _format_count(line.future, exact=exact),

@@ -19,20 +19,20 @@ from rota.commands.options import (
     ScheduleName,
     argument,
     count_option,
-    instant,
-    like,
+    like_pattern,
     option,
+    parse_instant,
 )
 from rota.commands.printing import (
-    age,
     console,
-    distance,
     fields_of,
-    moment,
+    format_distance,
+    format_duration,
+    format_instant,
+    format_relative,
     plural,
     print_json,
     printable,
-    relative,
     table,
 )
 from rota.commands.schedule_backfill import backfill
@@ -147,7 +147,7 @@ def list_(
         raise typer.BadParameter(f"{state!r} is not one of {', '.join(STATES)}", param_hint="--state")
     from rota.db.schedule_reports import ScheduleFilter, list_schedules
 
-    which = ScheduleFilter(handler=handler, owner=owner, name_like=like(name))
+    which = ScheduleFilter(handler=handler, owner=owner, name_like=like_pattern(name))
     schedules = database.run(lambda db: list_schedules(db, which=which, state=state, limit=limit), name="schedule list")
     if as_json:
         print_json(schedules)
@@ -155,11 +155,11 @@ def list_(
     rows = [
         (
             each.name,
-            f"{each.cron} {each.timezone}" if each.cron else f"every {age(each.every)}",
+            f"{each.cron} {each.timezone}" if each.cron else f"every {format_duration(each.every)}",
             each.handler,
             each.state,
-            distance(each.next_fire_at, each.now),
-            distance(each.last_success_at, each.now) or "never",
+            format_distance(each.next_fire_at, each.now),
+            format_distance(each.last_success_at, each.now) or "never",
             _format_problem(each),
         )
         for each in schedules
@@ -205,7 +205,7 @@ def preview(
 
     Gaps, folds and jitter are marked.
     """
-    start = instant(after, "--after")
+    start = parse_instant(after, "--after")
     schedule = database.run(lambda db: read_schedule(db, name), name="schedule preview")
     from rota.domain import preview as domain_preview
 
@@ -220,7 +220,7 @@ def preview(
     if not instants:
         typer.echo(f"{printable(name)} has no later instants")
     if schedule.paused:
-        until = f" until {moment(schedule.resume_at)}" if schedule.resume_at else ""
+        until = f" until {format_instant(schedule.resume_at)}" if schedule.resume_at else ""
         typer.echo(f"{printable(name)} is paused{until}. Instants during the pause will not fire", err=True)
 
 
@@ -325,7 +325,7 @@ def _print_next_fire(schedule: "ScheduleDescription", warnings: Sequence[str], *
     if schedule.paused:
         typer.echo("it is paused")
     else:
-        typer.echo(f"next: {relative(fires_at, schedule.now) or 'never, it has no later instants'}")
+        typer.echo(f"next: {format_relative(fires_at, schedule.now) or 'never, it has no later instants'}")
     for warning in warnings:
         typer.echo(f"warning: {printable(warning)}", err=True)
 
@@ -334,5 +334,5 @@ def _explain(schedule: "ScheduleDescription") -> str:
     from rota.cron import Cron
 
     if schedule.cron is None:
-        return f"Every {age(schedule.every)}, counted from {moment(schedule.start_at or schedule.created_at)}."
+        return f"Every {format_duration(schedule.every)}, counted from {format_instant(schedule.start_at or schedule.created_at)}."
     return Cron(schedule.cron, timezone=schedule.timezone).explain()

@@ -13,11 +13,11 @@ from rota.commands.options import (
     Note,
     ScheduleName,
     Spread,
-    duration,
-    instant,
     option,
+    parse_duration_option,
+    parse_instant,
 )
-from rota.commands.printing import moment, plural, print_json
+from rota.commands.printing import format_instant, plural, print_json
 from rota.commands.schedule_details import read_schedule
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def backfill(
     Each job has its own scheduled_for. Instants with a row in rota.fires are left out, so a second backfill adds nothing. The
     overlap setting doesn't apply: use --spread to limit how many jobs run at the same time.
     """
-    first, before = instant(start, "--from"), instant(end, "--to")
-    spread_time = duration(spread, "--spread")
+    first, before = parse_instant(start, "--from"), parse_instant(end, "--to")
+    spread_time = parse_duration_option(spread, "--spread")
     assert first is not None  # noqa: S101  both options are required
     assert before is not None  # noqa: S101
     if first >= before:
@@ -98,7 +98,9 @@ def backfill(
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:
-    period = f", {moment(result['first'][0])} to {moment(result['last'][0])}" if result["instants"] else ""
+    period = (
+        f", {format_instant(result['first'][0])} to {format_instant(result['last'][0])}" if result["instants"] else ""
+    )
     number = plural(result["instants"], "instant")
     if result["more"]:
         typer.echo(f"dry run: more than {number}; the first {result['instants']:,}{period}")

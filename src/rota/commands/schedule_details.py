@@ -4,7 +4,17 @@ import dataclasses
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.printing import age, console, fields_of, moment, plural, print_json, printable, relative, table
+from rota.commands.printing import (
+    console,
+    fields_of,
+    format_duration,
+    format_instant,
+    format_relative,
+    plural,
+    print_json,
+    printable,
+    table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +102,7 @@ async def find_crowding(db: "Connection", schedule: "ScheduleDescription") -> st
     count = await schedule_reports.count_crowd(db, at=fires_at, cron=schedule.cron, timezone=schedule.timezone)
     if count <= schedule_reports.CROWD:
         return None
-    return f"{plural(count, 'schedule')} without jitter fire together at {moment(fires_at)}: {JITTER_ADVICE}"
+    return f"{plural(count, 'schedule')} without jitter fire together at {format_instant(fires_at)}: {JITTER_ADVICE}"
 
 
 def next_fire(schedule: "ScheduleDescription") -> datetime | None:
@@ -124,7 +134,7 @@ def print_schedule(details: ScheduleDetails, *, payload: bool, as_json: bool) ->
             out.print(f"{name:<14}{printable(text)}", soft_wrap=True)
     if details.fires:
         rows = [
-            (moment(each.scheduled_for), each.disposition, each.job_id, each.job_state, _format_fire_note(each))
+            (format_instant(each.scheduled_for), each.disposition, each.job_id, each.job_state, _format_fire_note(each))
             for each in details.fires
         ]
         out.print("\nlast instants\n", table(None, "instant", "outcome", "job#", "job state", "…", rows=rows))
@@ -134,7 +144,7 @@ def _format_fire_note(fire: "FireRecord") -> str:
     missed = ""
     if fire.missed_from is not None:
         count = plural(fire.missed_count, "instant") if fire.missed_count else "instants"
-        missed = f"{count} since {moment(fire.missed_from)}"
+        missed = f"{count} since {format_instant(fire.missed_from)}"
     return "; ".join(filter(None, (missed, fire.note)))
 
 
@@ -149,8 +159,8 @@ def describe(each: "ScheduleDescription") -> list[tuple[str, str]]:
         ("runs", f"{each.handler}{f' in queue {each.queue}' if each.queue else ''}, priority {each.priority}"),
         ("state", _format_state(each)),
         ("next", _format_next_fire(each)),
-        ("last fire", relative(each.last_fire_at, now)),
-        ("last success", relative(each.last_success_at, now) or "never"),
+        ("last fire", format_relative(each.last_fire_at, now)),
+        ("last success", format_relative(each.last_success_at, now) or "never"),
         ("failures", f"{each.consecutive_failures} in a row" if each.consecutive_failures else ""),
         ("expected", _format_expectation(each)),
         ("misfire", _format_misfire(each)),
@@ -158,17 +168,19 @@ def describe(each: "ScheduleDescription") -> list[tuple[str, str]]:
         ("dst gap", "" if each.cron is None else f"{each.dst_gap} (fold: {each.dst_fold})"),
         (
             "jitter",
-            f"up to {age(each.jitter)}; this schedule runs {_format_exactly(each.jitter_offset)} later"
+            f"up to {format_duration(each.jitter)}; this schedule runs {_format_exactly(each.jitter_offset)} later"
             if each.jitter
             else "",
         ),
         (
             "active",
-            " to ".join([moment(each.start_at), moment(each.end_at)]) if each.start_at or each.end_at else "",
+            " to ".join([format_instant(each.start_at), format_instant(each.end_at)])
+            if each.start_at or each.end_at
+            else "",
         ),
         ("job settings", _format_job_settings(each)),
-        ("created", f"{moment(each.created_at)} by {each.created_by}"),
-        ("edited", moment(each.edited_at) if each.edited_at > each.created_at else ""),
+        ("created", f"{format_instant(each.created_at)} by {each.created_by}"),
+        ("edited", format_instant(each.edited_at) if each.edited_at > each.created_at else ""),
         ("declared by", each.declared_by or ""),
     ]
 
@@ -178,7 +190,8 @@ def _format_rule(each: "ScheduleDescription") -> str:
     from rota.errors import InvalidCron
 
     if each.cron is None:
-        return f"every {_format_exactly(each.every or timedelta(0))}, counted from {moment(each.start_at or each.created_at)}"
+        anchor = format_instant(each.start_at or each.created_at)
+        return f"every {_format_exactly(each.every or timedelta(0))}, counted from {anchor}"
     try:
         text = Cron(each.cron, timezone=each.timezone).explain()
     except InvalidCron as error:
@@ -199,16 +212,16 @@ def _format_state(each: "ScheduleDescription") -> str:
 def describe_pause(each: "ScheduleDescription") -> str:
     """Describe a pause: since when, by whom, until when and why."""
     by = f" by {each.paused_by}" if each.paused_by else ""
-    until = f", until {moment(each.resume_at)}" if each.resume_at else ""
+    until = f", until {format_instant(each.resume_at)}" if each.resume_at else ""
     why = f": {each.pause_reason}" if each.pause_reason else ""
-    return f"paused since {moment(each.paused_at)}{by}{until}{why}"
+    return f"paused since {format_instant(each.paused_at)}{by}{until}{why}"
 
 
 def _format_next_fire(each: "ScheduleDescription") -> str:
     if each.next_fire_at is None:
         return "not planned yet; the next living daemon plans it" if each.state in {"ok", "overdue"} else ""
     local = "" if each.timezone == "UTC" else f", {_format_local_time(each.next_fire_at, each.timezone)}"
-    return f"{relative(each.next_fire_at, each.now)}{local}"
+    return f"{format_relative(each.next_fire_at, each.now)}{local}"
 
 
 def _format_local_time(at: datetime, timezone: str) -> str:
@@ -225,30 +238,29 @@ def _format_expectation(each: "ScheduleDescription") -> str:
     if each.expect_success_within is None:
         return ""
     late = ", but it has not succeeded in time" if each.silent else ""
-    return f"a success within {age(each.expect_success_within)}{late}"
+    return f"a success within {format_duration(each.expect_success_within)}{late}"
 
 
 def _format_misfire(each: "ScheduleDescription") -> str:
     limit = f", at most {each.catch_up_limit}" if each.misfire == "all" else ""
-    late = f", none older than {age(each.too_late_after)}" if each.too_late_after else ""
-    return (
-        f"{each.misfire}{limit} (an instant is missed if it is handled more than {age(each.on_time_within)} late){late}"
-    )
+    late = f", none older than {format_duration(each.too_late_after)}" if each.too_late_after else ""
+    tolerance = format_duration(each.on_time_within)
+    return f"{each.misfire}{limit} (an instant is missed if it is handled more than {tolerance} late){late}"
 
 
 def _format_job_settings(each: "ScheduleDescription") -> str:
     settings = {
         "attempts": each.max_attempts,
-        "backoff from": each.backoff_base and age(each.backoff_base),
-        "backoff up to": each.backoff_cap and age(each.backoff_cap),
-        "retry for": each.retry_for and age(each.retry_for),
-        "timeout": each.timeout and age(each.timeout),
-        "lease": each.lease and age(each.lease),
+        "backoff from": each.backoff_base and format_duration(each.backoff_base),
+        "backoff up to": each.backoff_cap and format_duration(each.backoff_cap),
+        "retry for": each.retry_for and format_duration(each.retry_for),
+        "timeout": each.timeout and format_duration(each.timeout),
+        "lease": each.lease and format_duration(each.lease),
         "delivery": each.delivery,
-        "start within": each.start_within and age(each.start_within),
+        "start within": each.start_within and format_duration(each.start_within),
     }
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value)
 
 
 def _format_exactly(value: timedelta) -> str:
-    return age(value) if not value % timedelta(seconds=1) else f"{value.total_seconds():.3f}s"
+    return format_duration(value) if not value % timedelta(seconds=1) else f"{value.total_seconds():.3f}s"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from rota.commands.enqueue import checked_json
-from rota.commands.options import duration, instant, option, replace_parameter
+from rota.commands.options import option, parse_duration_option, parse_instant, replace_parameter
 
 Payload = Annotated[
     str | None, option("--payload", "JSON", "Payload of the schedule's jobs. Use - to read it from standard input.")
@@ -18,12 +18,12 @@ Payload = Annotated[
 def _parse_seconds(text: str, flag: str) -> Any:
     from rota.domain.payload import seconds
 
-    length = duration(text, flag)
+    length = parse_duration_option(text, flag)
     return length and seconds(length)
 
 
 def _parse_instant(text: str, flag: str) -> Any:
-    at = instant(text, flag)
+    at = parse_instant(text, flag)
     return at and at.isoformat()
 
 

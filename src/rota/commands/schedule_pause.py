@@ -14,10 +14,10 @@ from rota.commands.options import (
     Note,
     Owner,
     argument,
-    duration,
-    instant,
-    like,
+    like_pattern,
     option,
+    parse_duration_option,
+    parse_instant,
 )
 from rota.commands.pausing import print_paused, print_resumed
 from rota.commands.printing import plural, print_json
@@ -61,7 +61,7 @@ def pause(
         )
     if until is not None and delay is not None:
         raise typer.BadParameter("give either --until or --for, not both of them", param_hint="--until")
-    resume_at, resume_after = instant(until, "--until"), duration(delay, "--for")
+    resume_at, resume_after = parse_instant(until, "--until"), parse_duration_option(delay, "--for")
     if which is not None:
         _pause_selected(database, which, resume_at or resume_after, note, dry_run=dry_run, as_json=as_json)
         return
@@ -98,7 +98,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Let paused schedules fire again, from their next instant on."""
-    since = instant(paused_since, "--paused-since")
+    since = parse_instant(paused_since, "--paused-since")
     which = _schedule_filter(names, every or since is not None, handler, owner, name, dry_run=dry_run)
     if which is not None:
         _resume_selected(database, which, since, note, dry_run=dry_run, as_json=as_json)
@@ -132,7 +132,7 @@ def _schedule_filter(
         raise typer.BadParameter("give names, or --all, --handler, --owner or --name", param_hint="NAME")
     if names and dry_run:
         raise typer.BadParameter("works only with --all or filters, not with names", param_hint="--dry-run")
-    return ScheduleFilter(handler=handler, owner=owner, name_like=like(name)) if has_filter else None
+    return ScheduleFilter(handler=handler, owner=owner, name_like=like_pattern(name)) if has_filter else None
 
 
 def _pause_selected(

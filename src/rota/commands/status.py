@@ -12,7 +12,16 @@ import typer
 from rota.commands.database import Database, run_on_connection, takes_database
 from rota.commands.node_table import format_slots, node_rows
 from rota.commands.options import AsJson
-from rota.commands.printing import MAX_LISTED, age, console, moment, plural, print_json, printable, table
+from rota.commands.printing import (
+    MAX_LISTED,
+    console,
+    format_duration,
+    format_instant,
+    plural,
+    print_json,
+    printable,
+    table,
+)
 from rota.commands.queue_lines import QueueLine, format_queue, split_listed, sum_by_queue, sum_unlisted
 
 if TYPE_CHECKING:
@@ -111,7 +120,7 @@ def more_queues_text(status: Status) -> str:
     )
     return (
         f"{count}: {bound}{more.due:,} due, {more.running:,} running, {more.retrying:,} retrying, {more.future:,} future, "
-        f"{more.dead:,} dead" + (f"; the oldest due for {age(more.oldest_due)}" if more.oldest_due else "")
+        f"{more.dead:,} dead" + (f"; the oldest due for {format_duration(more.oldest_due)}" if more.oldest_due else "")
     )
 
 
@@ -170,7 +179,10 @@ def _render_warnings(status: Status) -> "list[RenderableType]":
     if not status.counted_all:
         parts.append(Text(LOWER_BOUNDS, style="yellow"))
     if status.paused:
-        rows = [(each.kind, each.name, each.paused_by, moment(each.paused_at), each.reason) for each in status.paused]
+        rows = [
+            (each.kind, each.name, each.paused_by, format_instant(each.paused_at), each.reason)
+            for each in status.paused
+        ]
         parts.append(table("paused", "what", "name…", "by…", "since", "why…", rows=rows))
     return [*parts, ""] if parts else []
 
@@ -185,9 +197,9 @@ def _render_schedules(status: Status) -> "list[RenderableType]":
             (
                 each.name,
                 each.handler,
-                moment(each.next_fire_at),
-                "due now" if each.next_fire_at <= each.now else f"in {age(each.next_fire_at - each.now)}",
-                f"+ up to {age(each.jitter)}" if each.jitter else "",
+                format_instant(each.next_fire_at),
+                "due now" if each.next_fire_at <= each.now else f"in {format_duration(each.next_fire_at - each.now)}",
+                f"+ up to {format_duration(each.jitter)}" if each.jitter else "",
             )
             for each in status.next_fires
         ]

@@ -7,8 +7,8 @@ import typer
 
 from rota.commands.database import Database, takes_database
 from rota.commands.job_details import JobDetails, describe, describe_redrives, give_up_times, read_job
-from rota.commands.options import AsJson, argument, job_id, option
-from rota.commands.printing import console, moment, print_json, printable
+from rota.commands.options import AsJson, argument, option, parse_job_id
+from rota.commands.printing import console, format_instant, print_json, printable
 from rota.commands.schedule_details import find_schedule
 from rota.commands.why_schedule import Answer, explain_instants, explain_now, explain_removed
 
@@ -51,7 +51,7 @@ def why(
     async def work(db: "Connection") -> "list[Answer] | tuple[JobDetails, FireRecord | None]":
         schedule = await find_schedule(db, subject)
         if schedule is None and subject.isdecimal() and instant is None:
-            return await _read_job_and_fire(db, job_id(subject))
+            return await _read_job_and_fire(db, parse_job_id(subject))
         if schedule is None:
             return [await explain_removed(db, subject, instant)]
         if instant is None:
@@ -119,7 +119,9 @@ def _explain_job(details: JobDetails, fire: "FireRecord | None") -> str:
     texts = dict([*describe(details, give_up_times(details.job)), *describe_redrives(details.failed_attempts)[:1]])
     lines = [f"{texts['state']} ({details.job.handler})"]
     if fire is not None:
-        origin = "run by hand" if fire.disposition == "run_now" else f"for its instant {moment(fire.scheduled_for)}"
+        origin = (
+            "run by hand" if fire.disposition == "run_now" else f"for its instant {format_instant(fire.scheduled_for)}"
+        )
         lines.append(f"enqueued by schedule {fire.name}, {origin}" + (f"; {fire.note}" if fire.note else ""))
     lines += [f"{label}: {text}" for label in JOB_LABELS if (text := texts.get(label))]
     return "\n    ".join(lines)
@@ -127,10 +129,11 @@ def _explain_job(details: JobDetails, fire: "FireRecord | None") -> str:
 
 def _print_answer(answer: Answer) -> None:
     out = console()
-    at = f" at {moment(answer.at)}" if answer.at else ""
+    at = f" at {format_instant(answer.at)}" if answer.at else ""
     out.print(f"{printable(answer.schedule)}{at}: {printable(answer.answer)}", soft_wrap=True)
     for label, neighbour in (("before", answer.before), ("after", answer.after)):
         if neighbour is not None and answer.at is not None:
             out.print(
-                f"    {label:<7}{moment(neighbour.scheduled_for)}  {neighbour.became or 'no row'}", soft_wrap=True
+                f"    {label:<7}{format_instant(neighbour.scheduled_for)}  {neighbour.became or 'no row'}",
+                soft_wrap=True,
             )

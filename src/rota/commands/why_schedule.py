@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rota.commands.printing import age, moment, plural
+from rota.commands.printing import format_duration, format_instant, plural
 from rota.commands.schedule_details import describe_pause, read_schedule
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def _explain_skipped_time(at: datetime, schedule: "ScheduleDescription") -> Answ
     jump = moments(at, schedule.timezone)[0]
     if jump.astimezone(zone(schedule.timezone)).replace(tzinfo=None) == at or names_reading(schedule.rule, at):
         return None
-    text = (
-        f"it is not due then: the clock skips {at:%H:%M} at {moment(jump)}, and the schedule does not match that time"
-    )
+    text = f"it is not due then: the clock skips {at:%H:%M} at {format_instant(jump)}, and the schedule does not match that time"
     return Answer(schedule=schedule.name, at=jump, verdict="not_due", answer=text)
 
 
@@ -117,9 +115,7 @@ def _explain_fire(fire: "FireRecord", at: datetime) -> Answer:
     fields: dict[str, Any] = {"schedule": fire.name, "at": at, "fire": fire}
     is_earlier_missed = fire.missed_from is not None and at < fire.scheduled_for
     if is_earlier_missed and fire.job_id is not None:
-        text = (
-            f"it did not run: only the last of several missed instants, {moment(fire.scheduled_for)}, was {fire.note}"
-        )
+        text = f"it did not run: only the last of several missed instants, {format_instant(fire.scheduled_for)}, was {fire.note}"
         return Answer(**fields, verdict="skipped", answer=text)
     if verdict in {"enqueued", "run_now"}:
         origin = "run by hand" if verdict == "run_now" else f"enqueued {_format_lateness(fire)}"
@@ -133,13 +129,13 @@ def _explain_fire(fire: "FireRecord", at: datetime) -> Answer:
     text = f"it did not run: {CAUSES.get(verdict, verdict)}"
     if fire.missed_from is not None:
         number = plural(fire.missed_count, "instant") if fire.missed_count else "instants"
-        text += f" (one row for {number}, {moment(fire.missed_from)} to {moment(fire.scheduled_for)})"
+        text += f" (one row for {number}, {format_instant(fire.missed_from)} to {format_instant(fire.scheduled_for)})"
     return Answer(**fields, verdict=verdict, answer=_add_note(text, fire))
 
 
 def _format_lateness(fire: "FireRecord") -> str:
     lateness = fire.decided_at - fire.scheduled_for
-    return "on time" if lateness < timedelta(seconds=1) else f"{age(lateness)} after its instant"
+    return "on time" if lateness < timedelta(seconds=1) else f"{format_duration(lateness)} after its instant"
 
 
 def _add_note(text: str, fire: "FireRecord") -> str:
@@ -160,14 +156,12 @@ async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription
     preview = instant(schedule.rule, at)
     verdict, text = _explain_missing_fire(schedule, at) if preview.fires else ("not_due", "it is not due then")
     if verdict == "not_due" and schedule.created_at < at <= schedule.edited_at:
-        text += (
-            f" by the current rule, which is in effect since {moment(schedule.edited_at)}; no row exists for it either"
-        )
+        text += f" by the current rule, which is in effect since {format_instant(schedule.edited_at)}; no row exists for it either"
     if (first := first_pass(schedule.rule, at)) is not None:
         fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=first)
         text += (
             f": the clock shows {preview.local:%H:%M} twice, and with dst_fold = first the schedule fires only the first time, at "
-            f"{moment(first)} ({_format_outcome(fire, first, schedule) or 'no row'}). To fire both times: "
+            f"{format_instant(first)} ({_format_outcome(fire, first, schedule) or 'no row'}). To fire both times: "
             f"rota schedule set {schedule.name} --fold both"
         )
     elif preview.note:
@@ -189,13 +183,16 @@ def _explain_missing_fire(schedule: "ScheduleDescription", at: datetime) -> tupl
     if schedule.paused and at > (schedule.paused_at or at) and (schedule.resume_at is None or at < schedule.resume_at):
         return "paused", f"the schedule is {describe_pause(schedule)}"
     if at > schedule.now:
-        return "future", f"it is due then, in {age(at - schedule.now)}"
+        return "future", f"it is due then, in {format_duration(at - schedule.now)}"
     if at <= schedule.created_at:
-        return "before_creation", f"the schedule did not exist yet: it was created {moment(schedule.created_at)}"
+        return (
+            "before_creation",
+            f"the schedule did not exist yet: it was created {format_instant(schedule.created_at)}",
+        )
     if at <= schedule.edited_at:
         return (
             "before_edit",
-            f"no row exists: the schedule had another rule until its edit at {moment(schedule.edited_at)}, or was paused",
+            f"no row exists: the schedule had another rule until its edit at {format_instant(schedule.edited_at)}, or was paused",
         )
     if schedule.last_fire_at is not None and at <= schedule.last_fire_at:
         return "forgotten", "its row has been deleted: fires are kept for a limited time (retention.fires)"
@@ -216,14 +213,14 @@ async def explain_now(db: "Connection", schedule: "ScheduleDescription") -> Answ
         last = _explain_fire(fires[0], fires[0].scheduled_for)
         fields["before"] = Neighbour(scheduled_for=fires[0].scheduled_for, became=fires[0].disposition)
         fields |= {"job_id": last.job_id, "job_state": last.job_state}
-        history = f"Its last instant, {moment(fires[0].scheduled_for)}: {last.answer}"
+        history = f"Its last instant, {format_instant(fires[0].scheduled_for)}: {last.answer}"
     else:
         history = "It has not fired yet"
     if schedule.consecutive_failures:
         failed = plural(schedule.consecutive_failures, "job")
         history += f". Its last {failed} failed: rota dead list --handler {schedule.handler}"
     if schedule.silent:
-        history += f". It has not succeeded within the expected {age(schedule.expect_success_within)}"
+        history += f". It has not succeeded within the expected {format_duration(schedule.expect_success_within)}"
     return Answer(**fields, verdict=schedule.state, answer=f"{_describe_state(schedule, locked_by)}. {history}")
 
 
@@ -234,7 +231,9 @@ def _describe_state(schedule: "ScheduleDescription", locked_by: str | None) -> s
         case "invalid":
             return f"it is invalid and does not fire: {schedule.invalid_reason}"
         case "ended":
-            return "it has no later instants" + (f": it ended {moment(schedule.end_at)}" if schedule.end_at else "")
+            return "it has no later instants" + (
+                f": it ended {format_instant(schedule.end_at)}" if schedule.end_at else ""
+            )
         case "overdue":
             cause = (
                 f"{locked_by} locks its row in an open transaction"
@@ -243,7 +242,7 @@ def _describe_state(schedule: "ScheduleDescription", locked_by: str | None) -> s
             )
             return f"it is overdue, because no daemon has decided about its next instant: {cause}"
         case _:
-            return f"it is ok, and its next instant is {moment(schedule.next_fire_at) or 'not planned yet'}"
+            return f"it is ok, and its next instant is {format_instant(schedule.next_fire_at) or 'not planned yet'}"
 
 
 async def explain_removed(db: "Connection", name: str, at: datetime | None) -> Answer:
@@ -256,7 +255,7 @@ async def explain_removed(db: "Connection", name: str, at: datetime | None) -> A
     if at is None:
         last = (await schedule_reports.list_fires(db, schedule_id=schedule_id, limit=1))[0]
         outcome = _explain_fire(last, last.scheduled_for).answer
-        text = f"the schedule was removed. Its last instant, {moment(last.scheduled_for)}: {outcome}"
+        text = f"the schedule was removed. Its last instant, {format_instant(last.scheduled_for)}: {outcome}"
         return Answer(schedule=name, at=None, verdict="removed", answer=text, fire=last)
     if at.tzinfo is None:
         raise typer.BadParameter(

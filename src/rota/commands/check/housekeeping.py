@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import Finding
-from rota.commands.printing import age
+from rota.commands.printing import format_duration
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -33,7 +33,8 @@ async def check_housekeeping(facts: "Facts") -> list[Finding]:
         Finding(
             check="housekeeping",
             object=each.piece,
-            finding=f"{TASKS.get(each.piece, f'deleting expired rows ({each.piece})')} has not succeeded for {age(each.age)}"
+            finding=TASKS.get(each.piece, f"deleting expired rows ({each.piece})")
+            + f" has not succeeded for {format_duration(each.age)}"
             + (
                 f": {each.error}"
                 if each.error

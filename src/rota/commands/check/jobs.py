@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
-from rota.commands.printing import age, moment, plural
+from rota.commands.printing import format_duration, format_instant, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -30,7 +30,7 @@ async def check_paused(facts: "Facts") -> list[Finding]:
 def _paused_finding(each: "Paused") -> Finding:
     everything = each.kind == "queue" and each.name == "*"
     what = "every queue" if everything else f"the {each.kind} {each.name}"
-    since = f" since {moment(each.paused_at)}" if each.paused_at else ""
+    since = f" since {format_instant(each.paused_at)}" if each.paused_at else ""
     by = f" by {each.paused_by}" if each.paused_by else ""
     return Finding(
         check="paused",
@@ -58,7 +58,7 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
             check="unclaimed",
             object=f"handler {lane.handler} in queue {lane.queue}",
             finding=f"{bound}{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, "
-            f"the oldest for {age(lane.oldest_due)}",
+            f"the oldest for {format_duration(lane.oldest_due)}",
             do=why,
             alert="RotaUnclaimable",
         )
@@ -114,7 +114,7 @@ def _full_queue_finding(lane: "LaneCounts", slots: int, taken_by: "Counter[str]"
         check="slots",
         object=f"queue {lane.queue}",
         finding=f"all {plural(slots, 'slot')} of the queue {lane.queue} are taken ({largest}), and "
-        f"{bound}{plural(lane.due, 'due job')} wait, the oldest for {age(lane.oldest_due)}",
+        f"{bound}{plural(lane.due, 'due job')} wait, the oldest for {format_duration(lane.oldest_due)}",
         do="start more daemons, give the queue more slots (ROTA_QUEUES), or enqueue less. To see the running jobs: "
         f"rota job list --state running --handler {quote(taken_by.most_common(1)[0][0])}",
         alert="RotaLagging",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
-from rota.commands.printing import age, plural
+from rota.commands.printing import format_duration, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -66,7 +66,7 @@ async def check_refused_rows(facts: "Facts") -> list[Finding]:
         Finding(
             check="refused rows",
             object=f"{each.what} {each.id}",
-            finding=f"the database refuses the daemons' {each.doing} of {each.what} {each.id}, for {age(each.age)}: "
+            finding=f"the database refuses the daemons' {each.doing} of {each.what} {each.id}, for {format_duration(each.age)}: "
             f"{each.kind} on {each.node}",
             do="correct the row's values, or the trigger, foreign key or constraint that refuses it; the log of the daemon "
             "names the error as row.refused",
@@ -86,7 +86,7 @@ async def check_lost(facts: "Facts") -> list[Finding]:
             check="lost nodes",
             object=f"{each.host}:{each.pid}",
             finding=f"the daemon of {each.app} on {each.host}:{each.pid} (node {str(each.node_id)[:8]}) was lost "
-            f"{age(each.silent)} ago: it stopped without a shutdown",
+            f"{format_duration(each.silent)} ago: it stopped without a shutdown",
             do="see its log and its exit code, and start it again on that host. If it will not return: "
             f"rota node forget {str(each.node_id)[:8]}",
             alert="RotaNodeLost",

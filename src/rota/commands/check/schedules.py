@@ -4,7 +4,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
-from rota.commands.printing import age, moment, plural
+from rota.commands.printing import format_duration, format_instant, plural
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -34,7 +34,7 @@ async def check_ahead(facts: "Facts") -> list[Finding]:
         Finding(
             check="schedules ahead",
             object=name,
-            finding=f"{name} has decided about all instants up to {moment(upto)}: the server's clock was ahead",
+            finding=f"{name} has decided about all instants up to {format_instant(upto)}: the server's clock was ahead",
             do="it does not fire before that time. To fire earlier: rota schedule remove, then add it again",
         )
         for name, upto in await schedule_reports.find_schedules_ahead(facts.db, limit=MAX_FINDINGS)
@@ -51,7 +51,7 @@ async def check_crowds(facts: "Facts") -> list[Finding]:
             check="crowd",
             object=crowd.sample,
             finding=f"{plural(crowd.schedules, 'schedule')} without jitter, including {crowd.sample}, fire at the same time"
-            + (f" at {moment(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
+            + (f" at {format_instant(crowd.next_fire_at)}" if crowd.next_fire_at else f" ({crowd.cron})"),
             do=JITTER_ADVICE,
         )
         for crowd in await schedule_reports.find_crowds(facts.db)
@@ -79,7 +79,7 @@ def _invalid_finding(each: "ListedSchedule") -> Finding:
 
 
 def _overdue_finding(each: "ListedSchedule", locked_by: str | None) -> Finding:
-    since = f"since {moment(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
+    since = f"since {format_instant(each.next_fire_at)}" if each.next_fire_at else "and was never planned"
     why = f"{locked_by} locks its row in an open transaction" if locked_by else "no daemon decides about it"
     return Finding(
         check="overdue schedules",
@@ -93,10 +93,10 @@ def _overdue_finding(each: "ListedSchedule", locked_by: str | None) -> Finding:
 
 
 def _silent_finding(each: "ListedSchedule") -> Finding:
-    last = f"its last was {moment(each.last_success_at)}" if each.last_success_at else "there was none yet"
+    last = f"its last was {format_instant(each.last_success_at)}" if each.last_success_at else "there was none yet"
     return Finding(
         check="no success",
         object=each.name,
-        finding=f"{each.name} has not succeeded within {age(each.expect_success_within)}: {last}",
+        finding=f"{each.name} has not succeeded within {format_duration(each.expect_success_within)}: {last}",
         do=f"rota why {quote(each.name)}, or rota schedule show {quote(each.name)}",
     )

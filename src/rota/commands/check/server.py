@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from rota.commands.check.finding import Finding
-from rota.commands.printing import age
+from rota.commands.printing import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def _check_clock(server: "ServerFacts", query_sent_at: datetime, query_answered_
     found = Finding(
         check="clock",
         object="server",
-        finding=f"the server's clock and this machine's are {age(difference)} apart",
+        finding=f"the server's clock and this machine's are {format_duration(difference)} apart",
         do="run NTP on both: times in logs and --at are misleading. Leases are not affected, they use only the server's clock",
     )
     return [found] if difference > MAX_CLOCK_DIFFERENCE else []
@@ -63,7 +63,7 @@ def _check_snapshots(server: "ServerFacts") -> list[Finding]:
             Finding(
                 check="snapshot",
                 object=server.snapshot_owner or "a session",
-                finding=f"a transaction has held its snapshot for {age(server.snapshot_age)} ({server.snapshot_owner})",
+                finding=f"a transaction has held its snapshot for {format_duration(server.snapshot_age)} ({server.snapshot_owner})",
                 do="end it, or select pg_terminate_backend(pid): dead rows can't be removed while it lasts",
                 alert="RotaSnapshotHeld",
             )
@@ -73,7 +73,7 @@ def _check_snapshots(server: "ServerFacts") -> list[Finding]:
             Finding(
                 check="snapshot",
                 object="a prepared transaction",
-                finding=f"a prepared transaction is {age(server.prepared_age)} old",
+                finding=f"a prepared transaction is {format_duration(server.prepared_age)} old",
                 do="commit or roll back what pg_prepared_xacts lists: dead rows can't be removed while it lasts",
                 alert="RotaSnapshotHeld",
             )
