@@ -3,7 +3,7 @@
 --   $2 limit  int8
 --   -> pruned int8?
 -- index: prune_attempts_idx (0003)
-with expired as materialized (
+with expired_attempts as materialized (
     select attempt.ctid as row_id
     from rota.attempts as attempt
     where attempt.finished_at < now() - $1::interval
@@ -11,10 +11,10 @@ with expired as materialized (
     limit $2
     for update skip locked
 ),
-deleted as (
+deleted_attempts as (
     delete from rota.attempts as attempt
-    where attempt.ctid = any (array(select expired.row_id from expired))
+    where attempt.ctid = any (array(select expired_attempts.row_id from expired_attempts))
     returning 1
 )
 select count(*) as pruned
-from deleted
+from deleted_attempts

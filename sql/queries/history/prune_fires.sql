@@ -5,7 +5,7 @@
 -- index: fires_pkey (0005)
 -- Without the condition on decided_at, the fire of a backfilled instant would be deleted at once, and the instant could be
 -- backfilled again. Delete by ctid: the planner expects few fires, and would join all of them in a nested loop.
-with expired as materialized (
+with expired_fires as materialized (
     select fire.ctid as row_id
     from rota.fires as fire
     where fire.scheduled_for < now() - $1::interval
@@ -15,10 +15,10 @@ with expired as materialized (
     limit $2
     for update skip locked
 ),
-deleted as (
+deleted_fires as (
     delete from rota.fires as fire
-    where fire.ctid = any (array(select expired.row_id from expired))
+    where fire.ctid = any (array(select expired_fires.row_id from expired_fires))
     returning 1
 )
 select count(*) as pruned
-from deleted
+from deleted_fires

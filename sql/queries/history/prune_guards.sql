@@ -4,7 +4,7 @@
 --   -> pruned int8?
 -- index: prune_guards_idx (0001)
 -- Delete by the ctid of the locked row: a guard that is used meanwhile has another ctid and is kept.
-with expired as materialized (
+with expired_guards as materialized (
     select guard.ctid as row_id
     from rota.guards as guard
     where guard.seen_at < now() - $1::interval
@@ -12,10 +12,10 @@ with expired as materialized (
     limit $2
     for update skip locked
 ),
-deleted as (
+deleted_guards as (
     delete from rota.guards as guard
-    where guard.ctid = any (array(select expired.row_id from expired))
+    where guard.ctid = any (array(select expired_guards.row_id from expired_guards))
     returning 1
 )
 select count(*) as pruned
-from deleted
+from deleted_guards

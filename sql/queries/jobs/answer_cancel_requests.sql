@@ -12,7 +12,7 @@ with request as materialized (
     order by open_request.requested_at
     limit $1
 ),
-cancellable as materialized (
+cancellable_jobs as materialized (
     select job.job_id, request.requested_by, request.reason
     from request
     cross join lateral (
@@ -23,34 +23,34 @@ cancellable as materialized (
         for update skip locked
     ) as job
 ),
-cancelled as (
+cancelled_jobs as (
     delete from rota.jobs as job
-    using cancellable
-    where job.job_id = any (array(select cancellable.job_id from cancellable))
-      and cancellable.job_id = job.job_id
+    using cancellable_jobs
+    where job.job_id = any (array(select cancellable_jobs.job_id from cancellable_jobs))
+      and cancellable_jobs.job_id = job.job_id
       and job.leased_by is null
-    returning job.*, cancellable.requested_by, cancellable.reason
+    returning job.*, cancellable_jobs.requested_by, cancellable_jobs.reason
 ),
-recorded as (
+ledger_rows as (
     insert into rota.job_runs (
         job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, attempts, outcome, handler, queue, unique_key,
         idempotency_key, meta, note
     )
     select
-        cancelled.job_id, cancelled.schedule_id, cancelled.scheduled_for, cancelled.fence_token, cancelled.started_at,
-        clock_timestamp(), cancelled.attempt, 'cancelled', cancelled.handler, cancelled.queue, cancelled.unique_key,
-        cancelled.idempotency_key, cancelled.meta,
-        'cancelled by ' || cancelled.requested_by || coalesce(': ' || cancelled.reason, '')
-    from cancelled
+        job.job_id, job.schedule_id, job.scheduled_for, job.fence_token,
+        job.started_at, clock_timestamp(), job.attempt, 'cancelled', job.handler,
+        job.queue, job.unique_key, job.idempotency_key, job.meta,
+        'cancelled by ' || job.requested_by || coalesce(': ' || job.reason, '')
+    from cancelled_jobs as job
 ),
-requests_deleted as (
+deleted_requests as (
     delete from rota.cancel_requests as open_request
     using request
     where open_request.job_id = request.job_id
       and (
-          request.job_id in (select cancelled.job_id from cancelled)
+          request.job_id in (select cancelled_jobs.job_id from cancelled_jobs)
           or (select true from rota.jobs where jobs.job_id = request.job_id) is null
       )
 )
-select cancelled.job_id, cancelled.handler, cancelled.queue
-from cancelled
+select job.job_id, job.handler, job.queue
+from cancelled_jobs as job

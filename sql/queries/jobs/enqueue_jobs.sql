@@ -5,7 +5,7 @@
 --   -> done bool?
 -- enqueue_keyed_jobs is separate, because ON CONFLICT and one record per job add half to the time. No row is returned per job for
 -- the same reason: the statement inserts all jobs or none.
-with inserted as (
+with inserted_jobs as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,
         start_by, meta

@@ -4,7 +4,7 @@
 --   $3 jobs      text    JSON array of objects: payload, run_at, priority, unique_key, idempotency_key and meta of each job
 --   -> created int8?
 -- Insert in the order of the keys: two clients that insert the same keys in different orders would deadlock.
-with created as (
+with created_jobs as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
         lease, delivery, start_by, idempotency_key, meta
@@ -27,4 +27,4 @@ with created as (
     on conflict (handler, unique_key) where unique_key is not null do nothing
     returning job_id
 )
-select pg_catalog.count(*) as created from created
+select pg_catalog.count(*) as created from created_jobs

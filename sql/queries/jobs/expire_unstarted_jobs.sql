@@ -3,7 +3,7 @@
 --   $2 only   int8[]  only these job_ids; null: all
 --   -> job_id int8, handler text, queue text, schedule_id int8?
 -- index: expire_unstarted_jobs_idx (0002)
-with overdue as materialized (
+with overdue_jobs as materialized (
     select job.job_id
     from rota.jobs as job
     where job.start_by is not null
@@ -15,22 +15,22 @@ with overdue as materialized (
     limit $1
     for update skip locked
 ),
-expired as (
+expired_jobs as (
     delete from rota.jobs as job
-    where job.job_id = any (array(select overdue.job_id from overdue))
+    where job.job_id = any (array(select overdue_jobs.job_id from overdue_jobs))
       and job.fence_token is null
     returning job.*
 ),
-recorded as (
+ledger_rows as (
     insert into rota.job_runs (
         job_id, schedule_id, scheduled_for, fence_token, started_at, finished_at, attempts, outcome, handler, queue, unique_key,
         idempotency_key, meta, note
     )
     select
-        expired.job_id, expired.schedule_id, expired.scheduled_for, expired.fence_token, expired.started_at, clock_timestamp(),
-        expired.attempt, 'expired', expired.handler, expired.queue, expired.unique_key, expired.idempotency_key, expired.meta,
-        'not begun by ' || expired.start_by
-    from expired
+        job.job_id, job.schedule_id, job.scheduled_for, job.fence_token,
+        job.started_at, clock_timestamp(), job.attempt, 'expired', job.handler, job.queue,
+        job.unique_key, job.idempotency_key, job.meta, 'not begun by ' || job.start_by
+    from expired_jobs as job
 )
-select expired.job_id, expired.handler, expired.queue, expired.schedule_id
-from expired
+select job.job_id, job.handler, job.queue, job.schedule_id
+from expired_jobs as job

@@ -13,7 +13,7 @@ with attempt as materialized (
     from unnest($2::int8[], $3::int8[]) as attempt (job_id, fence_token)
     order by attempt.job_id
 ),
-locked as materialized (
+locked_jobs as materialized (
     select job.job_id
     from attempt
     cross join lateral (
@@ -25,18 +25,18 @@ locked as materialized (
         for update skip locked
     ) as job
 ),
-extended as (
+extended_jobs as (
     update rota.jobs as job
     set lease_expires_at = greatest(
         job.lease_expires_at,
         least(clock_timestamp() + job.lease, job.started_at + job.timeout + $4)
     )
-    where job.job_id = any (array(select locked.job_id from locked))
+    where job.job_id = any (array(select locked_jobs.job_id from locked_jobs))
     returning job.fence_token
 )
 select
     owned.fence_token,
-    owned.fence_token in (select extended.fence_token from extended) as extended,
+    owned.fence_token in (select extended_jobs.fence_token from extended_jobs) as extended,
     (select true from rota.cancel_requests as request where request.job_id = owned.job_id) is not null as cancel_requested
 from (
     select

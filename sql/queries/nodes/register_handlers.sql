@@ -17,7 +17,7 @@ with input as materialized (
     from unnest($3::text[], $4::text[], $5::int4[], $6::interval[], $7::interval[], $8::interval[], $9::text[])
         as input (handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery)
 ),
-locked as materialized (
+locked_handlers as materialized (
     select handler.handler
     from input
     cross join lateral (
@@ -27,7 +27,7 @@ locked as materialized (
         for update skip locked
     ) as handler
 ),
-updated as (
+updated_handlers as (
     update rota.handlers as handler
     set app = $1,
         release = $2,
@@ -39,11 +39,11 @@ updated as (
         delivery = input.delivery,
         seen_at = now()
     from input
-    where handler.handler = any (array(select locked.handler from locked))
+    where handler.handler = any (array(select locked_handlers.handler from locked_handlers))
       and input.handler = handler.handler
     returning 1
 ),
-inserted as (
+inserted_handlers as (
     insert into rota.handlers (
         app, release, handler, queue, max_attempts, backoff_base, backoff_cap, timeout, delivery, seen_at
     )
@@ -56,4 +56,4 @@ inserted as (
     on conflict (handler) do nothing
     returning 1
 )
-select (select count(*) from updated) + (select count(*) from inserted) as written
+select (select count(*) from updated_handlers) + (select count(*) from inserted_handlers) as written

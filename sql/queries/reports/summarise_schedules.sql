@@ -3,7 +3,7 @@
 -- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0005), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- The states must agree with the view rota.schedules. They are counted here from partial indexes on the exceptions, because the
 -- view takes four seconds for a million schedules.
-with not_ok as (
+with schedules_not_ok as (
     select case when clock.invalid_reason is not null then 'invalid' else 'paused' end as state
     from rota.schedule_definitions as definition
     cross join lateral (
@@ -37,17 +37,17 @@ with not_ok as (
       and not definition.paused
       and (clock.next_fire_at > timestamptz '-infinity' or definition.edited_at < now() - interval '30 seconds')
 ),
-counted as (
-    select not_ok.state, count(*) as schedules
-    from not_ok
-    group by not_ok.state
+state_counts as (
+    select schedules_not_ok.state, count(*) as schedules
+    from schedules_not_ok
+    group by schedules_not_ok.state
 )
-select counted.state, counted.schedules
-from counted
+select state_counts.state, state_counts.schedules
+from state_counts
 union all
 select
     'ok',
-    (select count(*) from rota.schedule_clocks) - coalesce((select sum(counted.schedules) from counted), 0)::int8
+    (select count(*) from rota.schedule_clocks) - coalesce((select sum(state_counts.schedules) from state_counts), 0)::int8
 union all
 select 'silent', count(*)
 from rota.schedule_definitions as definition

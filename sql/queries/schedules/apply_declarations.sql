@@ -7,7 +7,7 @@
 -- A schedule that is not returned was written or locked by another session: read it again.
 -- payload and declared are text within the JSON, so that Python does not round their numbers.
 -- Inserts and edits are ordered by name: two daemons that start at the same time would deadlock otherwise.
-with inserted as (
+with inserted_schedules as (
     insert into rota.schedules (
         name, payload, paused, declared_by, declared,
         cron, every, timezone, handler, queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
@@ -28,7 +28,7 @@ with inserted as (
     on conflict (name) do nothing
     returning name
 ),
-locked as materialized (
+locked_schedules as materialized (
     select schedule.row_id, declaration.columns, declaration.payload, declaration.declared
     from jsonb_to_recordset($3::text::jsonb)
         as declaration (name text, expected text, columns jsonb, payload text, declared text)
@@ -41,7 +41,7 @@ locked as materialized (
     ) as schedule
     order by declaration.name
 ),
-edited as (
+edited_schedules as (
     update rota.schedules as schedule
     set (
         payload, declared_by, declared,
@@ -50,21 +50,21 @@ edited as (
         catch_up_limit, overlap, dst_gap, dst_fold, jitter, description, owner, expect_success_within
     ) = (
         select
-            coalesce(locked.payload::jsonb, schedule.payload), $1, locked.declared::jsonb,
+            coalesce(locked_schedules.payload::jsonb, schedule.payload), $1, locked_schedules.declared::jsonb,
             merged.cron, merged.every, merged.timezone, merged.handler, merged.queue, merged.priority,
             merged.max_attempts, merged.backoff_base, merged.backoff_cap, merged.retry_for, merged.timeout,
             merged.lease, merged.delivery, merged.start_within, merged.meta, merged.start_at, merged.end_at,
             merged.misfire, merged.on_time_within, merged.too_late_after, merged.catch_up_limit, merged.overlap,
             merged.dst_gap, merged.dst_fold, merged.jitter, merged.description, merged.owner,
             merged.expect_success_within
-        from jsonb_populate_record(schedule, locked.columns) as merged
+        from jsonb_populate_record(schedule, locked_schedules.columns) as merged
     )
-    from locked
-    where schedule.schedule_id = locked.row_id
+    from locked_schedules
+    where schedule.schedule_id = locked_schedules.row_id
     returning schedule.name
 )
-select inserted.name, true as made
-from inserted
+select inserted_schedules.name, true as made
+from inserted_schedules
 union all
-select edited.name, false
-from edited
+select edited_schedules.name, false
+from edited_schedules

@@ -8,7 +8,7 @@ with outcome as materialized (
     select outcome.schedule_id
     from unnest($1::int8[]) as outcome (schedule_id)
 ),
-locked as materialized (
+locked_clocks as materialized (
     select clock.row_id
     from outcome
     cross join lateral (
@@ -18,7 +18,7 @@ locked as materialized (
         for update skip locked
     ) as clock
 ),
-updated as (
+updated_clocks as (
     update rota.schedule_clocks as clock
     set last_success_at = case
             when ($2::bool[])[width_bucket(clock.schedule_id, $1::int8[])] then clock_timestamp()
@@ -31,10 +31,10 @@ updated as (
             end::int8 + ($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])],
             2147483647
         )
-    where clock.ctid = any (array(select locked.row_id from locked))
+    where clock.ctid = any (array(select locked_clocks.row_id from locked_clocks))
     returning clock.schedule_id
 )
 select array_agg(outcome.schedule_id) as schedule_ids
 from outcome
-where (outcome.schedule_id in (select updated.schedule_id from updated)) is not true
+where (outcome.schedule_id in (select updated_clocks.schedule_id from updated_clocks)) is not true
   and (select true from rota.schedule_clocks as clock where clock.schedule_id = outcome.schedule_id)

@@ -29,9 +29,9 @@
 -- Do not join the arrays with each other: the planner underestimates their length and picks slow joins (4.7 s at 100,000 fires).
 -- Instead, look up a clock's values with width_bucket() in the sorted $1, and test membership with hashed subplans. `is true`
 -- keeps the planner from turning these into joins.
--- The unique index decides whether the schedule already has a live job. `live` is only a shortcut: without it, the insert would
+-- The unique index decides whether the schedule already has a live job. `live_jobs` is only a shortcut: without it, the insert would
 -- wait for any transaction that has such a job locked. It shows the state at the start of the statement.
-with locked as materialized (
+with locked_clocks as materialized (
     select clock.row_id
     from unnest($1::int8[], $2::int8[], $3::int4[]) as input (schedule_id, version, decision)
     cross join lateral (
@@ -43,7 +43,7 @@ with locked as materialized (
         for update skip locked
     ) as clock
 ),
-decided as (
+decided_clocks as (
     update rota.schedule_clocks as clock
     set next_fire_at = nullif(
             ($5::timestamptz[])[($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]], timestamptz 'infinity'
@@ -53,10 +53,10 @@ decided as (
             nullif(($6::timestamptz[])[($3::int4[])[width_bucket(clock.schedule_id, $1::int8[])]], timestamptz '-infinity')
         ),
         paused_from = null
-    where clock.ctid = any (array(select locked.row_id from locked))
+    where clock.ctid = any (array(select locked_clocks.row_id from locked_clocks))
     returning clock.schedule_id
 ),
-live as materialized (
+live_jobs as materialized (
     select job.schedule_id
     from rota.jobs as job
     where job.exclusive
@@ -89,7 +89,7 @@ fire as materialized (
             when planned.plan in ('enqueue', 'enqueue_or_wait')
                 and (
                     definition.overlap = 'allow'
-                    or input.schedule_id not in (select live.schedule_id from live)
+                    or input.schedule_id not in (select live_jobs.schedule_id from live_jobs)
                     and input.schedule_id not in (select schedules_with_waiting_fire.schedule_id from schedules_with_waiting_fire)
                 )
             then nextval('rota.jobs_job_id_seq')
@@ -111,9 +111,9 @@ fire as materialized (
         from generate_series(($7::int4[])[input.decision], ($8::int4[])[input.decision]) as fire
         offset 0
     ) as planned
-    where (input.schedule_id in (select decided.schedule_id from decided)) is true
+    where (input.schedule_id in (select decided_clocks.schedule_id from decided_clocks)) is true
 ),
-enqueued as (
+enqueued_jobs as (
     insert into rota.jobs (
         job_id, schedule_id, scheduled_for, run_at, start_by, exclusive, created_by, handler, payload, queue, priority,
         max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery, meta
@@ -134,13 +134,13 @@ outcome as materialized (
     select
         fire.schedule_id, fire.scheduled_for, fire.name, fire.missed_from, fire.missed_count, fire.note,
         fire.plan = 'enqueue' and fire.overlap = 'replace' as replaces,
-        case when fire.job_id in (select enqueued.job_id from enqueued) then fire.job_id end as job_id,
+        case when fire.job_id in (select enqueued_jobs.job_id from enqueued_jobs) then fire.job_id end as job_id,
         case
             when fire.plan not in ('enqueue', 'wait_behind_first', 'enqueue_or_wait', 'wait') then fire.plan
-            when fire.job_id in (select enqueued.job_id from enqueued) then 'enqueued'
+            when fire.job_id in (select enqueued_jobs.job_id from enqueued_jobs) then 'enqueued'
             when fire.plan in ('enqueue_or_wait', 'wait') then 'waiting'
             when fire.plan = 'wait_behind_first'
-                and fire.schedule_id in (select enqueued.schedule_id from enqueued)
+                and fire.schedule_id in (select enqueued_jobs.schedule_id from enqueued_jobs)
             then 'waiting'
             when fire.plan = 'enqueue' and fire.overlap = 'replace' then 'waiting'
             when fire.plan = 'enqueue' and fire.overlap = 'queue_one'
@@ -150,7 +150,7 @@ outcome as materialized (
         end as disposition
     from fire
 ),
-replaced as (
+replaced_fires as (
     update rota.fires as older
     set disposition = 'replaced',
         decided_at = clock_timestamp()
@@ -160,7 +160,7 @@ replaced as (
       ))
     returning older.scheduled_for, older.schedule_id
 ),
-recorded as (
+recorded_fires as (
     insert into rota.fires (
         scheduled_for, schedule_id, name, disposition, job_id, missed_from, missed_count, note, replaces
     )
@@ -170,14 +170,14 @@ recorded as (
     on conflict do nothing
 )
 select
-    (select count(*) from decided) as decided, summary.disposition, summary.scheduled_for, summary.fires, summary.lateness
+    (select count(*) from decided_clocks) as decided, summary.disposition, summary.scheduled_for, summary.fires, summary.lateness
 from (select) as one_row
 left join (
     select outcome.disposition, outcome.scheduled_for, count(*) as fires, clock_timestamp() - outcome.scheduled_for as lateness
     from outcome
     group by outcome.disposition, outcome.scheduled_for
     union all
-    select 'replaced', replaced.scheduled_for, count(*), clock_timestamp() - replaced.scheduled_for
-    from replaced
-    group by replaced.scheduled_for
+    select 'replaced', replaced_fires.scheduled_for, count(*), clock_timestamp() - replaced_fires.scheduled_for
+    from replaced_fires
+    group by replaced_fires.scheduled_for
 ) as summary on true

@@ -3,9 +3,9 @@
 --   $2 only   int8[]  only these schedule_ids; null: all
 --   -> requested int8?, notified int8?
 -- index: promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
--- Sort only after `live` is materialized: otherwise a plan made while the tables were small scans all live jobs by primary key
+-- Sort only after `live_jobs` is materialized: otherwise a plan made while the tables were small scans all live jobs by primary key
 -- to get the order.
-with waiting as materialized (
+with waiting_schedules as materialized (
     select distinct fire.schedule_id
     from rota.fires as fire
     where fire.disposition = 'waiting'
@@ -14,24 +14,24 @@ with waiting as materialized (
     order by fire.schedule_id
     limit $1
 ),
-live as materialized (
+live_jobs as materialized (
     select job.job_id
     from rota.jobs as job
     where job.exclusive
-      and job.schedule_id = any (array(select waiting.schedule_id from waiting))
+      and job.schedule_id = any (array(select waiting_schedules.schedule_id from waiting_schedules))
       and (job.job_id in (select request.job_id from rota.cancel_requests as request)) is not true
 ),
-requested as (
+new_requests as (
     insert into rota.cancel_requests (job_id, requested_by, reason)
-    select live.job_id, rota.caller(), 'replaced by a later fire of its schedule'
-    from live
-    order by live.job_id
+    select live_jobs.job_id, rota.caller(), 'replaced by a later fire of its schedule'
+    from live_jobs
+    order by live_jobs.job_id
     on conflict do nothing
     returning job_id
 ),
 notified as (
     select rota.tell('rota_cancel', '')
-    from requested
+    from new_requests
     limit 1
 )
-select (select count(*) from requested) as requested, (select count(*) from notified) as notified
+select (select count(*) from new_requests) as requested, (select count(*) from notified) as notified

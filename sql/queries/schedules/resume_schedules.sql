@@ -3,7 +3,7 @@
 --   -> resumed int8?
 -- index: schedule_definitions_pkey, schedule_clocks_pkey (0005)
 -- Lock the schedule_clocks row here too: the trigger updates it, and one locked row would otherwise make the whole batch wait.
-with locked as materialized (
+with locked_schedules as materialized (
     select definition.schedule_id
     from unnest($1::int8[]) as due (schedule_id)
     cross join lateral (
@@ -21,11 +21,11 @@ with locked as materialized (
         for update skip locked
     ) as clock
 ),
-resumed as (
+resumed_schedules as (
     update rota.schedule_definitions as definition
     set paused = false
-    where definition.schedule_id = any (array(select locked.schedule_id from locked))
+    where definition.schedule_id = any (array(select locked_schedules.schedule_id from locked_schedules))
     returning 1
 )
 select count(*) as resumed
-from resumed
+from resumed_schedules

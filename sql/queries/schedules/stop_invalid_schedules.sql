@@ -4,7 +4,7 @@
 --   $3 reasons       text[]
 --   -> schedule_id int8, name text?, reason text?
 -- index: schedule_clocks_pkey (0005)
-with locked as materialized (
+with locked_clocks as materialized (
     select clock.schedule_id, input.reason
     from unnest($1::int8[], $2::int8[], $3::text[]) as input (schedule_id, version, reason)
     cross join lateral (
@@ -15,18 +15,18 @@ with locked as materialized (
         for update skip locked
     ) as clock
 ),
-stopped as (
+stopped_clocks as (
     update rota.schedule_clocks as clock
     set next_fire_at = null,
-        invalid_reason = locked.reason
-    from locked
-    where clock.schedule_id = any (array(select locked.schedule_id from locked))
-      and locked.schedule_id = clock.schedule_id
-    returning clock.schedule_id, locked.reason
+        invalid_reason = locked_clocks.reason
+    from locked_clocks
+    where clock.schedule_id = any (array(select locked_clocks.schedule_id from locked_clocks))
+      and locked_clocks.schedule_id = clock.schedule_id
+    returning clock.schedule_id, locked_clocks.reason
 )
 select
-    stopped.schedule_id,
-    (select definition.name from rota.schedule_definitions as definition where definition.schedule_id = stopped.schedule_id)
+    stopped_clocks.schedule_id,
+    (select definition.name from rota.schedule_definitions as definition where definition.schedule_id = stopped_clocks.schedule_id)
         as name,
-    stopped.reason
-from stopped
+    stopped_clocks.reason
+from stopped_clocks

@@ -2,7 +2,7 @@
 --   -> schedule_id int8, name text?, reason text?
 -- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- Scans all schedules. Needed only after reading due schedules failed on a value that was written without the constraints.
-with unusable as materialized (
+with unusable_schedules as materialized (
     select definition.schedule_id, bad_value.reason
     from rota.schedule_definitions as definition
     cross join lateral (
@@ -38,28 +38,28 @@ with unusable as materialized (
         limit 1
     ) as bad_value
 ),
-locked as materialized (
-    select unusable.schedule_id, unusable.reason
-    from unusable
+locked_clocks as materialized (
+    select unusable_schedules.schedule_id, unusable_schedules.reason
+    from unusable_schedules
     cross join lateral (
         select clocks.schedule_id
         from rota.schedule_clocks as clocks
-        where clocks.schedule_id = unusable.schedule_id
+        where clocks.schedule_id = unusable_schedules.schedule_id
         for update skip locked
     ) as clock
 ),
-stopped as (
+stopped_clocks as (
     update rota.schedule_clocks as clock
     set next_fire_at = null,
-        invalid_reason = locked.reason
-    from locked
-    where clock.schedule_id = any (array(select locked.schedule_id from locked))
-      and locked.schedule_id = clock.schedule_id
-    returning clock.schedule_id, locked.reason
+        invalid_reason = locked_clocks.reason
+    from locked_clocks
+    where clock.schedule_id = any (array(select locked_clocks.schedule_id from locked_clocks))
+      and locked_clocks.schedule_id = clock.schedule_id
+    returning clock.schedule_id, locked_clocks.reason
 )
 select
-    stopped.schedule_id,
-    (select definition.name from rota.schedule_definitions as definition where definition.schedule_id = stopped.schedule_id)
+    stopped_clocks.schedule_id,
+    (select definition.name from rota.schedule_definitions as definition where definition.schedule_id = stopped_clocks.schedule_id)
         as name,
-    stopped.reason
-from stopped
+    stopped_clocks.reason
+from stopped_clocks

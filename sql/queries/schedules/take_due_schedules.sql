@@ -24,7 +24,7 @@
 -- The upper bounds are subqueries, for which the planner assumes a third of the table. With plain values, and statistics in which
 -- almost nothing is due, it would read and sort all due rows.
 -- Do not compare next_fire_at with `=`: the planner would scan the whole primary key to get the order.
-with own_shards as materialized (
+with own_shard_schedules as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= (select now())
@@ -33,7 +33,7 @@ with own_shards as materialized (
     order by clock.next_fire_at, clock.schedule_id
     limit $7
 ),
-unplanned as materialized (
+unplanned_schedules as materialized (
     select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from
     from rota.schedule_clocks as clock
     where clock.next_fire_at <= timestamptz '-infinity'
@@ -42,7 +42,7 @@ unplanned as materialized (
     order by clock.next_fire_at, clock.schedule_id
     limit $7 / 2
 ),
-overdue as materialized (
+overdue_schedules as materialized (
     select candidate.schedule_id, candidate.version, candidate.next_fire_at, candidate.last_fire_at, candidate.paused_from
     from (
         select clock.schedule_id, clock.version, clock.next_fire_at, clock.last_fire_at, clock.paused_from, clock.shard
@@ -57,33 +57,33 @@ overdue as materialized (
     order by (candidate.shard + $3::int4) % 256, candidate.schedule_id
     limit $7
 ),
-due as materialized (
-    select * from own_shards
+due_schedules as materialized (
+    select * from own_shard_schedules
     union all
-    select * from unplanned
+    select * from unplanned_schedules
     union all
-    select * from overdue
+    select * from overdue_schedules
 ),
 groups as materialized (
     select
-        array_agg(due.schedule_id) as schedule_ids,
-        array_agg(due.version) as versions,
+        array_agg(due_schedules.schedule_id) as schedule_ids,
+        array_agg(due_schedules.version) as versions,
         definition.paused,
-        nullif(due.next_fire_at, timestamptz '-infinity') as next_fire_at,
+        nullif(due_schedules.next_fire_at, timestamptz '-infinity') as next_fire_at,
         case
-            when due.next_fire_at > timestamptz '-infinity' and definition.dst_gap = 'after' then null
+            when due_schedules.next_fire_at > timestamptz '-infinity' and definition.dst_gap = 'after' then null
             when definition.every is null
-            then date_trunc('second', greatest(definition.edited_at, due.last_fire_at))
-            else greatest(definition.edited_at, due.last_fire_at)
-        end as base, due.paused_from, definition.cron, definition.every,
+            then date_trunc('second', greatest(definition.edited_at, due_schedules.last_fire_at))
+            else greatest(definition.edited_at, due_schedules.last_fire_at)
+        end as base, due_schedules.paused_from, definition.cron, definition.every,
         case when definition.every is not null then coalesce(definition.start_at, definition.created_at) end as anchor,
         definition.timezone, definition.start_at, definition.end_at, definition.dst_gap, definition.dst_fold,
         definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit, definition.overlap
-    from due
+    from due_schedules
     cross join lateral (
         select *
         from rota.schedule_definitions
-        where schedule_definitions.schedule_id = due.schedule_id
+        where schedule_definitions.schedule_id = due_schedules.schedule_id
         offset 0
     ) as definition
     -- The columns that differ most come first, so that the sort compares one column in most cases.

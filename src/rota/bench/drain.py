@@ -56,12 +56,12 @@ async def _drain(database: BenchDatabase, reporter: Reporter, *, jobs: int, coun
         await database.vacuum()
         await database.insert_jobs(NOOP, jobs)
         before = await database.read_counters(wait_for_flush=True)
-        cpu_seconds = running.cpu_seconds()
+        cpu_before = running.cpu_seconds()
         await database.fetch_value("select rota.resume_queue($1)", QUEUE)
         resumed: Any = await database.fetch_value("select clock_timestamp()")
         with reporter.progress(f"{jobs:,} jobs, {count} daemon{'s' if count > 1 else ''}", jobs) as advance:
             rss_quarter = await wait_until_ended(database, running, last_earlier_job, jobs, advance)
-        cpu_seconds = running.cpu_seconds() - cpu_seconds
+        cpu_seconds = running.cpu_seconds() - cpu_before
         rss = running.rss_mb()
         own_statements = database.own_statements
         after = await database.read_counters(wait_for_flush=False)

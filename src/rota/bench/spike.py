@@ -53,10 +53,10 @@ async def measure_spike(
     async with daemons(database, count=count, slots=slots) as running:
         instant, due = await _make_due(database, schedules // due)
         before = await database.read_counters(wait_for_flush=False)
-        cpu_seconds = running.cpu_seconds()
+        cpu_before = running.cpu_seconds()
         with reporter.progress(f"{due:,} fires, {count} daemon{'s' if count > 1 else ''}", due) as advance:
             await wait_until_ended(database, running, 0, due, advance)
-        cpu_seconds = running.cpu_seconds() - cpu_seconds
+        cpu_seconds = running.cpu_seconds() - cpu_before
         rss = running.rss_mb()
         own_statements = database.own_statements
         after = await database.read_counters(wait_for_flush=False)

@@ -59,13 +59,13 @@ async def measure_stored(
         at_all = await _measure_poll(database)
     async with daemons(database, count=count, slots=100) as running:
         await asyncio.sleep(STARTUP_SECONDS)
-        before, cpu_seconds = await database.read_counters(wait_for_flush=True), running.cpu_seconds()
+        before, cpu_before = await database.read_counters(wait_for_flush=True), running.cpu_seconds()
         with reporter.progress(f"idle for {seconds:g} s", round(seconds)) as advance:
             started_at = time.monotonic()
             while (left := started_at + seconds - time.monotonic()) > 0:
                 await asyncio.sleep(min(1.0, left))
                 advance(1)
-        cpu_seconds = (running.cpu_seconds() - cpu_seconds) / count
+        cpu_seconds = (running.cpu_seconds() - cpu_before) / count
         took = time.monotonic() - started_at
         running.check_running()
         rss = running.rss_mb()
