@@ -142,7 +142,7 @@ def test_a_rate_that_inserts_no_job_is_rejected() -> None:
     ]
     bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
-    assert (bench.returncode, "raise --rate" in bench.stderr) == (2, True)
+    assert (bench.returncode, "Raise --rate" in bench.stderr) == (2, True)
 
 
 def test_an_interrupted_bench_ends_its_daemons_and_drops_its_database(server: Server) -> None:

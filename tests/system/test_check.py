@@ -412,11 +412,11 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         1,
         "pooler",
         "ROTA_DIRECT_URL leads through a connection pooler",
-        "straight to the server",
+        "set it to the server's own host and port",
     ),
     (a_pooler_alone, 1, "pooler", "the URL leads through a connection pooler", "set ROTA_DIRECT_URL to a URL straight"),
     (a_direct_url_to_nowhere, 1, "direct URL", "ROTA_DIRECT_URL can't be used: no database answers", "correct it"),
-    (a_direct_url_to_another_database, 1, "direct URL", "to another database", "let both lead to the same database"),
+    (a_direct_url_to_another_database, 1, "direct URL", "lead to different databases", "set both to the same database"),
     (a_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
     (a_handler_that_nobody_has, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
     (
@@ -486,7 +486,7 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         r"shop on there:2 \(node 12345678\) was lost",
         "rota node forget 12345678",
     ),
-    (a_view_on_an_old_partition, 1, "housekeeping", "job_runs_20200101: cannot drop .*report", "drop what depends"),
+    (a_view_on_an_old_partition, 1, "housekeeping", "job_runs_20200101: cannot drop .*report", "drop the objects that depend"),
     (
         a_clock_that_was_ahead,
         1,
