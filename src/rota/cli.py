@@ -106,7 +106,7 @@ app.command(rich_help_panel=DEVELOP)(call.call)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def bench(context: typer.Context) -> None:
-    """Measure the speed of rota, in a database of its own."""
+    """Measure the speed of rota, in a temporary database."""
     from rota.bench import bench_app
 
     bench_app(context.args, prog_name="rota bench")

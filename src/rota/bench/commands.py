@@ -34,7 +34,7 @@ bench_app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
-    help="Measure rota on a server, in a database of its own.",
+    help="Measure rota on a server, in a temporary database.",
 )
 
 Jobs = Annotated[int, typer.Option(min=1, help="Number of jobs.")]
@@ -57,7 +57,10 @@ def drain(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Drain a backlog of jobs that do nothing, and compare the rate with the floor."""
+    """Measure how fast daemons drain a backlog.
+
+    The jobs do nothing. The rate is compared with the floor.
+    """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
         return await measure_drain(database, reporter, jobs=jobs, count=count, slots=slots, floor=floor)
@@ -76,7 +79,10 @@ def latency(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the delay from the INSERT of a job to the start of its handler."""
+    """Measure the start delay of single jobs.
+
+    This is the time from the INSERT of a job to the start of its handler.
+    """
     if rate * seconds < 1:
         raise typer.BadParameter("--rate times --seconds is less than one job. Raise --rate or --seconds")
 
@@ -88,7 +94,10 @@ def latency(
 
 @bench_app.command()
 def enqueue(*, jobs: Jobs = 50_000, dsn: Dsn = None, embedded: Embedded = False, as_json: Json = False) -> None:
-    """Compare rota.enqueue_many with a bare COPY of the same rows."""
+    """Compare rota.enqueue_many with a bare COPY.
+
+    Both insert the same rows, in turns.
+    """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
         return await measure_enqueue(database, reporter, jobs=jobs)
@@ -98,9 +107,9 @@ def enqueue(*, jobs: Jobs = 50_000, dsn: Dsn = None, embedded: Embedded = False,
 
 @bench_app.command()
 def floor(*, jobs: Jobs = 100_000, dsn: Dsn = None, embedded: Embedded = False, as_json: Json = False) -> None:
-    """Measure the floor: only claims and settlements, without a daemon.
+    """Measure the floor: claims and settlements only.
 
-    This is the highest rate that the schema allows on this server.
+    Without a daemon, this is the highest rate that the schema allows on this server.
     """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
@@ -121,7 +130,10 @@ def stored(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a poll of many stored schedules of which none is due, and the cost of an idle daemon."""
+    """Measure the poll of many stored schedules.
+
+    None of them is due. Also measures the cost of an idle daemon.
+    """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
         return await measure_stored(database, reporter, schedules=schedules, count=count, seconds=seconds)
@@ -140,7 +152,10 @@ def spike(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Make many stored schedules due at one instant, right after a checkpoint, and measure until their jobs are done."""
+    """Measure many schedules due at one instant.
+
+    The measurement starts right after a checkpoint, and ends when all jobs of the schedules are done.
+    """
     if schedules % due:
         raise typer.BadParameter("--schedules must be a multiple of --due, because every nth schedule is made due")
 
@@ -161,7 +176,10 @@ def scrape(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Measure scrapes of /metrics while many jobs have handlers and queues that the daemon doesn't know."""
+    """Measure scrapes of /metrics with many jobs.
+
+    The daemon doesn't know the jobs' handlers and queues.
+    """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
         return await measure_scrape(database, reporter, jobs=jobs, names=names)
@@ -179,7 +197,10 @@ def priority(
     embedded: Embedded = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how soon urgent jobs start behind a backlog of due jobs, at the default settings."""
+    """Measure the start delay of urgent jobs.
+
+    They are inserted behind a backlog of due jobs. The daemon has the default settings.
+    """
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Figures:
         return await measure_priority(database, reporter, jobs=jobs, probes=probes, milliseconds=milliseconds)

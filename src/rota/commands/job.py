@@ -46,7 +46,7 @@ def list_(
     queue: Queue = None,
     schedule: Annotated[str | None, option("--schedule", "NAME", "Select only this schedule.")] = None,
     since: Annotated[
-        str | None, option("--since", "TIME", "Ended or due since an instant, or since 2h for 2 hours ago.")
+        str | None, option("--since", "TIME", "Ended or due since this time: an instant, or 2h for 2 hours ago.")
     ] = None,
     until: Annotated[str | None, option("--until", "TIME", "Ended or due before this time.")] = None,
     limit: Annotated[int, count_option("Print at most this many jobs.", most=10_000)] = 20,

@@ -59,7 +59,7 @@ def add(
     handler: HandlerName,
     columns: dict[str, Any],
     payload: Payload = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Start paused, until rota schedule resume.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Add it paused. To start it: rota schedule resume.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Add a schedule, and print when it fires next."""

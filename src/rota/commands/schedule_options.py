@@ -84,7 +84,7 @@ COLUMNS = {
     "timeout": _duration_column("timeout", "Interrupt an attempt after this time."),
     "lease": _duration_column("lease", "How long a claim is valid without a heartbeat."),
     "delivery": _text_column("delivery", "at_least_once or at_most_once."),
-    "start_within": _duration_column("start_within", "A job that has not started this long after it was due expires."),
+    "start_within": _duration_column("start_within", "Expire a job that has not started this long after it was due."),
     "meta": _text_column("meta", "JSON object to store with the jobs.", "JSON", _parse_json),
     "start_at": _text_column("start_at", "First possible instant. --every counts from it.", "INSTANT", _parse_instant),
     "end_at": _text_column("end_at", "Fire only before this instant.", "INSTANT", _parse_instant),

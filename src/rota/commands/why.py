@@ -45,7 +45,10 @@ def why(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a schedule fired or not, or why a job is in its state."""
+    """Explain a schedule's fire or a job's state.
+
+    Without --at, it explains the state of the schedule and its last instant.
+    """
     instant = _parse_instant(at)
 
     async def work(db: "Connection") -> "list[Answer] | tuple[JobDetails, FireRecord | None]":
