@@ -24,9 +24,9 @@ begin
     end if;
     if cardinality(backfill_schedule.instants) > 10000 then
         raise exception using errcode = 'RT006', message = 'at most 10000 instants are enqueued at once',
-            hint = 'Each call is one transaction: pass them in several calls.';
+            hint = 'Pass them in several calls. Each call is one transaction.';
     end if;
-    -- Daemons take the same lock to decide: an undecided instant stays undecided until the end of this transaction.
+    -- Daemons need the same lock for a decision, so an undecided instant stays undecided until the end of this transaction.
     select * into clock from rota.schedule_clocks where schedule_id = target_schedule_id for update;
     select * into definition from rota.schedule_definitions where schedule_id = target_schedule_id;
     decided_until := least(clock_timestamp(), case
@@ -57,7 +57,7 @@ begin
         select missing_fires.instant, target_schedule_id, definition.name, 'enqueued', missing_fires.job_id,
             rota.signed_note('backfilled', reason_text)
         from missing_fires
-        -- The last instant of a skipped range has a row: it goes on to cover the other instants of the range.
+        -- The row of a skipped range belongs to its last instant. After the update it still covers the other instants of the range.
         on conflict (scheduled_for, schedule_id) do update
         set disposition = excluded.disposition, job_id = excluded.job_id, decided_at = excluded.decided_at,
             note = excluded.note || '; until then ' || fire.disposition || coalesce(' (' || fire.note || ')', '')
@@ -82,7 +82,7 @@ begin
     values ('backfill', 'schedule ' || definition.name, reason_text, enqueued);
 end $$;
 
-COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, with their true scheduled_for, each at most once. They run beside each other and beside the schedule''s other jobs, as far as slots and run_at allow.';
+COMMENT ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) IS 'Enqueue jobs for past instants of a schedule that did not run, with their true scheduled_for, each at most once. They may run at the same time, and beside the schedule''s other jobs.';
 
 CREATE FUNCTION rota.bounded_duration(value interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -98,7 +98,7 @@ begin
     if bounded_limit."limit" not between 1 and 10000 then
         raise exception using errcode = 'RT006',
             message = format('limit must lie between 1 and 10000, not %s', bounded_limit."limit"),
-            hint = 'One call is one transaction and holds its locks until it ends. For more rows, call again.';
+            hint = 'For more rows, call again. Each call is one transaction, which holds its locks until it ends.';
     end if;
     return coalesce(bounded_limit."limit", 1000);
 end $$;
@@ -256,7 +256,7 @@ CREATE FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb DE
 begin
     if octet_length(complete.result::text) > 8192 then
         raise exception using errcode = 'RT006', message = 'result must be at most 8 KiB as text',
-            hint = 'Store large results in a table of your own and return the key.';
+            hint = 'Store large results in your own table and return their key.';
     end if;
     with deleted_job as (
         delete from rota.jobs
@@ -270,7 +270,7 @@ begin
         'succeeded', handler, queue, unique_key, idempotency_key, meta, complete.result
     from deleted_job;
     if not found then
-        -- Also for a job that the same token has completed: a transaction that is repeated must not commit twice.
+        -- This also refuses a job that the same token has completed: a repeated transaction must not commit twice.
         raise exception using errcode = 'RT001',
             message = format('token %s is stale for job %s: the job has been settled, or belongs to a later claim',
                 coalesce(complete.fence_token::text, 'NULL'), coalesce(complete.job_id::text, 'NULL')),
@@ -279,7 +279,7 @@ begin
     delete from rota.cancel_requests where job_id = complete.job_id;
 end $$;
 
-COMMENT ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) IS 'In the caller''s transaction: settle the running job as succeeded, so that its effect and its end commit together.';
+COMMENT ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) IS 'In the caller''s transaction: settle the running job as succeeded, so that its effect and its completion commit together.';
 
 CREATE FUNCTION rota.cron_value(field integer, word text) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -318,7 +318,7 @@ CREATE FUNCTION rota.current_server(OUT system_identifier bigint, OUT database_o
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    -- Services that only resemble PostgreSQL may refuse these calls. A value that cannot be read gets a constant: it never changes.
+    -- Services that only resemble PostgreSQL may refuse these calls. A value that cannot be read is replaced by a constant.
     database_oid := (select database.oid::bigint from pg_database as database where database.datname = current_database());
     begin
         system_identifier := (select control.system_identifier from pg_control_system() as control);
@@ -422,7 +422,7 @@ CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, qu
         enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta) as put
 $$;
 
-COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job as its caller. With a unique_key that a live job of the handler has: keep returns that job, replace rewrites it unless it runs, error raises RT005.';
+COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace rewrites it unless it is running, and error raises RT005.';
 
 CREATE FUNCTION rota.fill_in_job() RETURNS trigger
     LANGUAGE plpgsql
@@ -504,7 +504,7 @@ begin
     if found_id is null then
         raise exception using errcode = 'RT002',
             message = format('there is no schedule %L', left(find_schedule.name, 200)),
-            hint = 'rota.schedules lists them all, by name.';
+            hint = 'To see all names: select name from rota.schedules.';
     end if;
     return found_id;
 end $$;
@@ -520,7 +520,7 @@ declare
 begin
     if exists (select from rota.nodes where node_id = forget_node.node_id and seen_at > now() - interval '15 seconds') then
         raise exception using errcode = 'RT004', message = format('node %s is alive', forget_node.node_id),
-            hint = 'Stop the daemon with SIGTERM: it then removes itself from the list.';
+            hint = 'Stop the daemon with SIGTERM. It then removes itself from the list.';
     end if;
     with deleted_nodes as (
         delete from rota.nodes where node_id = forget_node.node_id returning host, pid
@@ -559,14 +559,14 @@ begin
             message = format('token %s was never issued here', coalesce(guard.token::text, 'NULL')),
             hint = 'Pass the fence token of the running attempt.';
     end if;
-    -- An equal token also updates the row: its lock makes a later claim wait until this transaction has ended.
+    -- An equal token also updates the row, because the row's lock makes a later claim wait for the end of this transaction.
     insert into rota.guards as existing (resource, token, seen_at)
     values (guard.resource, guard.token, clock_timestamp())
     on conflict (resource) do update set token = excluded.token, seen_at = excluded.seen_at
     where existing.token <= excluded.token;
     if not found then
         raise exception using errcode = 'RT001',
-            message = format('token %s is stale for %s: a later claim has been here', guard.token, guard.resource),
+            message = format('token %s is stale for %s: a later claim has used this resource', guard.token, guard.resource),
             hint = 'Roll back and stop: this attempt has lost its lease.';
     end if;
 end $$;
@@ -831,11 +831,11 @@ begin
     if not is_locked then
         return false;
     end if;
-    -- A database made from a template in which no job was ever inserted has lost nothing.
+    -- A database that was created from a template without any job has lost nothing.
     noted.is_noted := noted.is_noted and (noted.is_used
         or (noted.system_identifier, noted.timeline) <> (this_server.system_identifier, this_server.timeline));
     if noted.is_noted then
-        -- 2^24 ids: more than any standby can lag behind, and few enough for 2^39 fail-overs.
+        -- 2^24 ids are more than any standby can lag behind, and allow 2^39 fail-overs.
         foreach sequence in array array['rota.jobs_job_id_seq', 'rota.schedule_definitions_schedule_id_seq',
                 'rota.audit_audit_id_seq', 'rota.fence_tokens']::regclass[] loop
             perform setval(sequence, greatest(coalesce(pg_sequence_last_value(sequence), 0), 0) + 16777216);
@@ -869,7 +869,7 @@ declare
 begin
     perform rota.refuse_bad_name(pause_handler.name);
     if not exists (select from rota.handlers where handler = pause_handler.name and seen_at is not null) then
-        raise notice 'no daemon has ever registered a handler %: it is paused anyway', pause_handler.name;
+        raise notice 'the handler % is paused, but no daemon has ever registered it', pause_handler.name;
     end if;
     insert into rota.handlers as existing (handler, paused, pause_reason, paused_by, paused_at)
     values (pause_handler.name, true, reason_text, rota.caller(), clock_timestamp())
@@ -898,7 +898,7 @@ begin
        and not exists (select from rota.nodes where pause_queue.name = any (queues))
        and not exists (select from rota.handlers where queue = pause_queue.name)
        and not exists (select from rota.jobs where queue = pause_queue.name and state = 'scheduled') then
-        raise notice 'no daemon, handler or waiting job names a queue %: it is paused anyway', pause_queue.name;
+        raise notice 'the queue % is paused, but no daemon, handler or waiting job uses it', pause_queue.name;
     end if;
     insert into rota.queues as existing (queue, paused, pause_reason, paused_by, paused_at)
     values (pause_queue.name, true, reason_text, rota.caller(), clock_timestamp())
@@ -1019,12 +1019,12 @@ begin
     if put_job.on_conflict not in ('keep', 'replace', 'error') then
         raise exception using errcode = 'RT006',
             message = format('on_conflict must be keep, replace or error, not %L', left(put_job.on_conflict, 40)),
-            hint = 'keep (the default) leaves the live job with this unique_key alone, replace rewrites it unless it runs, '
+            hint = 'keep (the default) does not change the live job with this unique_key, replace rewrites it unless it is running, '
                    'error raises RT005.';
     end if;
 
-    -- The insert waits for a transaction that has inserted or deleted the same key. If that job has ended before the select below,
-    -- the key is free, and the insert is tried again.
+    -- The insert waits for a transaction that has inserted or deleted the same key. If the live job ends before the select below, the
+    -- key is free, and the insert is tried again.
     for try_number in 1..20 loop
         insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
             retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
@@ -1044,7 +1044,7 @@ begin
         if put_job.on_conflict = 'error' then
             raise exception using errcode = 'RT005',
                 message = format('live job %s of handler %s already has this unique_key', live_job_id, put_job.handler),
-                hint = 'Wait until that job has ended, cancel it, or say on_conflict => ''keep'' or ''replace''.';
+                hint = 'Wait until that job has ended, cancel it, or pass on_conflict => ''keep'' or ''replace''.';
         elsif put_job.on_conflict = 'replace' then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
@@ -1055,12 +1055,11 @@ begin
         return;
     end loop;
     raise exception using errcode = 'serialization_failure',
-        message = format('the unique_key of this job of handler %s changed hands too often to be taken or found',
-            put_job.handler),
-        hint = 'Nothing was inserted: try again.';
+        message = format('other sessions took and released the unique_key of this job of handler %s too often', put_job.handler),
+        hint = 'Nothing was inserted. Try again.';
 end $$;
 
-COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, kept (also: replace was asked for, and the job is running) or replaced.';
+COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, replaced or kept (with replace: the job is running).';
 
 CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -1075,7 +1074,7 @@ begin
     end if;
     if put_schedule.name is null or put_schedule.handler is null then
         raise exception using errcode = 'RT006', message = 'name and handler must be given',
-            hint = 'And exactly one of cron and every.';
+            hint = 'Give also exactly one of cron and every.';
     end if;
     insert into rota.schedules as existing (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
         backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
@@ -1122,8 +1121,8 @@ begin
     if micros <= (select last_value from rota.fence_tokens) then
         return is_raised;
     end if;
-    -- Claims take no lock. Without the tenth of a second, a claim between the reading of the sequence and setval() could get a
-    -- token that is then issued again.
+    -- Claims take no lock: a claim between the read of the sequence and setval() could get a token that is then issued again. The
+    -- added tenth of a second prevents that.
     perform setval('rota.fence_tokens', micros + 100000);
     return true;
 end $$;
@@ -1268,7 +1267,7 @@ begin
     end if;
     insert into rota.fires (scheduled_for, schedule_id, name, disposition, missed_from, missed_count, decided_at, note)
     values (
-        -- In seconds, because an added day would be a day of the session's timezone.
+        -- In seconds, because an added day has the length of that day in the session's timezone.
         first_instant + make_interval(secs => (later_count * extract(epoch from coalesce(definition.every, '0')))::double precision),
         definition.schedule_id, definition.name, record_undecided.disposition, first_instant,
         case when definition.every is not null and later_count < 1000 then later_count + 1 end, until, note)
@@ -1300,17 +1299,17 @@ begin
             (select jobs.job_id from rota.jobs where jobs.exclusive and jobs.schedule_id = letter.schedule_id))
         into blocking_job_id
         from rota.dead_letters as letter where letter.job_id = redrive.job_id;
-        -- No blocking job: it has ended meanwhile.
+        -- If no job is found, the blocking job has ended meanwhile.
         if blocking_job_id is not null then
             raise exception using errcode = 'RT005',
                 message = format('job %s stays a dead letter: live job %s has its unique_key or its schedule',
                     redrive.job_id, blocking_job_id),
-                hint = format('Redrive this job when job %s has ended, or discard this job.', blocking_job_id);
+                hint = format('Redrive it after job %s has ended, or discard it.', blocking_job_id);
         end if;
     end loop;
     raise exception using errcode = 'serialization_failure',
-        message = format('the unique_key of job %s changed hands too often to be taken', redrive.job_id),
-        hint = 'It is still a dead letter: try again.';
+        message = format('other sessions took and released the unique_key of job %s too often', redrive.job_id),
+        hint = 'The job is still a dead letter. Try again.';
 end $$;
 
 COMMENT ON FUNCTION rota.redrive(job_id bigint, payload jsonb, note text) IS 'Make a dead letter a live job again, with its job_id, idempotency key, checkpoint and history. Its attempts start at 0.';
@@ -1351,7 +1350,7 @@ begin
         begin
             redriven_in_batch := cardinality(rota.send_back(batch, null, redrive_many.spread));
         exception when data_exception or integrity_constraint_violation then
-            -- At least one letter cannot be inserted: send them one by one.
+            -- At least one letter cannot be inserted, so redrive them one by one.
             redriven_in_batch := 0;
             foreach one_job_id in array batch loop
                 begin
@@ -1378,7 +1377,7 @@ begin
     return query select redriven_count, left_out_count;
 end $$;
 
-COMMENT ON FUNCTION rota.redrive_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, spread interval, include_at_most_once boolean, note text) IS 'Redrive dead letters, at most limit (1000), evenly over spread. at_most_once jobs only with include_at_most_once.';
+COMMENT ON FUNCTION rota.redrive_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, spread interval, include_at_most_once boolean, note text) IS 'Redrive at most limit (1000) dead letters, distributed evenly over spread. Skips at_most_once jobs without include_at_most_once.';
 
 CREATE FUNCTION rota.refuse_bad_name(name text) RETURNS void
     LANGUAGE plpgsql
@@ -1410,7 +1409,7 @@ begin
     raise exception using errcode = 'check_violation',
         message = pg_catalog.format('handler and unique_key must have at most 2600 bytes together, not %s',
             pg_catalog.octet_length(new.handler) operator(pg_catalog.+) pg_catalog.octet_length(new.unique_key)),
-        hint = 'A digest of a long key, such as encode(sha256(…), ''hex''), is as unique.';
+        hint = 'Use a digest of the key, such as encode(sha256(…), ''hex'').';
 end $$;
 
 CREATE FUNCTION rota.refuse_not_dead(job_id bigint) RETURNS void
@@ -1424,9 +1423,9 @@ begin
         perform rota.refuse_unknown(refuse_not_dead.job_id);
     end if;
     raise exception using errcode = 'RT004',
-        message = format('job %s is no dead letter: %s', refuse_not_dead.job_id, job_state),
-        hint = case when job_state in ('scheduled', 'running') then 'It is live: rota.cancel() or rota.reschedule() act on it.'
-                    else 'It has ended: enqueue a new job.' end;
+        message = format('job %s is not a dead letter: %s', refuse_not_dead.job_id, job_state),
+        hint = case when job_state in ('scheduled', 'running') then 'It is live. Use rota.cancel() or rota.reschedule().'
+                    else 'It has ended. Enqueue a new job.' end;
 end $$;
 
 CREATE FUNCTION rota.refuse_unknown(job_id bigint) RETURNS void
@@ -1436,8 +1435,7 @@ CREATE FUNCTION rota.refuse_unknown(job_id bigint) RETURNS void
 begin
     raise exception using errcode = 'RT003',
         message = format('there is no job %s', coalesce(refuse_unknown.job_id::text, 'NULL')),
-        hint = 'It is neither live nor dead, nor in the ledger: the number is wrong, or the job ended longer ago than the '
-               'ledger is kept.';
+        hint = 'The id is wrong, or the job is so old that it was deleted from the ledger.';
 end $$;
 
 CREATE FUNCTION rota.remove_schedule(name text, reason text DEFAULT NULL::text) RETURNS void
@@ -1467,12 +1465,12 @@ begin
     end if;
     select created_by into job_owner from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
-    if not found then  -- it has ended, or belongs to a schedule: its identity must not change
+    if not found then  -- it has ended, or belongs to a schedule and must not change
         return 'gone';
     end if;
     perform rota.refuse_foreign(replace_job.job_id, job_owner);
 
-    -- Both statements may wait for a lock, in the caller's transaction: an insert with the same unique_key would wait, too.
+    -- Both statements may wait for a lock. An insert with the same unique_key would wait too.
     update rota.jobs
     set payload = coalesce(replace_job.payload, '{}'),
         queue = coalesce(replace_job.queue,
@@ -1563,10 +1561,10 @@ begin
             perform rota.refuse_unknown(reschedule.job_id);
         elsif job_state = 'running' then
             raise exception using errcode = 'RT004', message = format('job %s is running', reschedule.job_id),
-                hint = 'Only a job that waits can be rescheduled. Cancel it, or wait for the end of this attempt.';
+                hint = 'Only a waiting job can be rescheduled. Cancel the job, or wait until its attempt has ended.';
         elsif job_state <> 'scheduled' then
             raise exception using errcode = 'RT004', message = format('job %s has ended: %s', reschedule.job_id, job_state),
-                hint = case job_state when 'dead' then 'Send it back with rota.redrive() first.' else 'Enqueue a new job.' end;
+                hint = case job_state when 'dead' then 'Redrive it with rota.redrive() first.' else 'Enqueue a new job.' end;
         end if;
         perform rota.refuse_foreign(reschedule.job_id, job_owner);
         update rota.jobs set run_at = coalesce(reschedule.run_at, now())
@@ -1810,7 +1808,7 @@ declare
     new_job_id bigint := nextval(pg_get_serial_sequence('rota.jobs', 'job_id'));
 begin
     loop
-        -- Not a whole second: it must never equal the instant of a cron expression.
+        -- Avoid whole seconds, which could be instants of a cron expression.
         if fire_instant = date_trunc('second', fire_instant) then
             fire_instant := fire_instant + interval '1 microsecond';
         end if;
@@ -1837,7 +1835,7 @@ begin
     return new_job_id;
 end $$;
 
-COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text) IS 'Enqueue a job of the schedule at once, whatever its clock says, and return its job_id.';
+COMMENT ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason text) IS 'Enqueue a job of the schedule at once, even if it is not due, and return its job_id.';
 
 CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) RETURNS bigint[]
     LANGUAGE sql
@@ -1860,7 +1858,7 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
         order by job_id
         for update
     ), sent_jobs as (
-        -- fence_token stays: it shows that this job has been claimed before.
+        -- fence_token is copied, because it shows that the job has been claimed before.
         insert into rota.jobs (job_id, run_at, scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
             unique_key, idempotency_key, meta, checkpoint)
