@@ -61,7 +61,7 @@ served_queue as materialized (
     where node.seen_at > now() - interval '15 seconds'
 ),
 probed_lane as materialized (
-    select lane_head.queue, lane_head.handler, lane_head.suspects, lane_head.priority, lane_head.run_at, lane_head.created_at
+    select first_job.queue, first_job.handler, first_job.suspects, first_job.priority, first_job.run_at, first_job.created_at
     from (
         select pair.queue, pair.handler
         from (
@@ -92,7 +92,7 @@ probed_lane as materialized (
           and job.priority = each.priority
         order by job.run_at
         limit 1
-    ) as head
+    ) as first_job
 ),
 lane_head as materialized (
     select found_lane.queue, found_lane.handler, found_lane.suspects, found_lane.priority, found_lane.run_at, found_lane.created_at
