@@ -98,7 +98,7 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
         return {row["name"] for row in await conn.fetch("select name from rota.schedules where paused")}
 
     dry = await rota("schedule", "pause", "--all", "--dry-run")
-    assert "dry run: 3 schedules would be paused, 1 are already; nothing was changed" in dry.out
+    assert "dry run: 3 schedules would be paused, 1 are paused already; nothing was changed" in dry.out
     assert await paused() == {"before"}
     result = await rota("schedule", "pause", "--all", "--note", "incident 7")
     assert result.code == 0, result.err

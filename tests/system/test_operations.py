@@ -109,7 +109,7 @@ async def test_handlers_are_paused_with_a_warning_for_an_unknown_name(rota: Shel
     await register_daemon(conn, handlers=["shop.double"], queues=["mail"])
     misspelt = await rota("handler", "pause", "shop.duoble", "--note", "bad numbers")
     assert misspelt.code == 0
-    assert "no daemon has ever registered a handler shop.duoble" in misspelt.err
+    assert "the handler shop.duoble is paused, but no daemon has ever registered it" in misspelt.err
 
     paused = await rota("handler", "pause", "shop.double", "shop.duoble", "--note", "bad numbers", "--json")
     assert paused.json["changed"] == 1
