@@ -486,7 +486,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         r"shop on there:2 \(node 12345678\) was lost",
         "rota node forget 12345678",
     ),
-    (a_view_on_an_old_partition, 1, "housekeeping", "job_runs_20200101: cannot drop .*report", "drop the objects that depend"),
+    (
+        a_view_on_an_old_partition,
+        1,
+        "housekeeping",
+        "job_runs_20200101: cannot drop .*report",
+        "drop the objects that depend",
+    ),
     (
         a_clock_that_was_ahead,
         1,

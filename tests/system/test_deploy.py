@@ -306,7 +306,9 @@ def test_the_guide_names_existing_settings_alerts_and_metrics() -> None:
 
 def test_the_guide_counts_a_daemons_connections_correctly() -> None:
     database = load(environ={}).database
-    assert f"which is {database.pool_size + database.handler_pool_size + 2} for each daemon by default" in page("tuning")
+    assert f"which is {database.pool_size + database.handler_pool_size + 2} for each daemon by default" in page(
+        "tuning"
+    )
 
 
 async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
