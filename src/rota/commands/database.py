@@ -109,8 +109,8 @@ async def run_on_connection(config: "Config", work: Callable[["Connection"], Awa
         conn.add_log_listener(lambda _, notice: typer.echo(f"note: {printable(notice.message)}", err=True))
         blockers: dict[int, Blocker] = {}
 
-        def on_blocked(found: Sequence["Blocker"]) -> None:
-            for blocker in found:
+        def on_blocked(current: Sequence["Blocker"]) -> None:
+            for blocker in current:
                 if blocker.pid not in blockers:
                     typer.echo(f"note: waiting: {printable(str(blocker))}", err=True)
                 blockers[blocker.pid] = blocker
@@ -142,10 +142,10 @@ async def _describe_bad_values(conn: "Connection") -> str:
     from rota.db.server_reports import find_bad_values
 
     with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-        found = await find_bad_values(conn)
+        bad_values = await find_bad_values(conn)
         return "; ".join(
-            f"{printable(each.column_name)} of {printable(each.owner)} is {each.value}" for each in found
-        ) + (". Correct them with rota schedule set or rota job cancel" if found else "")
+            f"{printable(each.column_name)} of {printable(each.owner)} is {each.value}" for each in bad_values
+        ) + (". Correct them with rota schedule set or rota job cancel" if bad_values else "")
     return ""
 
 

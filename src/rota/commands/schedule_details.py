@@ -45,12 +45,12 @@ async def read_schedule(db: "Connection", name: str) -> "ScheduleDescription":
     from rota.db import schedule_reports
     from rota.errors import RotaError
 
-    found = await find_schedule(db, name)
-    if found is None:
+    schedule = await find_schedule(db, name)
+    if schedule is None:
         close = get_close_matches(name, await schedule_reports.list_schedule_names(db, limit=MAX_NAMES), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ". To see all names: rota schedule list"
         raise RotaError(f"there is no schedule {name!r}{hint}")
-    return found
+    return schedule
 
 
 async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | None":
@@ -61,21 +61,21 @@ async def find_schedule(db: "Connection", name: str) -> "ScheduleDescription | N
 
     from rota.db import schedule_reports
 
-    found = await schedule_reports.describe_schedule(db, name=name)
-    if found is not None and found.paused_at is not None:
+    schedule = await schedule_reports.describe_schedule(db, name=name)
+    if schedule is not None and schedule.paused_at is not None:
         # A member of rota_client may pause schedules but not read the audit log.
         with suppress(asyncpg.InsufficientPrivilegeError):
-            by, reason = await schedule_reports.find_pause(db, name=name, since=found.paused_at)
-            return dataclasses.replace(found, paused_by=by, pause_reason=reason)
-    return found
+            by, reason = await schedule_reports.find_pause(db, name=name, since=schedule.paused_at)
+            return dataclasses.replace(schedule, paused_by=by, pause_reason=reason)
+    return schedule
 
 
 async def find_schedule_id(db: "Connection", name: str) -> int:
     """Return the id of a schedule, which may be removed. Raises RotaError for an unknown name."""
     from rota.db import schedule_reports
 
-    if (found := await schedule_reports.describe_schedule(db, name=name)) is not None:
-        return found.schedule_id
+    if (schedule := await schedule_reports.describe_schedule(db, name=name)) is not None:
+        return schedule.schedule_id
     if (removed := await schedule_reports.find_removed_schedule(db, name=name)) is not None:
         return removed
     return (await read_schedule(db, name)).schedule_id

@@ -61,12 +61,12 @@ def check(database: Database, as_json: AsJson = False) -> None:
     Exit codes: 0 no finding, 1 findings, 3 the database can't be used.
     """
     with database.configured() as config:
-        server, found = asyncio.run(run_on_connection(config, partial(examine, config), name="check"))
+        server, database_findings = asyncio.run(run_on_connection(config, partial(examine, config), name="check"))
     advice = [
         Finding(check="configuration", object="configuration", finding=each.finding, do=each.do)
         for each in config.warnings
     ]
-    findings = [*advice, *found]
+    findings = [*advice, *database_findings]
     if as_json:
         print_json({"server_version": server.version, "findings": findings})
     else:
@@ -98,12 +98,12 @@ async def _read_facts(config: "Config", db: "Connection") -> Facts:
     from rota.db import node_reports, reports, schedule_reports, server_reports
 
     query_sent_at = datetime.now(UTC)
-    found = await server_reports.examine_server(db)
+    server = await server_reports.examine_server(db)
     query_answered_at = datetime.now(UTC)
     return Facts(
         db=db,
         config=config,
-        server=found,
+        server=server,
         query_sent_at=query_sent_at,
         query_answered_at=query_answered_at,
         backlog=await reports.summarise_live_jobs(db),

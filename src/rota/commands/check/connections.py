@@ -95,9 +95,9 @@ async def check_hosts(facts: "Facts") -> list[Finding]:
 
     url = facts.config.database_url()
     addresses = host_addresses(url) if "," in url.dsn else []
-    found = [await _writable_server(url, address) for address in addresses]
+    servers = [await _writable_server(url, address) for address in addresses]
     hosts = {
-        server: address_text(address) for address, server in zip(addresses, found, strict=True) if server is not None
+        server: address_text(address) for address, server in zip(addresses, servers, strict=True) if server is not None
     }
     if len(hosts) < 2:
         return []

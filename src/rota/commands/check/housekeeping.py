@@ -28,7 +28,7 @@ async def check_housekeeping(facts: "Facts") -> list[Finding]:
     """Report housekeeping tasks that fail, or have not succeeded for MAX_AGE while a daemon is alive."""
     from rota.db import server_reports
 
-    found = await server_reports.list_housekeeping(facts.db, patience=MAX_AGE)
+    tasks = await server_reports.list_housekeeping(facts.db, patience=MAX_AGE)
     return [
         Finding(
             check="housekeeping",
@@ -46,6 +46,6 @@ async def check_housekeeping(facts: "Facts") -> list[Finding]:
             ),
             alert="RotaHousekeepingFailing",
         )
-        for each in found
+        for each in tasks
         if each.error or facts.nodes
     ]

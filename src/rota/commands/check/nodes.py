@@ -38,7 +38,7 @@ async def check_foreign_handlers(facts: "Facts") -> list[Finding]:
         for handler in node.handlers:
             if node.app is not None and not is_built_in(handler) and handler not in facts.config.handlers.shared:
                 apps.setdefault(handler, {}).setdefault(node.app, node)
-    several = sorted(handler for handler, found in apps.items() if len(found) > 1)
+    several = sorted(handler for handler, nodes in apps.items() if len(nodes) > 1)
     findings = [
         Finding(
             check="foreign handlers",

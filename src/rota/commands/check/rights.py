@@ -30,10 +30,10 @@ async def find_obstacles(db: "Connection") -> list[Finding]:
     from rota.db.server_reports import examine_rights
 
     hidden = [fault for fault in await examine_rights(db) if fault.kind == "row_security"]
-    found = await find_lock_findings(db)
-    found += [Finding(check="rights", object=fault.object, finding=fault.cause, do=fault.cure) for fault in hidden]
-    if found:
-        found.append(
+    findings = await find_lock_findings(db)
+    findings += [Finding(check="rights", object=fault.object, finding=fault.cause, do=fault.cure) for fault in hidden]
+    if findings:
+        findings.append(
             Finding(
                 check="incomplete",
                 object="rota check",
@@ -41,7 +41,7 @@ async def find_obstacles(db: "Connection") -> list[Finding]:
                 do="fix the findings above, then run rota check again",
             )
         )
-    return found
+    return findings
 
 
 async def find_lock_findings(db: "Connection") -> list[Finding]:

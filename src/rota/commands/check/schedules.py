@@ -15,15 +15,15 @@ async def check_states(facts: "Facts") -> list[Finding]:
     """Report schedules that are invalid, overdue, or without a success in time."""
     from rota.db import schedule_reports
 
-    found = []
+    all_findings = []
     for state in ("invalid", "overdue", "silent"):
         if count := facts.schedules.get(state):
             schedules = await schedule_reports.list_schedules(
                 facts.db, which=schedule_reports.ScheduleFilter(), state=state, limit=MAX_FINDINGS
             )
             findings = [await _finding(facts, state, each) for each in schedules]
-            found += cap_findings(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
-    return found
+            all_findings += cap_findings(f"{state} schedules", findings, count, f"rota schedule list --state {state}")
+    return all_findings
 
 
 async def check_ahead(facts: "Facts") -> list[Finding]:

@@ -23,43 +23,43 @@ def _check_read_only(server: "ServerFacts") -> list[Finding]:
     """Report a server that accepts no writes."""
     from rota.db.server import TO_THE_PRIMARY, WHY_READ_ONLY
 
-    found = Finding(
+    finding = Finding(
         check="read-only",
         object="server",
         finding=f"this server accepts no writes {WHY_READ_ONLY}",
         do=TO_THE_PRIMARY,
     )
-    return [found] if server.read_only else []
+    return [finding] if server.read_only else []
 
 
 def _check_clock(server: "ServerFacts", query_sent_at: datetime, query_answered_at: datetime) -> list[Finding]:
     """Report a difference between the server's clock and this machine's."""
     difference = max(server.clock - query_answered_at, query_sent_at - server.clock)
-    found = Finding(
+    finding = Finding(
         check="clock",
         object="server",
         finding=f"the server's clock and this machine's are {format_duration(difference)} apart",
         do="run NTP on both: times in logs and --at are misleading. Leases are not affected, they use only the server's clock",
     )
-    return [found] if difference > MAX_CLOCK_DIFFERENCE else []
+    return [finding] if difference > MAX_CLOCK_DIFFERENCE else []
 
 
 def _check_autovacuum(server: "ServerFacts") -> list[Finding]:
     """Report a server without autovacuum."""
-    found = Finding(
+    finding = Finding(
         check="autovacuum",
         object="server",
         finding="autovacuum is off for the whole server",
         do="alter system set autovacuum = on, then select pg_reload_conf(): without it, claims become slow",
     )
-    return [] if server.autovacuum else [found]
+    return [] if server.autovacuum else [finding]
 
 
 def _check_snapshots(server: "ServerFacts") -> list[Finding]:
     """Report transactions that have kept vacuum from removing dead rows for too long."""
-    found = []
+    findings = []
     if server.snapshot_age is not None and server.snapshot_age > MAX_SNAPSHOT_AGE:
-        found.append(
+        findings.append(
             Finding(
                 check="snapshot",
                 object=server.snapshot_owner or "a session",
@@ -69,7 +69,7 @@ def _check_snapshots(server: "ServerFacts") -> list[Finding]:
             )
         )
     if server.prepared_age is not None and server.prepared_age > MAX_SNAPSHOT_AGE:
-        found.append(
+        findings.append(
             Finding(
                 check="snapshot",
                 object="a prepared transaction",
@@ -78,19 +78,19 @@ def _check_snapshots(server: "ServerFacts") -> list[Finding]:
                 alert="RotaSnapshotHeld",
             )
         )
-    return found
+    return findings
 
 
 def _check_notifications(server: "ServerFacts") -> list[Finding]:
     """Report a notification queue that fills up."""
     used = server.notifications
-    found = Finding(
+    finding = Finding(
         check="notifications",
         object="server",
         finding=f"the server's queue of notifications is {used:.0%} full",
         do="end the open transaction of a listening session: in a full queue every NOTIFY fails, and daemons can only poll",
     )
-    return [found] if used > MAX_NOTIFY_QUEUE_USE else []
+    return [finding] if used > MAX_NOTIFY_QUEUE_USE else []
 
 
 CHECKS: "tuple[Callable[[ServerFacts], list[Finding]], ...]" = (
@@ -104,8 +104,8 @@ CHECKS: "tuple[Callable[[ServerFacts], list[Finding]], ...]" = (
 
 def server_findings(server: "ServerFacts", *, query_sent_at: datetime, query_answered_at: datetime) -> list[Finding]:
     """Return the findings about the server. It was queried between the two times of this machine's clock."""
-    found = _check_clock(server, query_sent_at, query_answered_at)
-    return [*found, *(finding for each in CHECKS for finding in each(server))]
+    clock_findings = _check_clock(server, query_sent_at, query_answered_at)
+    return [*clock_findings, *(finding for each in CHECKS for finding in each(server))]
 
 
 async def check_server(facts: "Facts") -> list[Finding]:
