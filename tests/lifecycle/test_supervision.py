@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-from in_process_daemons import (
-    failed_attempts,
-    final_outcome,
-    gated_app,
-    insert_job,
-    run_node,
-    wait_for_claim,
-)
+from in_process_daemons import failed_attempts, final_outcome, gated_app, insert_job, run_node, wait_for_claim
 from rota.db import queries, schedule_queries
 from rota.errors import DaemonFailed
 from rota.services import gauges, presence

@@ -110,12 +110,7 @@ class Installation:
         """Start all three daemons, `doomed` with zone data of its own."""
         self.sturdy = self.start("sturdy", ROTA_QUEUES="default:20,slow:1")
         self.doomed = self.start("doomed", ROTA_QUEUES="doomed:5", PYTHONPATH=other_zones(self.folder))
-        self.cut_off = self.start(
-            "cut off",
-            dsn=self.link.dsn,
-            ROTA_QUEUES="far:5",
-            **clock_environment(self.clock),
-        )
+        self.cut_off = self.start("cut off", dsn=self.link.dsn, ROTA_QUEUES="far:5", **clock_environment(self.clock))
 
     async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
         """Cause every alert at once."""

@@ -516,12 +516,7 @@ REQUIRED_PACKAGES = {
     ("plant", "code", "check", "finding", "do"), FAULTS, ids=[plant.__name__ for plant, *_ in FAULTS]
 )
 async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
-    ground: Ground,
-    plant: Plant,
-    code: int,
-    check: str,
-    finding: str,
-    do: str,
+    ground: Ground, plant: Plant, code: int, check: str, finding: str, do: str
 ) -> None:
     if missing := REQUIRED_PACKAGES.get(plant.__name__):
         pytest.skip(f"the package {missing} is not installed")

@@ -79,12 +79,7 @@ def run_until_ctrl_c(shell: Shell, line: str) -> Iterator[Callable[[], str]]:
 def run_command(shell: Shell, line: str) -> str:
     """Run a command that must succeed and return its output."""
     done = subprocess.run(
-        ["/bin/sh", "-c", line],
-        capture_output=True,
-        env=shell.environment(),
-        cwd=shell.folder,
-        timeout=60,
-        check=False,
+        ["/bin/sh", "-c", line], capture_output=True, env=shell.environment(), cwd=shell.folder, timeout=60, check=False
     )
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout.decode()

@@ -210,7 +210,7 @@ async def test_a_busy_backend_of_a_killed_server_does_not_prevent_the_next_start
         backend = connection.get_server_pid()
         busy = asyncio.ensure_future(connection.execute("select count(*) from generate_series(1, 1000000000)"))
         await eventually(
-            lambda: fetch(server.dsn, f"select state = 'active' from pg_stat_activity where pid = {backend}"),
+            lambda: fetch(server.dsn, f"select state = 'active' from pg_stat_activity where pid = {backend}")
         )
         assert server.pid is not None
 
@@ -230,9 +230,7 @@ def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start
         lines = pid_file.read_text().splitlines()
         owner_of_data = server.data.stat()
     with subprocess.Popen(
-        ["sleep", "60"],
-        user=owner_of_data.st_uid if os.geteuid() == 0 else None,
-        cwd="/",
+        ["sleep", "60"], user=owner_of_data.st_uid if os.geteuid() == 0 else None, cwd="/"
     ) as stranger:
         try:
             pid_file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")

@@ -133,8 +133,7 @@ create trigger refuse before {event} on {table} for each row execute function re
 
 
 @pytest.mark.parametrize(
-    ("event", "table", "what"),
-    [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")],
+    ("event", "table", "what"), [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")]
 )
 async def test_c5_readyz_is_503_while_the_database_rejects_writes(
     fleet: Fleet, event: str, table: str, what: str

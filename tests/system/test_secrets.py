@@ -96,7 +96,7 @@ async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: 
 
 
 COMMANDS = [["config"], ["check"], ["status"], ["dead", "show", "{failure}"], ["job", "show", "{success}", "--json"]]
-"""Some commands whose output people paste into tickets. test_cli.py runs the others on a job with a secret."""
+"""Some commands whose output people paste into tickets. test_job_commands.py runs the others on a job with a secret."""
 
 
 async def test_b103_a_url_that_does_not_work_is_shown_without_its_password(fleet: Fleet) -> None:
