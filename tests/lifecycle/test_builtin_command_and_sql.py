@@ -217,7 +217,6 @@ async def test_a_command_ends_with_its_daemon_when_that_is_killed() -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
-
     pid = int(await parent.stdout.readline())
 
     def sleeps() -> bool:

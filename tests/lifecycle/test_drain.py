@@ -58,10 +58,10 @@ async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_
         await node.wait_for_event("node.stopping", how="drain")
         later = await insert_job(conn, "wait")
 
-        async def advanced_twice() -> bool:
+        async def has_advanced_twice() -> bool:
             return bool((await live_row(conn, job_id))["lease_expires_at"] > lease + (await _half_lease(conn, job_id)))
 
-        await eventually(advanced_twice, what="the lease's advance during the drain")
+        await eventually(has_advanced_twice, what="the lease's advance during the drain")
         assert not node.stopped.is_set()
         gate.open.set()
         await node.wait_until_stopped()
@@ -113,7 +113,6 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
         node.stop()
         await node.wait_for_event("node.stopping", how="drain")
         assert "dispatcher" not in {service.name for service in node.daemon.services()}
-
         gate.open.set()
         await node.wait_until_stopped()
 

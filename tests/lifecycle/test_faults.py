@@ -70,10 +70,10 @@ async def test_jobs_end_exactly_once_while_connections_are_killed_again_and_agai
             await conn.fetchval(KILL_ROTA_CONNECTIONS)
             await other_node.wait_for_turns("trust", 1) if turn % 2 else await node.wait_for_turns("trust", 1)
 
-        async def none_left() -> bool:
+        async def is_empty() -> bool:
             return not await conn.fetchval("select count(*) from rota.jobs")
 
-        await eventually(none_left, within=40, what="the end of all jobs")
+        await eventually(is_empty, within=40, what="the end of all jobs")
         assert node.crash is None
         assert other_node.crash is None
         assert await count_outcomes() == {"succeeded": inserted}
@@ -391,9 +391,9 @@ async def test_a_serializable_default_isolation_causes_no_errors(database: Datab
         for _ in range(10):
             await conn.execute("insert into rota.jobs (handler) select 'plain' from generate_series(1, 100)")
 
-        async def none_left() -> bool:
+        async def is_empty() -> bool:
             return not await conn.fetchval("select count(*) from rota.jobs")
 
-        await eventually(none_left, within=40, what="the end of all jobs")
+        await eventually(is_empty, within=40, what="the end of all jobs")
         for each in (node, other_node, third_node):
             assert not each.events_named("service.failed", kind="SerializationError")

@@ -146,15 +146,15 @@ async def test_a_daemon_warns_once_an_hour_of_jobs_that_no_daemon_claims(
     await make_jobs(conn, 3, handler="send_reciept")
     await make_jobs(conn, 1, handler="send_receipt", queue="mail")
 
-    def warnings() -> Events:
+    def logged_warnings() -> Events:
         return [each for each in events if each[0] == "jobs.unclaimed"]
 
     await gauges.run_once()
-    assert warnings() == []
+    assert logged_warnings() == []
 
     await gauges.run_once()
     await gauges.run_once()
-    slip, lane = (fields for _, fields in warnings())
+    slip, lane = (fields for _, fields in logged_warnings())
     assert (slip["handler"], slip["due"]) == ("send_reciept", 3)
     assert "did you mean 'send_receipt'" in slip["why"]
     assert "it waits, no attempt is used" in slip["why"]
@@ -164,7 +164,7 @@ async def test_a_daemon_warns_once_an_hour_of_jobs_that_no_daemon_claims(
 
     monkeypatch.setattr(module, "WARN_AGAIN_SECONDS", 0.0)
     await gauges.run_once()
-    assert len(warnings()) == 4
+    assert len(logged_warnings()) == 4
 
 
 async def test_ages_and_unclaimable_jobs_are_exact_for_any_number_of_jobs(

@@ -272,7 +272,6 @@ async def test_a_handler_cut_off_from_the_database_is_interrupted_before_its_lea
 
             row = await live_row(conn, job_id)
             assert when < row["lease_expires_at"]
-
             proxy.heal()
             node.stop()
             node.stop()
@@ -447,7 +446,6 @@ async def test_a_row_that_rejects_its_heartbeat_loses_only_its_own_lease(
             assert (await live_row(conn, job_id))["attempt"] == 1
             assert not node.events_named("lease.lost", job_id=job_id)
         assert node.crash is None
-
         node.stop()
         node.stop()
         await node.wait_until_stopped()

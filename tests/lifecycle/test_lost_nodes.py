@@ -166,7 +166,6 @@ async def test_a_daemon_with_a_handler_of_another_app_does_not_start(conn: Conne
     with pytest.raises(ConfigError, match=r"'send' belongs to the app 'shop' on [ab]:7 .*shared = ..send"):
         await start_daemon(other)
     assert await conn.fetchval("select app from rota.handlers where handler = 'send'") == "shop"
-
     await other.leave()
     await start_daemon(other, shared=frozenset({"send"}))
     await start_daemon(make_presence(conn, host="d", app="third", handlers=["rota.echo", "http.hook"]))

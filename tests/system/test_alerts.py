@@ -212,14 +212,13 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
         await holder.execute("rollback to before")
         assert expected.keys() == set(re.findall(r"- alert: (\w+)", (SHIPPED / "alerts.yaml").read_text()))
 
-        def all_fired(_: set[str]) -> bool:
+        def have_all_fired(_: set[str]) -> bool:
             return all(server.has_fired(name, **labels) for name, labels in expected.items())
 
-        await wait_for_alerts(server, all_fired, within=60, what="every alert")
+        await wait_for_alerts(server, have_all_fired, within=60, what="every alert")
         empty = {
             title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
         }
         assert not empty, "every panel of the dashboard shows something while all this goes on"
-
         await installation.mend_everything(holder, reader)
         await wait_for_alerts(server, lambda now: not now, within=60, what="no alert")

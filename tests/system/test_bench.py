@@ -161,7 +161,6 @@ def test_an_interrupted_bench_ends_its_daemons_and_drops_its_database(server: Se
         run.wait(timeout=60)
     assert run.returncode != 0
     assert list_bench_databases(server) == []
-
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), what="the end of the bench's daemon")
 
 

@@ -37,14 +37,14 @@ async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connec
     later = (await make_job(conn, run_at=timedelta(hours=1))).job_id
     running = (await make_running_job(conn)).job_id
 
-    async def listed(*options: str) -> set[int]:
+    async def list_names(*options: str) -> set[int]:
         result = await rota("job", "list", *options, "--json")
         assert result.code == 0, result.err
         return {each["job_id"] for each in result.json}
 
-    assert await listed("--schedule", "nightly") == {1001, 1002}
-    assert await listed("--since", "1h") == {1002, 1003, later, running}
-    assert await listed("--since", "4h", "--until", "2h") == {1001}
+    assert await list_names("--schedule", "nightly") == {1001, 1002}
+    assert await list_names("--since", "1h") == {1002, 1003, later, running}
+    assert await list_names("--since", "4h", "--until", "2h") == {1001}
 
     table = (await rota("job", "list")).out
     assert "schedule" in table.splitlines()[0]
@@ -61,15 +61,15 @@ async def test_f2_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, co
     for name, owner in (("report daily", "ann"), ("report_weekly", "bob"), ("reportXweekly", None), ("50%", "ann")):
         await make_schedule(conn, name, owner=owner)
 
-    async def listed(*options: str) -> list[str]:
+    async def list_names(*options: str) -> list[str]:
         return sorted(each["name"] for each in (await rota("schedule", "list", *options, "--json")).json)
 
-    assert await listed("--name", "report*") == ["report daily", "reportXweekly", "report_weekly"]
-    assert await listed("--name", "report_weekly") == ["report_weekly"]
-    assert await listed("--name", "report?weekly") == ["reportXweekly", "report_weekly"]
-    assert await listed("--name", "50%") == ["50%"]
-    assert await listed("--owner", "ann") == ["50%", "report daily"]
-    assert await listed("--owner", "ann", "--name", "r*") == ["report daily"]
+    assert await list_names("--name", "report*") == ["report daily", "reportXweekly", "report_weekly"]
+    assert await list_names("--name", "report_weekly") == ["report_weekly"]
+    assert await list_names("--name", "report?weekly") == ["reportXweekly", "report_weekly"]
+    assert await list_names("--name", "50%") == ["50%"]
+    assert await list_names("--owner", "ann") == ["50%", "report daily"]
+    assert await list_names("--owner", "ann", "--name", "r*") == ["report daily"]
 
 
 async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_go_on(rota: Shell) -> None:
@@ -94,22 +94,22 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
         await make_schedule(conn, name, handler=handler, owner=owner)
     await rota("schedule", "pause", "before")
 
-    async def paused() -> set[str]:
+    async def list_paused() -> set[str]:
         return {row["name"] for row in await conn.fetch("select name from rota.schedules where paused")}
 
     dry = await rota("schedule", "pause", "--all", "--dry-run")
     assert "dry run: 3 schedules would be paused, 1 are paused already; nothing was changed" in dry.out
-    assert await paused() == {"before"}
+    assert await list_paused() == {"before"}
     result = await rota("schedule", "pause", "--all", "--note", "incident 7")
     assert result.code == 0, result.err
     assert "3 schedules paused; 1 were paused before. Jobs already enqueued will run" in result.out
-    assert await paused() == {"a", "b", "c", "before"}
+    assert await list_paused() == {"a", "b", "c", "before"}
     why = await rota("why", "a")
     assert "incident 7" in why.out
     undo = result.out.splitlines()[-1].partition("rota ")[2].split()
     again = await rota(*undo, "--note", "over")
     assert "3 schedules resumed" in again.out
-    assert await paused() == {"before"}
+    assert await list_paused() == {"before"}
     audit = await conn.fetch("select action, target, reason, affected from rota.audit order by audit_id")
     assert [tuple(row) for row in audit][1:] == [
         ("pause", "schedules: all", "incident 7", 3),
@@ -119,7 +119,7 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
     assert "1 schedule paused" in (await rota("schedule", "pause", "--handler", "h", "--owner", "ann")).out
     assert "1 schedule paused" in (await rota("schedule", "pause", "--name", "c*")).out
     assert (await rota("schedule", "resume", "--all", "--json")).json == {"resumed": 3}
-    assert await paused() == set()
+    assert await list_paused() == set()
     for wrong in (
         ("pause",),
         ("pause", "a", "--all"),

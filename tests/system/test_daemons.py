@@ -111,7 +111,6 @@ async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet) -> No
     daemon.send(signal.SIGTERM)
 
     assert daemon.ends(within=5) == -signal.SIGTERM
-
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 
@@ -125,7 +124,6 @@ async def test_a_handler_that_blocks_the_loop_does_not_prevent_the_stop(fleet: F
     assert daemon.stop(within=15) == 1
 
     assert "leases" in daemon.wait_for("node.hung")["why"]
-
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 
@@ -281,13 +279,13 @@ async def test_leases_are_extended_until_the_last_job_of_a_drain_has_ended(fleet
 
     leases: set[datetime] = set()
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         row = await fleet.job(job)
         if row is not None:
             leases.add(row["lease_expires_at"])
         return row is None
 
-    await eventually(ended, within=15, what="the end of the job")
+    await eventually(has_ended, within=15, what="the end of the job")
 
     assert draining.ends() == 0
     assert len(leases) >= 4, "extended again and again"

@@ -73,7 +73,6 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         started_at = time.monotonic()
         conn = await open_connection(DatabaseUrl(quick))
         assert time.monotonic() - started_at < 4, "connect_timeout is the limit of each host"
-
         conn.terminate()
 
 
@@ -123,12 +122,11 @@ async def test_daemons_wait_while_no_server_accepts_writes(
         job = await admin.fetchval("insert into rota.jobs (handler) values ('noop') returning job_id")
         starting.wait_for("node.started", within=20)
 
-        async def done() -> bool:
+        async def is_done() -> bool:
             return bool(await admin.fetchval("select exists (select from rota.job_runs where job_id = $1)", job))
 
-        await eventually(done, within=20)
+        await eventually(is_done, within=20)
         assert daemon.alive
-
         await admin.close()
 
 
@@ -261,5 +259,4 @@ async def test_a_daemon_does_not_return_to_an_older_primary(
         await eventually(lambda: promoted.fetchval(done, job), within=25)
         assert await restartable_fleet.state(stray) == "due"
         assert daemon.noise() == []
-
         promoted.terminate()

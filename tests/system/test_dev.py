@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 CANARY = "S3CRET-canary"
 
 APP = """
-import asyncpg
 import rota
 
 app = rota.App("shop")

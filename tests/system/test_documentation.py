@@ -96,7 +96,6 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
 
     name = re.search(r"Write `(\S+)`", README)
     assert name
-
     (folder.folder / name[1]).write_text(app.text)
 
     with run_until_ctrl_c(folder, dev.text.strip()) as output:
@@ -118,7 +117,6 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
 def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: Server) -> None:
     steps = "`export DATABASE_URL=postgresql://…`, run `rota migrate` once, and run `rota run --app myapp:app`"
     assert steps in " ".join(README.split())
-
     (app,) = blocks(README, "The first five minutes", "python")
     (insert,) = blocks(README, "The first five minutes", "sql")
     (folder.folder / "myapp.py").write_text(app.text)

@@ -70,10 +70,10 @@ class Drill:
     def condition(self, fact: str, *arguments: Any) -> Callable[[], Awaitable[bool]]:
         """Return a function that evaluates the SQL condition."""
 
-        async def holds() -> bool:
+        async def is_true() -> bool:
             return bool(await self.value(f"select {fact}", *arguments))
 
-        return holds
+        return is_true
 
 
 @pytest.fixture

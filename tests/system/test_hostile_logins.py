@@ -81,12 +81,12 @@ async def test_b1_a_listener_takes_its_lock_when_a_hostile_login_releases_it(fle
 async def _wait_until_not_ready(daemon: DaemonProcess, *, because: str, within: float = 8.0) -> list[str]:
     """Wait until /readyz answers 503 with that text and return its reasons; /healthz must stay 200."""
 
-    def reasons() -> list[str] | None:
+    def find_reasons() -> list[str] | None:
         status, body = daemon.get("readyz")
         found: list[str] = json.loads(body)["reasons"]
         return found if status == 503 and because in " ".join(found) else None
 
-    found = await eventually(reasons, within=within, what=f"/readyz to answer 503 because of {because}")
+    found = await eventually(find_reasons, within=within, what=f"/readyz to answer 503 because of {because}")
     assert daemon.get("healthz")[0] == 200, "a restart would mend nothing"
     return found
 
@@ -116,7 +116,6 @@ async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_cla
         assert f"pg_terminate_backend({blocker.get_server_pid()})" in checked.out + checked.err
         assert checked.code != 0
         assert [event["by"] for event in daemon.events("lock.blocked")] == [f"{who} holds a lock on rota.jobs"]
-
         await blocker.execute("rollback")
     finally:
         blocker.terminate()

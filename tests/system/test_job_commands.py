@@ -162,14 +162,14 @@ async def test_jobs_are_listed_newest_first_and_filtered(rota: Shell, conn: Conn
     waits = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=60))
     dead = await make_dead_letter(conn, handler="a")
 
-    async def ids(*filters: str) -> list[int]:
+    async def list_ids(*filters: str) -> list[int]:
         return [job["job_id"] for job in (await rota("job", "list", "--json", *filters)).json]
 
-    assert await ids() == sorted([due.job_id, waits.job_id, dead], reverse=True)
-    assert await ids("--state", "retrying") == [waits.job_id]
-    assert sorted(await ids("--handler", "a")) == sorted([due.job_id, dead])
-    assert await ids("--queue", "unknown") == []
-    assert len(await ids("--limit", "1")) == 1
+    assert await list_ids() == sorted([due.job_id, waits.job_id, dead], reverse=True)
+    assert await list_ids("--state", "retrying") == [waits.job_id]
+    assert sorted(await list_ids("--handler", "a")) == sorted([due.job_id, dead])
+    assert await list_ids("--queue", "unknown") == []
+    assert len(await list_ids("--limit", "1")) == 1
     assert (await rota("job", "list", "--state", "sleeping")).code == 2
 
 

@@ -158,7 +158,6 @@ async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fl
 
     await deaf.close()
     assert await loud.fetchval("select pg_notification_queue_usage()") == 0
-
     await loud.close()
 
 
@@ -266,7 +265,7 @@ async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_th
     jobs = [await fleet.enqueue("transactional", {"seconds": 0.02}) for _ in range(200)]
     cuts = 0
 
-    async def done() -> bool:
+    async def is_done() -> bool:
         nonlocal cuts
         cuts += await fleet.value(
             """
@@ -277,7 +276,7 @@ async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_th
         )
         return not await fleet.value("select exists (select from rota.jobs where state = 'running' or attempt = 0)")
 
-    await eventually(done, within=30)
+    await eventually(is_done, within=30)
     await fleet.execute("update rota.jobs set run_at = now()")
     await fleet.wait_until_empty()
 
@@ -319,7 +318,7 @@ async def test_status_watch_shows_an_outage_and_continues_afterwards(fleet: Flee
     os.set_blocking(screen, False)
     shown = ""
 
-    def shows(words: str) -> bool:
+    def has_shown(words: str) -> bool:
         nonlocal shown
         with suppress(BlockingIOError):
             shown += os.read(screen, 1 << 16).decode(errors="replace")
@@ -337,16 +336,16 @@ async def test_status_watch_shows_an_outage_and_continues_afterwards(fleet: Flee
             env=environ,
         )
         try:
-            await eventually(lambda: shows("no daemon is alive"), within=20)
+            await eventually(lambda: has_shown("no daemon is alive"), within=20)
             proxy.refuse()
-            await eventually(lambda: shows("no database answers"), within=20)
+            await eventually(lambda: has_shown("no database answers"), within=20)
             proxy.heal()
             shown = ""
             fleet.daemons.start()
-            await eventually(lambda: shows("slots"), within=20)
+            await eventually(lambda: has_shown("slots"), within=20)
             watching.send_signal(signal.SIGINT)
             # Keep reading: a terminal that is not read fills up and blocks the writer.
-            await eventually(lambda: shows("\x1b[?1049l") and watching.returncode is not None, within=20)
+            await eventually(lambda: has_shown("\x1b[?1049l") and watching.returncode is not None, within=20)
             assert watching.returncode == 0
         finally:
             with suppress(ProcessLookupError):

@@ -94,7 +94,6 @@ async def test_b85_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: 
     assert "ROTA_DIRECT_URL" in advice
     assert daemon.events("listener.up") == []
     assert daemon.metric("rota_listener_up") == 0
-
     job = await fleet.enqueue("work")
     await fleet.wait_for_execution(job, within=2)
 
@@ -117,7 +116,6 @@ async def test_b85_with_a_direct_url_inserts_and_cancellations_notify_at_once(fl
     job = await fleet.enqueue("work", {"seconds": 30})
     await fleet.wait_for_execution(job, within=3)
     assert await fleet.value("select rota.cancel($1)", job) == "requested"
-
     await fleet.wait_for_state(job, "cancelled", within=3)
 
 

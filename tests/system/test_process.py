@@ -116,13 +116,13 @@ async def test_large_payloads_run_in_bounded_memory_while_the_daemon_answers(fle
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded", within=10)
     max_rss = 0
 
-    async def done() -> bool:
+    async def is_done() -> bool:
         nonlocal max_rss
         max_rss = max(max_rss, daemon.rss())
         assert daemon.get("healthz")[0] == 200
         return not await fleet.value("select exists (select from rota.jobs)")
 
-    await eventually(done, within=60, what="the end of all jobs")
+    await eventually(is_done, within=60, what="the end of all jobs")
     assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == 31
     assert max_rss - before < 200 * 2**20, f"{max_rss >> 20} MiB"
 
@@ -138,13 +138,13 @@ async def test_a_log_that_is_not_read_stops_neither_jobs_nor_the_shutdown(fleet:
         job = await fleet.enqueue("work", {"seconds": 4})
         await fleet.wait_for_execution(job)
 
-        def lines_dropped() -> bool:
+        def has_dropped_lines() -> bool:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
             (count,) = [line.split()[1] for line in lines if line.startswith("rota_log_lines_dropped_total")]
             return float(count) > 10_000
 
-        await eventually(lines_dropped, what="the count of dropped lines")
+        await eventually(has_dropped_lines, what="the count of dropped lines")
         await fleet.wait_for_state(job, "succeeded")
         assert not await fleet.value("select count(*) from rota.attempts")
         assert daemon.stop(within=10) == 0
@@ -189,7 +189,6 @@ async def test_sighup_reconnects_only_when_the_url_in_the_file_has_changed(fleet
     daemon.wait_for("node.reloaded")
     await fleet.wait_for_state(await fleet.enqueue("noop"), "succeeded")
     assert not daemon.events("listener.down")
-
     url.write_text(f"{fleet.dsn}{'&' if '?' in fleet.dsn else '?'}connect_timeout=9")
     daemon.send(signal.SIGHUP)
     daemon.wait_for("listener.down")
@@ -244,17 +243,17 @@ async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fl
     for _ in range(10):
         await fleet.wait_for_state(await fleet.enqueue("orphans"), "succeeded")
 
-    def children() -> list[int]:
+    def list_children() -> list[int]:
         found = subprocess.run(["pgrep", "-P", str(daemon.pid)], capture_output=True, text=True, check=False)
         return [int(pid) for pid in found.stdout.split()]
 
-    (init,) = children()
+    (init,) = list_children()
 
-    def only_the_daemon_is_left() -> bool:
+    def has_only_the_daemon_left() -> bool:
         found = subprocess.run(["pgrep", "-P", str(init)], capture_output=True, text=True, check=False)
         return len(found.stdout.split()) == 1
 
-    await eventually(only_the_daemon_is_left, what="the end of all zombies")
+    await eventually(has_only_the_daemon_left, what="the end of all zombies")
     os.kill(init, signal.SIGTERM)
 
     assert daemon.ends() == 0
@@ -278,7 +277,6 @@ async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     keepers = keepers_of(daemon.pid)
     assert len(keepers) == 1
     assert all(is_running(pid) for pid in family)
-
     daemon.kill()
     await eventually(lambda: not any(is_running(pid) for pid in (*family, *keepers)), within=5, what="the family's end")
 
@@ -314,5 +312,4 @@ async def test_a_fork_of_a_handler_keeps_neither_the_port_nor_the_sessions_of_a_
 
     await eventually(has_no_session, within=5, what="the end of the dead daemon's sessions")
     assert fleet.daemons.start(ROTA_HTTP_PORT=port).get("healthz")[0] == 200
-
     os.kill(int(await fleet.value("select result from rota.job_runs where job_id = $1", job)), signal.SIGKILL)

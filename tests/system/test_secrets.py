@@ -52,12 +52,12 @@ async def run_jobs_with_secrets(fleet: Fleet, daemon: DaemonProcess) -> dict[str
         "strays of a process": await fleet.enqueue("strays_apart", secret),
     }
 
-    async def asking() -> str | None:
+    async def find_statement() -> str | None:
         rows = await fleet.fetch("select query from pg_stat_activity where datname = current_database()")
         text = "\n".join(row["query"] for row in rows)
         return text if "pg_sleep" in text else None
 
-    assert_has_no_secret(await eventually(asking, what="the handler's statement"), "pg_stat_activity")
+    assert_has_no_secret(await eventually(find_statement, what="the handler's statement"), "pg_stat_activity")
     await fleet.wait_until_empty()
     assert daemon.alive
     return jobs
@@ -123,7 +123,6 @@ async def test_b103_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None
 
     result = daemon.said()
     assert "find_reaper_work" in result or "claim_due_jobs" in result, "the place"
-
     assert_has_no_secret(result, "the crash")
 
 

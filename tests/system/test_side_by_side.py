@@ -64,10 +64,10 @@ async def test_an_older_and_a_newer_daemon_work_together_and_take_over_from_each
     jobs = [await fleet.enqueue("transactional", {"seconds": 0.3}) for _ in range(60)]
     flaky = [await fleet.enqueue("flaky", {"fails": 0.5}, backoff_base="100ms") for _ in range(10)]
 
-    async def ended(job_ids: Sequence[int]) -> bool:
+    async def has_ended(job_ids: Sequence[int]) -> bool:
         return not await fleet.value("select exists (select from rota.jobs where job_id = any ($1))", job_ids)
 
-    await eventually(lambda: ended([*jobs, *flaky]), within=60, what="the end of all jobs")
+    await eventually(lambda: has_ended([*jobs, *flaky]), within=60, what="the end of all jobs")
     ran = await fleet.fetch("select pid, count(*) from executions group by pid")
     assert {row["pid"] for row in ran} == {old.pid, new.pid}
     assert await fleet.value("select count(*) from effects") == len(jobs)

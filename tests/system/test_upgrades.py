@@ -134,7 +134,7 @@ async def test_a_migration_that_waits_for_a_lock_lets_jobs_run(
             async with asyncio.TaskGroup() as group:
                 migration = group.create_task(module.migrate(database.dsn))
 
-                async def waits() -> bool:
+                async def is_waiting() -> bool:
                     return bool(
                         await conn.fetchval(
                             "select exists (select from pg_locks where not granted and mode = 'AccessExclusiveLock' "
@@ -143,17 +143,17 @@ async def test_a_migration_that_waits_for_a_lock_lets_jobs_run(
                     )
 
                 for _ in range(3):
-                    await eventually(waits, what="the migration's try")
+                    await eventually(is_waiting, what="the migration's try")
                     job_id = await conn.fetchval(
                         "insert into rota.jobs (handler) values ('shop.works') returning job_id"
                     )
 
-                    async def ended(job_id: int = job_id) -> bool:
+                    async def has_ended(job_id: int = job_id) -> bool:
                         return bool(
                             await conn.fetchval("select exists (select from rota.job_runs where job_id = $1)", job_id)
                         )
 
-                    await eventually(ended, within=8, what="the job's end")
+                    await eventually(has_ended, within=8, what="the job's end")
                 assert not migration.done()
                 await transaction.rollback()
         assert list(migration.result().applied) == ["9999_later"]
