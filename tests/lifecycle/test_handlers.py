@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,69 +39,43 @@ class Rollback(Exception):
     """Raised to leave a transaction without committing it."""
 
 
-@dataclass
-class Receipt:
-    """A payload type."""
-
-    order: int
-
-
 async def _result(conn: Connection[Record], job_id: int) -> Any:
     text = await conn.fetchval("select result from rota.job_runs where job_id = $1", job_id)
     return None if text is None else json.loads(text)
 
 
-@pytest.mark.parametrize("driver", ASYNC)
+@pytest.mark.parametrize(("kind", "driver"), [*(("async", name) for name in ASYNC), *(("sync", name) for name in SYNC)])
 async def test_a_job_completes_exactly_when_the_users_transaction_commits(
-    driver: str, database: Database, conn: Connection[Record]
+    kind: str, driver: str, database: Database, conn: Connection[Record]
 ) -> None:
     """After a rollback the job is retried."""
     app = rota.App("own")
 
-    @app.handler("own", backoff=[timedelta(milliseconds=1)])
-    async def own(job: rota.Job[Any]) -> str:
-        try:
+    async def complete(job: rota.Job[Any]) -> str:
+        with suppress(Rollback):
             async with ASYNC[driver](database.dsn) as user_conn:
                 await job.guard(user_conn, f"order:{job.attempt}")
                 await job.complete(user_conn, {"attempt": job.attempt})
                 if job.attempt == 1:
-                    raise Rollback  # noqa: TRY301
-        except Rollback:
-            return "undone"
+                    raise Rollback
         return "ignored"
+
+    def complete_sync(job: rota.SyncJob[Any]) -> str:
+        with suppress(Rollback), SYNC[driver](database.dsn) as user_conn:
+            job.guard(user_conn, f"order:{job.attempt}")
+            job.complete(user_conn, {"attempt": job.attempt})
+            if job.attempt == 1:
+                raise Rollback
+        return "ignored"
+
+    handler = app.handler("own", backoff=[timedelta(milliseconds=1)])
+    handler(complete) if kind == "async" else handler(complete_sync)
 
     async with run_node(database.dsn, app):
         job_id = await insert_job(conn, "own")
         assert await final_outcome(conn, job_id) == "succeeded"
-
     assert await _result(conn, job_id) == {"attempt": 2}
     assert [attempt["error_kind"] for attempt in await failed_attempts(conn, job_id)] == ["NotCommitted"]
-    assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
-
-
-@pytest.mark.parametrize("driver", SYNC)
-async def test_a_job_completes_exactly_when_the_users_blocking_transaction_commits(
-    driver: str, database: Database, conn: Connection[Record]
-) -> None:
-    app = rota.App("own")
-
-    @app.handler("own", backoff=[timedelta(milliseconds=1)])
-    def own(job: rota.SyncJob[Any]) -> str:
-        try:
-            with SYNC[driver](database.dsn) as user_conn:
-                job.guard(user_conn, f"order:{job.attempt}")
-                job.complete(user_conn, {"attempt": job.attempt})
-                if job.attempt == 1:
-                    raise Rollback  # noqa: TRY301
-        except Rollback:
-            return "undone"
-        return "ignored"
-
-    async with run_node(database.dsn, app):
-        job_id = await insert_job(conn, "own")
-        assert await final_outcome(conn, job_id) == "succeeded"
-
-    assert await _result(conn, job_id) == {"attempt": 2}
     assert [row["resource"] for row in await conn.fetch("select resource from rota.guards")] == ["order:2"]
 
 
