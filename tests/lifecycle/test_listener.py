@@ -99,7 +99,7 @@ async def test_an_idle_daemon_keeps_three_connections_at_most(
             await eventually(has_few_connections, within=10, what="three connections at most")
         # Under light load no connection is opened or closed: the set of sessions stays the same.
         seen = set()
-        for _ in range(20):
+        for _ in range(8):
             rows = await conn.fetch(
                 "select pid from pg_stat_activity where datname = current_database() and application_name ~ '^rota '"
             )

@@ -82,19 +82,19 @@ RAISES: dict[str, Callable[[], Any]] = {
     "SystemExit": lambda: _raise(SystemExit(3)),
     "KeyError": lambda: _raise(KeyError("nul \x00 and \udcff lone surrogate")),
     "ValueError": lambda: _raise(ValueError("x" * 5_000_000)),
-    "Unspeakable": lambda: _raise(UnprintableError()),
+    "UnprintableError": lambda: _raise(UnprintableError()),
     "RecursionError": _recurse,
     "ExceptionGroup": lambda: _raise(ExceptionGroup("several", [ValueError("one"), UnprintableError()])),
     "Abort": lambda: _raise(Abort("past except Exception")),
     "GeneratorExit": lambda: _raise(GeneratorExit()),
     "StopIteration": lambda: next(iter(())),
     "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
-    "Nameless": lambda: _raise(NamelessError()),
-    "Wordless": lambda: _raise(SnoozeWithoutInit()),
-    "Groundless": lambda: _raise(CancelWithoutInit()),
+    "NamelessError": lambda: _raise(NamelessError()),
+    "SnoozeWithoutInit": lambda: _raise(SnoozeWithoutInit()),
+    "CancelWithoutInit": lambda: _raise(CancelWithoutInit()),
 }
 
-KINDS = {"StopIteration": "RuntimeError", "Wordless": "AttributeError", "Groundless": "AttributeError"}
+KINDS = {"StopIteration": "RuntimeError", "SnoozeWithoutInit": "AttributeError", "CancelWithoutInit": "AttributeError"}
 """The kinds that differ: Python turns a StopIteration that leaves a coroutine into a RuntimeError."""
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-from in_process_daemons import failed_attempts, final_outcome, insert_job, ledger_rows, live_row, run_node
+from in_process_daemons import (
+    failed_attempts,
+    final_outcome,
+    insert_job,
+    ledger_rows,
+    live_row,
+    run_node,
+    wait_for_attempt_age,
+)
 from network_faults import FaultyProxy
 from reply_loss import lossy_proxy
 from rota.handlers import database_port
@@ -239,7 +247,7 @@ async def test_a_transaction_commits_effect_and_completion_together_or_neither(
 async def test_a_handler_whose_transaction_locks_the_job_row_keeps_its_lease(
     database: Database, conn: Connection[Record]
 ) -> None:
-    """The heartbeat skips the locked row and reports the lease neither as lost nor as extended."""
+    """After more than a lease: the heartbeat skips the locked row and reports the lease neither as lost nor as extended."""
     app = rota.App("long")
     await conn.execute("create table public.effects (n int)")
     seen = asyncio.Event()
@@ -252,7 +260,8 @@ async def test_a_handler_whose_transaction_locks_the_job_row_keeps_its_lease(
 
     async with run_node(database.dsn, app) as node:
         job_id = await insert_job(conn, "long")
-        await node.wait_for_event("leases.extended", times=4)
+        await wait_for_attempt_age(conn, 3.5, job_id=job_id)
+        assert node.events_named("leases.extended")
         seen.set()
         assert await final_outcome(conn, job_id) == "succeeded"
         assert not node.events_named("lease.lost")

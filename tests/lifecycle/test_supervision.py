@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-CYCLES = 50
+CYCLES = 25
 """Starts and stops, for each of the two event loops."""
 
 
