@@ -210,8 +210,9 @@ async def _check_retry_snooze_cancel_and_unique_key(db: Connection, evidence: Ev
     rows = {
         row["handler"]: row
         for row in await db.fetch(
-            "select handler, min(job_id) as job_id, count(*) as jobs, min(attempts) as attempts, min(outcome) as outcome"
-            " from rota.job_runs where handler in ('webhook', 'embargo', 'newsletter', 'digest') group by handler"
+            """select handler, count(*) as jobs, min(attempts) as attempts, min(outcome) as outcome,
+                   (select count(*) from rota.attempts where job_id = min(run.job_id) and outcome = 'lost') as losses
+               from rota.job_runs as run where handler in ('webhook', 'embargo', 'newsletter', 'digest') group by handler"""
         )
     }
     calls = Counter(each.handler for each in evidence.executions)
@@ -222,12 +223,25 @@ async def _check_retry_snooze_cancel_and_unique_key(db: Connection, evidence: Ev
         "newsletter": (1, 0, "cancelled", 0),
         "digest": (1, 1, "succeeded", 1),
     }
+    passed = actual.keys() == expected.keys() and all(
+        _agrees(actual[handler], expected[handler], losses=rows[handler]["losses"]) for handler in expected
+    )
     success = "webhook took 3 attempts, embargo 2 calls but 1 attempt, newsletter never began, digest is one job"
     return Check(
         "Retry, snooze, cancel and unique_key work",
-        actual == expected,
-        success if actual == expected else f"(jobs, attempts, outcome, calls): {actual}, not {expected}",
+        passed,
+        success if actual == expected else f"(jobs, attempts, outcome, calls): {actual}; without a lost claim {expected}",
         "attempts and outcome in rota.job_runs, compared with the handlers' journal",
+    )
+
+
+def _agrees(actual: tuple[int, int, str, int], expected: tuple[int, int, str, int], *, losses: int) -> bool:
+    """Return whether they are equal. At-least-once: each lost claim may change the attempts and the calls by one."""
+    (jobs, attempts, outcome, calls), (expected_jobs, expected_attempts, expected_outcome, expected_calls) = actual, expected
+    return (
+        (jobs, outcome) == (expected_jobs, expected_outcome)
+        and abs(attempts - expected_attempts) <= losses
+        and abs(calls - expected_calls) <= losses
     )
 
 
