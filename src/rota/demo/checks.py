@@ -230,14 +230,19 @@ async def _check_retry_snooze_cancel_and_unique_key(db: Connection, evidence: Ev
     return Check(
         "Retry, snooze, cancel and unique_key work",
         passed,
-        success if actual == expected else f"(jobs, attempts, outcome, calls): {actual}; without a lost claim {expected}",
+        success
+        if actual == expected
+        else f"(jobs, attempts, outcome, calls): {actual}; without a lost claim {expected}",
         "attempts and outcome in rota.job_runs, compared with the handlers' journal",
     )
 
 
 def _agrees(actual: tuple[int, int, str, int], expected: tuple[int, int, str, int], *, losses: int) -> bool:
     """Return whether they are equal. At-least-once: each lost claim may change the attempts and the calls by one."""
-    (jobs, attempts, outcome, calls), (expected_jobs, expected_attempts, expected_outcome, expected_calls) = actual, expected
+    (jobs, attempts, outcome, calls), (expected_jobs, expected_attempts, expected_outcome, expected_calls) = (
+        actual,
+        expected,
+    )
     return (
         (jobs, outcome) == (expected_jobs, expected_outcome)
         and abs(attempts - expected_attempts) <= losses
