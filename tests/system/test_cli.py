@@ -16,8 +16,11 @@ import pytest
 
 from command_line import Shell
 from factories import make_dead_letter, make_job, make_running_job, state_of
+from rota.config.database_url import DatabaseUrl
+from rota.daemon import database as daemon_database
 from rota.db.migrate import VERSION
 from rota.db.sql import MIGRATIONS
+from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -256,19 +259,21 @@ async def test_names_are_printed_where_the_output_encoding_lacks_their_letters(
 
 
 async def test_a_read_only_server_is_reported_with_advice_on_the_url(
-    rota: Shell, database: Database, conn: Connection[Record]
+    rota: Shell, database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failover, the old URL may lead to a standby."""
+    """After a failover, the old URL may lead to a standby. A starting daemon waits for a while before it gives up."""
+    monkeypatch.setattr(daemon_database, "FAILOVER_SECONDS", 0.5)
     await conn.execute(f"alter database {database.name} set default_transaction_read_only = on")
-    wrote = await rota("enqueue", "h")
-    run = await rota("run", "--app", "shop:app")
-    read = await rota("status")
+
+    written = await rota("enqueue", "h")
+    with pytest.raises(DatabaseUnusable, match="target_session_attrs") as start:
+        await daemon_database.find_database(DatabaseUrl(database.dsn), connection_name="test", on_wait=print)
+    status = await rota("status")
     checked = await rota("check", "--json")
     await conn.execute(f"set default_transaction_read_only = off; alter database {database.name} reset all")
 
-    assert (wrote.code, run.code, read.code, checked.code) == (3, 3, 0, 1)
-    assert "target_session_attrs" in wrote.err
-    assert "target_session_attrs" in run.err
+    assert (written.code, start.value.exit_code, status.code, checked.code) == (3, 3, 0, 1)
+    assert "target_session_attrs" in written.err
     assert [finding["check"] for finding in checked.json["findings"]] == ["read-only"]
 
 

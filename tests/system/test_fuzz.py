@@ -16,7 +16,7 @@ FUZZ = Path(__file__).parents[1] / "support" / "fuzz.py"
 async def test_hostile_clients_harm_only_their_own_jobs() -> None:
     """Nothing that a client may insert stops a daemon, delays other jobs, or breaks a command."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(FUZZ), "--seed", "9", "--minutes", "0.15"),
+        *(sys.executable, str(FUZZ), "--seed", "9", "--minutes", "0.08"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
