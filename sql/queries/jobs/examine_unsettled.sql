@@ -8,7 +8,7 @@
 --            lost: none of these
 -- index: jobs_pkey (0002), job_runs_job_id_idx, attempts_pkey (0003)
 -- No EXISTS: for many attempts the planner would read the whole ledger into a hash table instead of probing its index.
--- The row lock tells two cases apart: while a transaction is still committing, its row can't be locked; after a rollback it can.
+-- The row lock distinguishes two cases: while a transaction is still committing, its row can't be locked; after a rollback it can.
 select
     attempt.fence_token,
     case

@@ -1,4 +1,4 @@
--- Stop the schedules whose instants lie outside the years 1970 to 2200, or whose intervals lie outside 0 to 366 days.
+-- Stop the schedules with an instant outside the years 1970 to 2200, or an interval outside 0 to 366 days.
 --   -> schedule_id int8, name text?, reason text?
 -- index: schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- Scans all schedules. Needed only after reading due schedules failed on a value that was written without the constraints.

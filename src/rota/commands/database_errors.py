@@ -1,4 +1,4 @@
-"""Turn errors of the driver and the server into errors that tell the user what to do."""
+"""Turn errors of the driver and the server into errors that explain what to do."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

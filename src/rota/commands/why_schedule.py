@@ -100,7 +100,7 @@ async def _explain_instant(db: "Connection", schedule: "ScheduleDescription", at
 
 
 def _is_between_instants(schedule: "ScheduleDescription", fire: "FireRecord", at: datetime) -> bool:
-    """Return whether `at` lies within a row of missed instants but is not one of them. False if the schedule was edited since."""
+    """Return whether `at` is within a row of missed instants but not one of them. False if the schedule was edited since."""
     if (
         fire.missed_from is None
         or at in {fire.missed_from, fire.scheduled_for}
