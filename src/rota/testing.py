@@ -53,6 +53,7 @@ from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.connecting import open_connection
 from rota.db.migrate import read_installation
+from rota.db.queries import ANY_TIME
 from rota.domain.job import NodeId, Suspects
 from rota.domain.outcome import (
     Cancelled,
@@ -81,7 +82,7 @@ from rota.inline import (
     inline_environment,
 )
 from rota.lifecycle.executor import Executor
-from rota.lifecycle.lanes import ANY_TIME, MAX_LISTED_QUEUES, PRIORITIES
+from rota.lifecycle.lanes import MAX_LISTED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
@@ -281,15 +282,14 @@ class _DrainingDaemon:
             lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
             for suspects in (Suspects.NONE, Suspects.ANY):
                 found = await queries.claim_due_jobs(
-                    self._conn, node=self._node, rooms={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
+                    self._conn, node=self._node, groups={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
                 )
                 if found.claims:
                     return found.claims
         return []
 
     async def _run_attempt(self, attempt: Attempt) -> None:
-        self._running.add(attempt)
-        self._executor.start(attempt)
+        self._running.add([attempt], self._executor.start)
         await self._executor.finish()
         await self._settler.run_once()
 

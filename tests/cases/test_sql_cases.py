@@ -84,7 +84,7 @@ async def test_b43_a_claim_never_takes_or_locks_more_than_was_asked_for(
     await make_jobs(conn, 60_000, step=timedelta(microseconds=1))
     await make_jobs(conn, 20_000, handler="g", priority=3)
     await make_jobs(conn, 20_000, handler="g", queue="other", priority=3)
-    where = [*lanes(room="shared"), *lanes("g", room="shared"), *lanes("g", "other", room="own")]
+    where = [*lanes(group="shared"), *lanes("g", group="shared"), *lanes("g", "other", group="own")]
     asked: list[tuple[dict[str, int], int, int]] = [
         ({"shared": 1}, 1, 1),
         ({"shared": 7}, 7, 7),
@@ -98,18 +98,18 @@ async def test_b43_a_claim_never_takes_or_locks_more_than_was_asked_for(
     for planner in PLANNERS:
         async with database.connect() as mine:
             await mine.execute(f"set jit = off; {planner}")
-            for rooms, total, expected in asked:
+            for groups, total, expected in asked:
                 attempt = mine.transaction()
                 await attempt.start()
-                got = await claim(mine, rooms=rooms, total=total, where=where)
+                got = await claim(mine, groups=groups, total=total, where=where)
                 locked = await mine.fetchval(
                     "select count(*) from rota.jobs "
                     "where pg_current_xact_id()::xid in (jobs.xmin, jobs.xmax)"  # rewritten, or only locked
                 )
                 await attempt.rollback()
-                assert len(got) == len({each.job_id for each in got}) == locked == expected, (planner, rooms, total)
+                assert len(got) == len({each.job_id for each in got}) == locked == expected, (planner, groups, total)
                 in_each = Counter("own" if each.queue == "other" else "shared" for each in got)
-                assert all(in_each[room] <= slots for room, slots in rooms.items()), (planner, rooms, total)
+                assert all(in_each[group] <= slots for group, slots in groups.items()), (planner, groups, total)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- B49
@@ -384,7 +384,7 @@ async def test_b89_a_name_that_can_be_read_comes_back_as_it_was(conn: Connection
     """Through insert, claim and ledger, byte for byte: names are data to every statement."""
     await make_handler(conn, name)
     job_id, _ = await make_job(conn, handler=name, queue=name, unique_key=name)
-    (got,) = await claim(conn, rooms={name: 1}, where=lanes(name, name))
+    (got,) = await claim(conn, groups={name: 1}, where=lanes(name, name))
     assert (got.job_id, got.handler, got.queue) == (job_id, name, name)
     await succeed(conn, (job_id, got.fence_token))
     run = await conn.fetchrow("select handler, queue, unique_key from rota.job_runs")

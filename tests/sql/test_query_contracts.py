@@ -144,7 +144,13 @@ def test_a_claim_is_built_from_the_columns_in_their_order() -> None:
     """It is built by position, because that is what a claim can afford: two columns swapped would pass unseen."""
     columns = header(SQL["claim_due_jobs"]).columns
     fields = _fields(Claim)
-    assert [c.name for c in columns] == [*(field.name for field in fields), "next_in", "others"]
+    assert [c.name for c in columns] == [
+        *(field.name for field in fields),
+        "next_in",
+        "others",
+        "due_lanes",
+        "due_from",
+    ]
     kinds = [PYTHON_NAMES[c.type] for c in columns[: len(fields) - 1]]
     assert kinds == ["int" if f.name == "fence_token" else f.type for f in fields[:-1]]
 

@@ -18,10 +18,10 @@ from factories import NODE, make_dead_letter, make_job, make_running_job, state_
 from role_logins import ROLES, RoleDatabase, module_role_database, role_database
 from rota.db import operations, queries, schedule_reports
 from rota.db.migrate import migrate, roles_script
+from rota.db.queries import ANY_TIME
 from rota.db.sql import SQL
 from rota.domain.job import NodeId
 from rota.errors import DatabaseUnusable
-from rota.lifecycle.lanes import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -751,7 +751,7 @@ async def test_jobs_run_for_logins_that_have_no_more_than_their_role(
     claims, *_ = await queries.claim_due_jobs(
         node,
         node=NodeId(NODE),
-        rooms={"*": 1},
+        groups={"*": 1},
         lanes=[("*", "default", "h", 5, ANY_TIME)],
         suspects=False,
         total=1,

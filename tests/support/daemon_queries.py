@@ -25,9 +25,9 @@ LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=5)
 
 
-def lanes(handler: str = "h", queue: str = "default", *, room: str | None = None) -> list[Lane]:
+def lanes(handler: str = "h", queue: str = "default", *, group: str | None = None) -> list[Lane]:
     """All priorities of one handler in one queue, from the beginning of time."""
-    return [(room or queue, queue, handler, priority, EPOCH) for priority in range(10)]
+    return [(group or queue, queue, handler, priority, EPOCH) for priority in range(10)]
 
 
 async def claim(
@@ -35,21 +35,21 @@ async def claim(
     slots: int = 10,
     *,
     node: UUID = NODE,
-    rooms: Mapping[str, int] | None = None,
+    groups: Mapping[str, int] | None = None,
     where: Sequence[Lane] | None = None,
     total: int | None = None,
     suspects: int = 0,
     lease: timedelta = LEASE,
 ) -> list[Claim]:
     """Claim as a dispatcher does; by default the jobs of handler h in the queue default."""
-    rooms = dict(rooms) if rooms is not None else {"default": slots}
+    groups = dict(groups) if groups is not None else {"default": slots}
     claims, *_ = await queries.claim_due_jobs(
         conn,
         node=NodeId(node),
-        rooms=rooms,
+        groups=groups,
         lanes=where if where is not None else lanes(),
         suspects=suspects,
-        total=sum(rooms.values()) if total is None else total,
+        total=sum(groups.values()) if total is None else total,
         lease=lease,
     )
     return claims

@@ -70,7 +70,7 @@ def test_latency_is_measured_from_before_the_insert(server: Server) -> None:
 
 
 def test_c9_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) -> None:
-    """The room `default` is always full and `*` is always free; neither may hide an urgent queue of the other."""
+    """The group `default` is always full and `*` is always free; neither may hide an urgent queue of the other."""
     figures = run_bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
     assert (figures["jobs"], figures["probes"]) == (5000, 10)
     assert 0 < figures["start_p50_ms"] <= figures["start_p99_ms"] <= 1200

@@ -76,6 +76,33 @@ async def test_a_graceful_stop_loses_no_job_and_uses_no_attempt(fleet: Fleet) ->
     assert await fleet.value("select count(*) from executions") == len(jobs)
 
 
+async def test_jobs_claimed_ahead_of_two_busy_slots_are_given_back_without_an_attempt(fleet: Fleet) -> None:
+    """After many quick jobs, a daemon claims more than it has slots for. When its slots get slow jobs, others must get the rest."""
+    await fleet.execute("select rota.pause_queue('default', 'until all are stored')")
+    await fleet.execute(
+        "insert into rota.jobs (handler, payload, run_at) select case when n in (4001, 4002) then 'work' else 'noop' end,"
+        " case when n in (4001, 4002) then jsonb_build_object('seconds', 600) end, now() - interval '1 hour' + n * interval '1 ms'"
+        " from generate_series(1, 4500) as n"
+    )
+    fleet.daemons.start(ROTA_QUEUES="default:2")
+    await fleet.execute("select rota.resume_queue('default')")
+
+    await eventually(
+        lambda: fleet.value(
+            "select count(*) filter (where state = 'running') = 2 and count(*) > 2 and sum(releases) > 0 from rota.jobs"
+        ),
+        within=30,
+        what="two slow jobs under way, and what was claimed ahead of them given back",
+    )
+    assert not await fleet.value("select max(attempt) from rota.jobs where state = 'scheduled'")
+    fleet.daemons.start(ROTA_QUEUES="default:2")
+
+    await eventually(
+        lambda: fleet.value("select count(*) = 2 from rota.jobs"), within=30, what="only the slow jobs left"
+    )
+    assert await fleet.value("select max(attempts) from rota.job_runs") == 1
+
+
 async def test_the_second_signal_interrupts_running_jobs_and_gives_their_attempts_back(fleet: Fleet) -> None:
     daemon = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 60})

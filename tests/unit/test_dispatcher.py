@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,15 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from rota.db.queries import Claimed, DueJob
+from rota.db.queries import ANY_TIME, Claimed, DueJob
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
 from rota.lifecycle import dispatcher as dispatcher_module
 from rota.lifecycle import lanes as lanes_module
+from rota.lifecycle import running as running_module
 from rota.lifecycle.dispatcher import Dispatcher
-from rota.lifecycle.lanes import ANY_TIME, LANE_IDLE_SECONDS
+from rota.lifecycle.lanes import LANE_IDLE_SECONDS
 from rota.lifecycle.running import Running
+from rota.lifecycle.slots import AHEAD_SECONDS
 from rota.lifecycle.wake import Wake
 from rota.supervision.service_monitor import ServiceMonitor
 
@@ -69,10 +71,13 @@ class Model:
         self.claimed: set[int] = set()
         self.failed_at = 0.0
         self.free_since: defaultdict[str, float] = defaultdict(lambda: self.now)
+        self.given_back = 0
         self.ids = 0
         slots = {"default": self.chance.choice([1, 3, 20]), "mail": self.chance.choice([0, 2]), "*": 3}
         self.slots = {queue: slots[queue] for queue in self.chance.sample(sorted(slots), 3)}
         self.running = Running(self.slots, Wake(), grace=1)
+        self.taken: dict[int, Row] = {}
+        self.durations = self.chance.choice([[0.001, 0.05, 0.3, 2.0], [0.0005], [0.0005] * 99 + [2.0]])
         silent: Any = SimpleNamespace(armed=True, want=lambda _: None)
         self.dispatcher = Dispatcher(
             None,  # type: ignore[arg-type]
@@ -106,7 +111,7 @@ class Model:
         self,
         _: object,
         *,
-        rooms: Mapping[str, int],
+        groups: Mapping[str, int],
         lanes: Sequence[tuple[str, str, str, int, datetime]],
         suspects: int,
         total: int,
@@ -121,12 +126,18 @@ class Model:
             raise ConnectionError
         floors = {lane[1:4]: lane[4] for lane in lanes}
         assert len(floors) == len(lanes), "a lane was searched twice in one statement"
+        due = self.due(skipped, suspects=suspects != Suspects.NONE)
+        due_lanes = [
+            (*lane[:4], at(min(heads)))
+            for lane in lanes
+            if (heads := [row.run_at for row in due if row.lane == lane[1:4] and at(row.run_at) >= lane[4]])
+        ]
         found: list[Row] = []
-        for room, slots in rooms.items():
+        for group, slots in groups.items():
             fits = [
                 row
                 for row in self.due(skipped, suspects=suspects != Suspects.NONE)
-                if self.dispatcher._lanes.room(row.queue) == room
+                if self.dispatcher._lanes.group(row.queue) == group
                 and row.lane in floors
                 and at(row.run_at) >= floors[row.lane]
                 and (only is None or row.job_id in only)
@@ -136,11 +147,12 @@ class Model:
         if any(row.bad for row in found):
             raise asyncpg.DatetimeFieldOverflowError
         for row in found:
-            del self.rows[row.job_id]
+            self.taken[row.job_id] = self.rows.pop(row.job_id)
             self.claimed.add(row.job_id)
         if suspects == Suspects.NONE and only is None:
             self.check_order(found, skipped)
-        return Claimed([self.as_claim(row) for row in found], others=known is not None and self.others(known))
+        others = known is not None and self.others(known)
+        return Claimed([self.as_claim(row) for row in found], None, others, due_lanes)
 
     async def find_due_jobs(
         self, _: object, *, lanes: Sequence[Any], suspects: int, skipped: Collection[int], limit: int
@@ -159,7 +171,14 @@ class Model:
         return []
 
     def start(self, attempt: Attempt) -> None:
-        self.ends.append((self.now + self.chance.choice([0.001, 0.05, 0.3, 2.0]), attempt))
+        """Start the attempt. One that was given back ends at once, and its job is due again."""
+        if attempt.interruption is None:
+            self.ends.append((self.now + self.chance.choice(self.durations), attempt))
+            return
+        row = self.taken.pop(attempt.claim.job_id)
+        self.rows[row.job_id] = replace(row, visible_at=self.now)
+        self.given_back += 1
+        self.ends.append((self.now, attempt))
 
     # The table.
 
@@ -215,6 +234,11 @@ class Model:
     def pass_time(self, seconds: float) -> bool:
         """Let time pass until the next end of an attempt, at most so long; return whether one has ended."""
         until = self.now + seconds
+        waiting = [attempt.claim_sent_at for slots in self.running._slots.values() for attempt in slots.waiting]
+        if waiting and min(waiting) + AHEAD_SECONDS <= min([until, *(end[0] for end in self.ends)]):
+            self.now = max(self.now, min(waiting) + AHEAD_SECONDS + 1e-6)  # rounded up
+            self.running._give_back_waiting()
+            return False
         due = [end for end in self.ends if end[0] <= until]
         if not due:
             self.now = until
@@ -222,16 +246,18 @@ class Model:
         first = min(due, key=lambda end: end[0])
         self.now = max(self.now, first[0])
         self.ends.remove(first)
+        first[1].ended_at = self.now
+        self.running.free_slot(first[1])
         self.running.remove(first[1])
         return True
 
     def check_slots(self) -> None:
-        for room, (taken, free) in self.running.slots().items():
-            assert taken >= 0 <= free, f"{room}: more claims than slots"
+        for group, (taken, free) in self.running.slots().items():
+            assert taken >= 0 <= free, f"{group}: more claims than slots"
             if not free:
-                self.free_since.pop(room, None)
+                self.free_since.pop(group, None)
             else:
-                self.free_since.setdefault(room, self.now)
+                self.free_since.setdefault(group, self.now)
 
     def waited(self, row: Row) -> float:
         return self.now - max(row.visible_at, row.run_at, self.failed_at)
@@ -241,18 +267,18 @@ class Model:
         return (POLL if row.queue in self.slots or pages == 1 else POLL * 2) + SLACK
 
     def check_order(self, claimed: Sequence[Row], skipped: Collection[int]) -> None:
-        """No job may start before a more urgent one of its room that has been there for a poll interval."""
-        room = self.dispatcher._lanes.room
+        """No job may start before a more urgent one of its group that has been there for a poll interval."""
+        group = self.dispatcher._lanes.group
         for row in self.due(skipped):
             if row.queue not in self.slots or self.waited(row) <= POLL + SLACK:
                 continue
-            later = [each for each in claimed if room(each.queue) == room(row.queue) and each.priority > row.priority]
+            later = [each for each in claimed if group(each.queue) == group(row.queue) and each.priority > row.priority]
             assert not later, f"{later[0]} before {row}"
 
     def check_nothing_is_hidden(self) -> None:
-        """No due job may wait beside a free slot of its room for more than a poll interval."""
+        """No due job may wait beside a free slot of its group for more than a poll interval."""
         for row in self.due(self.dispatcher._set_aside):
-            since = self.free_since.get(self.dispatcher._lanes.room(row.queue))
+            since = self.free_since.get(self.dispatcher._lanes.group(row.queue))
             if since is not None:
                 assert min(self.waited(row), self.now - since) <= self.bound(row), f"{row} waits beside a free slot"
 
@@ -273,9 +299,10 @@ def at(seconds: float) -> datetime:
 async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C9: floors, sweeps, pages of queues and probation, whatever comes late, back-dated, refused or beside a full room."""
+    """C9: floors, sweeps, pages of queues and probation, whatever comes late, back-dated, refused or beside a full group."""
     model = Model(seed)
-    monkeypatch.setattr(dispatcher_module, "boottime", model.boottime)
+    for timed in (dispatcher_module, running_module):
+        monkeypatch.setattr(timed, "boottime", model.boottime)
     monkeypatch.setattr(dispatcher_module, "connection", model.connection)
     monkeypatch.setattr(dispatcher_module, "queries", model)
     monkeypatch.setattr(dispatcher_module, "backoff_pause", lambda _: 0.05)
@@ -292,7 +319,7 @@ async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
         pause = await model.dispatcher._look()
         model.check_slots()
         model.check_nothing_is_hidden()
-        if model.pass_time(min(pause, model.chance.choice([0.001, 0.1, 5]))) and not model.running.limited:
+        if model.pass_time(min(pause, model.chance.choice([0.001, 0.1, 5]))) and not model.running._limited:
             model.pass_time(0.001)
         model.check_slots()
     unserved = {row.queue for row in model.rows.values()}

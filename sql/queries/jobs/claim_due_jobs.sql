@@ -1,10 +1,10 @@
 -- Claim due jobs for one node: set them to running, give each a lease and a new fence token, and return what a handler needs.
 -- The order is priority, then run_at. Rows that another transaction has locked are skipped.
--- At most $3[i] jobs are claimed in room $2[i], and at most $9 in all.
+-- At most $3[i] jobs are claimed in slot group $2[i], and at most $9 in all.
 --   $1 node_id          uuid
---   $2 rooms            text[]         queues that have slots of their own on this node; * stands for all other queues together
---   $3 slots            int4[]         free slots of each room
---   $4 lane_rooms       text[]         $4 to $8 are the lanes to search: the room of each lane,
+--   $2 slot_groups      text[]         queues that have slots of their own on this node; * stands for all other queues together
+--   $3 slots            int4[]         free slots of each slot group
+--   $4 lane_groups      text[]         $4 to $8 are the lanes to search: the slot group of each lane,
 --   $5 lane_queues      text[]         its queue,
 --   $6 lane_handlers    text[]         its handler,
 --   $7 lane_priorities  int2[]         its priority,
@@ -15,10 +15,12 @@
 --   $12 known           text[]         queues that the caller knows, for the column others; null: others is false
 --   $13 only            int8[]         claim only these job_ids; null: all
 --   $14 skipped         int8[]         never claim these job_ids; null: none
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?
--- Always returns at least one row. Its job_id is null if nothing was claimed.
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?, due_lanes int4[]?, due_from timestamptz[]?
+-- The last row is no job: only its last four columns are set. They are null in the other rows, which makes these cheap to send.
 --   next_in        time until the earliest future run_at in the lanes
 --   others         whether a queue outside of $12 has scheduled jobs
+--   due_lanes      the numbers, from 1, of the lanes that had a due job before this claim, and
+--   due_from       the run_at of the first due job of each (null: before the year 1000)
 --   scheduled_for  null: equal to run_at
 --   created_at     null: before the year 1000 or after 8000
 --   lease          null: equal to $11
@@ -33,8 +35,9 @@
 -- dies, any of them may be the cause, so this loss must not bury the job. A suspect runs alone on its last attempt, and after it
 -- was lost together with others: its history then shows more than two losses (or none, if it was pruned).
 with lane as materialized (
-    select lane.room, lane.queue, lane.handler, lane.priority, head.run_at
-    from unnest($4::text[], $5::text[], $6::text[], $7::int2[], $8::timestamptz[]) as lane (room, queue, handler, priority, floor)
+    select lane.slot_group, lane.queue, lane.handler, lane.priority, lane.number::int4 as number, head.run_at
+    from unnest($4::text[], $5::text[], $6::text[], $7::int2[], $8::timestamptz[])
+        with ordinality as lane (slot_group, queue, handler, priority, floor, number)
     cross join lateral (
         select job.run_at
         from rota.jobs as job
@@ -52,14 +55,14 @@ with lane as materialized (
       and not exists (select from rota.queues where queue = '*' and paused)
 ),
 due as materialized (
-    select room_jobs.row_id
-    from unnest($2::text[], $3::int4[]) as room (room, slots)
+    select group_jobs.row_id
+    from unnest($2::text[], $3::int4[]) as slot_group (slot_group, slots)
     cross join lateral (
         select locked.row_id
         from (
             select lane.queue, lane.handler, lane.priority, lane.run_at
             from lane
-            where lane.room = room.room
+            where lane.slot_group = slot_group.slot_group
               and lane.run_at <= now()
             order by lane.priority, lane.run_at
         ) as lane
@@ -86,11 +89,11 @@ due as materialized (
                   ) not in (0, 2)
               ))
             order by job.run_at
-            limit room.slots
+            limit slot_group.slots
             for update skip locked
         ) as locked
-        limit room.slots
-    ) as room_jobs
+        limit slot_group.slots
+    ) as group_jobs
     limit $9
 ),
 claimed as (
@@ -148,8 +151,13 @@ select
     case when octet_length(claimed.payload) <= 32768 then claimed.payload end as payload, claimed.attempt,
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
-    claimed.checkpoint, claimed.schedule,
-    (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity') - clock_timestamp() as next_in,
+    claimed.checkpoint, claimed.schedule, null::interval as next_in, null::bool as others, null::int4[] as due_lanes,
+    null::timestamptz[] as due_from
+from claimed
+union all
+select
+    null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+    (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity') - clock_timestamp(),
     -- One probe per known queue finds the next queue in the index. An unknown one means that there are others.
     $12::text[] is not null and exists (
         select
@@ -163,6 +171,11 @@ select
             limit 1
         ) as next_queue
         where next_queue.queue <> all ($12::text[])
-    ) as others
-from (select) as one_row
-left join claimed on true
+    ),
+    array(select lane.number from lane where lane.run_at <= now() order by lane.number),
+    array(
+        select case when lane.run_at >= timestamptz '1000-01-01 00:00+00' then lane.run_at end
+        from lane
+        where lane.run_at <= now()
+        order by lane.number
+    )

@@ -51,7 +51,7 @@ def drain(
     *,
     jobs: Jobs = 200_000,
     count: Count = 1,
-    slots: Slots = 500,
+    slots: Slots = 100,
     floor: Annotated[bool, typer.Option(help="Also measure the floor, before and after.")] = True,
     dsn: Dsn = None,
     embedded: Embedded = False,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rota.bench.jobs import NOOP, QUEUE
 from rota.db import queries
 from rota.db.connecting import open_connection
+from rota.db.queries import ANY_TIME
 from rota.domain.job import NodeId
-from rota.lifecycle.lanes import ANY_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ async def _claim_and_settle(db: asyncpg.Connection, advance: Callable[[int], Non
         claims, *_ = await queries.claim_due_jobs(
             db,
             node=node,
-            rooms={QUEUE: BATCH},
+            groups={QUEUE: BATCH},
             lanes=[(QUEUE, QUEUE, NOOP, PRIORITY, start)],
             suspects=0,
             total=BATCH,

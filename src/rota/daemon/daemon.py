@@ -449,10 +449,10 @@ class Daemon:
         )
 
     def _threads_of(self, queue: str) -> ThreadPoolExecutor:
-        room = queue if queue in self._slots else "*"  # as in Running.room()
-        if room not in self._threads:
-            self._threads[room] = ThreadPoolExecutor(max(1, self._slots[room]), thread_name_prefix=f"rota {room}")
-        return self._threads[room]
+        group = queue if queue in self._slots else "*"  # as in Lanes.group()
+        if group not in self._threads:
+            self._threads[group] = ThreadPoolExecutor(max(1, self._slots[group]), thread_name_prefix=f"rota {group}")
+        return self._threads[group]
 
     def _end_threads(self) -> None:
         for threads in self._threads.values():

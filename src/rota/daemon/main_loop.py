@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from rota.supervision.tasks import ProtectedTask
+from rota.supervision.tasks import protected_task
 
 if TYPE_CHECKING:
     from rota.daemon.daemon import Daemon
@@ -22,7 +22,7 @@ def run_until_drained(daemon: Daemon) -> None:
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         loop = runner.get_loop()
-        task = ProtectedTask(daemon.run(), loop=loop, on_cancel_refused=daemon.report_refused_cancel, name="daemon")
+        task = protected_task(daemon.run(), loop=loop, on_cancel_refused=daemon.report_refused_cancel, name="daemon")
         breaks = 0
         while not task.done():
             try:

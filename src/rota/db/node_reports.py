@@ -56,7 +56,7 @@ class LivingNode:
         """Return whether this node claims jobs of the handler from the queue."""
         return self.claims_from(queue) and handler in self.handlers
 
-    def room(self, queue: str) -> str:
+    def group(self, queue: str) -> str:
         """Return the queue if it has slots of its own on this node, else `*`."""
         return queue if queue in self.slots else "*"
 
@@ -190,7 +190,7 @@ def count_slots_by_handler(node: LivingNode, queue: str, running: Sequence[Runni
     """Return handler -> number of its jobs that take the node's slots for the queue."""
     found: Counter[str] = Counter()
     for each in running:
-        if str(each.node) == str(node.node_id) and node.room(each.queue) == node.room(queue):
+        if str(each.node) == str(node.node_id) and node.group(each.queue) == node.group(queue):
             found[each.handler] += each.running
     return found
 
@@ -211,7 +211,7 @@ async def find_queue_position(db: Connection, *, job: JobDescription) -> QueuePo
             node_id=node.node_id,
             host=node.host,
             pid=node.pid,
-            slots=node.slots.get(node.room(job.queue), 0),
+            slots=node.slots.get(node.group(job.queue), 0),
             taken=count_slots_by_handler(node, job.queue, running).total(),
         )
         for node in serving

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -25,8 +25,11 @@ MAX_SAMPLED_DEAD_LETTERS = 100_000
 MAX_SAMPLED_PAUSES = 100
 """How many paused queues, and how many paused handlers, the metrics show."""
 
+ANY_TIME = datetime.min.replace(tzinfo=UTC)
+"""The floor that excludes nothing. Sent as -infinity, because an owner can write a run_at before 1970."""
+
 Lane = tuple[str, str, str, int, datetime]
-"""Room (the queue whose slots the jobs take, or *), queue, handler, priority, floor (the run_at to start the search from)."""
+"""Slot group (the queue whose slots the jobs take, or *), queue, handler, priority, floor (the run_at to start the search from)."""
 
 
 class Claimed(NamedTuple):
@@ -37,6 +40,8 @@ class Claimed(NamedTuple):
     """Time until the next job of the lanes is due."""
     others: bool = False
     """Whether other queues than `known` have scheduled jobs."""
+    due_lanes: Sequence[Lane] = ()
+    """The lanes that had a due job before the claim, each with the run_at of the first one."""
 
 
 class DueJob(NamedTuple):
@@ -53,7 +58,7 @@ async def claim_due_jobs(
     db: Connection,
     *,
     node: NodeId,
-    rooms: Mapping[str, int],
+    groups: Mapping[str, int],
     lanes: Sequence[Lane],
     suspects: int,
     total: int,
@@ -62,18 +67,18 @@ async def claim_due_jobs(
     only: Sequence[int] | None = None,
     skipped: Sequence[int] | None = None,
 ) -> Claimed:
-    """Claim at most `rooms[room]` jobs for each room, and `total` in all; `suspects` is a value of `Suspects`.
+    """Claim at most `groups[group]` jobs for each slot group, and `total` in all; `suspects` is a value of `Suspects`.
 
     known: queues for which `others` of the result is computed; None: it is False
     only, skipped: job_ids to restrict the claim to, or to leave out
     """
-    lane_rooms, queues, handlers, priorities, floors = zip(*lanes, strict=True)
+    lane_groups, queues, handlers, priorities, floors = zip(*lanes, strict=True)
     rows = await db.fetch(
         SQL["claim_due_jobs"],
         node,
-        list(rooms),
-        list(rooms.values()),
-        lane_rooms,
+        list(groups),
+        list(groups.values()),
+        lane_groups,
         queues,
         handlers,
         priorities,
@@ -85,7 +90,9 @@ async def claim_due_jobs(
         only,
         skipped or None,
     )
-    return Claimed([Claim(*row[:18]) for row in rows if row[0] is not None], next_in=rows[0][18], others=rows[0][19])
+    next_in, others, numbers, run_ats = rows.pop()[18:]
+    due = [(*lanes[number - 1][:4], run_at or ANY_TIME) for number, run_at in zip(numbers, run_ats, strict=True)]
+    return Claimed([Claim(*row[:18]) for row in rows], next_in, others, due)
 
 
 async def find_due_jobs(

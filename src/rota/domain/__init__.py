@@ -12,7 +12,7 @@ fence token   a number that grows with every claim; every later write must carry
 node          one run of a daemon process, with a new UUID at each start
 handler       the named function that a job calls
 queue         a named group of jobs; every daemon has a fixed number of slots for each queue
-slot          room for one running attempt in a daemon
+slot          a place for one running attempt in a daemon
 outcome       what an attempt did: succeeded, failed, timed out, was interrupted, …
 settlement    what becomes of the job after an attempt: succeeded, retried, dead, released, cancelled
 dead letter   a job that rota will not try again by itself: a row of rota.dead_letters

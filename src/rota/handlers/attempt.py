@@ -39,6 +39,7 @@ class Attempt:
         "completing",
         "ended_at",
         "handler_called",
+        "has_slot",
         "interruption",
         "lease",
         "on_interrupt",
@@ -68,6 +69,7 @@ class Attempt:
         self.stop_by: float | None = None
         self.stop_flag: threading.Event | None = None
         self.handler_called = False
+        self.has_slot = False
         self.completing = False
         """job.complete() was called. Only the database knows whether its transaction commits."""
         self.committing = False

@@ -19,7 +19,7 @@ from rota.db.queries import Claimed
 from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salvage
 from rota.domain.job import Suspects
 from rota.handlers.attempt import Attempt
-from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_ROOM, Lanes
+from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_GROUP, Lanes
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, is_cancel_pending
 
@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from rota.supervision.service_monitor import ServiceMonitor
 
 MAX_CLAIM_SIZE = 500
-"""Most jobs of one room in one claim: with more free slots, one batch starts while the next is claimed."""
+"""Most jobs of one slot group in one claim. More are claimed while these run."""
+
+MAX_STREAK = 20
+"""Most further claims on one connection before it is returned to the pool. Each is sent before the jobs of the last one run."""
+
+BUSY_SECONDS = 0.02
+"""How long a node stays busy after a large claim. Notifications are off meanwhile: turning them on and off costs two statements."""
 
 SUSPECT_CHECK_SECONDS = 10.0
 """Seconds between two searches for suspects while there are none."""
@@ -136,6 +142,8 @@ class Dispatcher:
         """When to search for suspects again."""
         self._suspects_first = False
         """Whether the last look left no slot for a suspect, so the next look claims suspects first."""
+        self._busy_until = 0.0
+        """Until then, this node looks again by itself instead of waiting for notifications."""
         self._may_have_orphans = restarted  # a crash may have come between a claim's answer and the start of its jobs
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
@@ -160,8 +168,9 @@ class Dispatcher:
 
     async def _look(self) -> float:
         """Claim due jobs. Return the seconds until the next look, unless a notification comes earlier."""
-        self._running.limited = True  # until this look has had enough slots
-        if not self._running.rooms():
+        self._running.begin_look()
+        if not self._running.claimable():
+            self._running.end_look(limited=True)
             self._listener.want(False)
             self._monitor.record_success(self.name)
             return self._poll
@@ -171,29 +180,37 @@ class Dispatcher:
                     if self._may_have_orphans:
                         await self._return_orphans(db)
                     look = await self._claim(db)
+                    for _ in range(MAX_STREAK):
+                        if look.claimed < BUSY_CLAIM_SIZE or not self._running.claimable() or self._stopping.is_set():
+                            break
+                        look = await self._claim(db)
         except TRANSIENT as error:
             failures = self._monitor.record_failure(self.name, error)
             self._may_have_orphans = True
             pause = backoff_pause(failures)
             self._telemetry.service_failed(self.name, error, failures=failures, again_in=pause)
+            self._running.end_look(limited=True)
             return pause
         self._monitor.record_success(self.name)
         self._telemetry.service_ran(self.name)
-        self._running.limited = self._on_idle is not None or not self._running.has_room_everywhere()
+        self._running.end_look(limited=self._on_idle is not None or not self._running.has_free_slots_everywhere())
         if self._on_idle is not None and look.no_suspects and not self._set_aside and self._lanes.is_idle():
             self._on_idle()
         return self._pause_after(look)
 
     def _pause_after(self, look: Look) -> float:
+        now = boottime()
         if look.claimed >= BUSY_CLAIM_SIZE:
             self._listener.want(False)
+            self._busy_until = now + BUSY_SECONDS
             return 0.0
-        if not self._listener.armed:
+        pauses = [self._lanes.pause(self._running.claimable(), now)]
+        if now < self._busy_until:
+            pauses.append(self._busy_until - now)
+        elif not self._listener.armed:
             self._listener.want(True)
             if look.claimed:
                 return 0.0
-        now = boottime()
-        pauses = [self._lanes.pause(self._running.rooms(), now)]
         if look.next_in is not None:
             pauses.append(look.next_in.total_seconds())
         if self._running.probation.requests(now):
@@ -209,43 +226,43 @@ class Dispatcher:
             # Without this, a suspect would wait for as long as other work fills every slot.
             self._suspects_first = False
             await self._claim_suspects(db, look)
-        if rooms := self._rooms():
-            await self._search(db, rooms, lanes.rooms_to_sweep_first(rooms, boottime()), look)
-        free = self._rooms()
-        unswept = lanes.rooms_to_sweep_then(free, boottime())
-        if rooms := {room: slots for room, slots in free.items() if room in unswept}:
-            await self._search(db, rooms, set(rooms), look)
+        if groups := self._groups():
+            await self._search(db, groups, lanes.groups_to_sweep_first(groups, boottime()), look)
+        free = self._groups()
+        unswept = lanes.groups_to_sweep_then(free, boottime())
+        if groups := {group: slots for group, slots in free.items() if group in unswept}:
+            await self._search(db, groups, set(groups), look)
         if not suspects_first and (self._on_idle is not None or boottime() >= self._suspects_at):
-            self._suspects_first = not self._running.has_room_everywhere()
+            self._suspects_first = not self._running.has_free_slots_everywhere()
             if not self._suspects_first:
                 await self._claim_suspects(db, look)
         lanes.end_look(look.claimed)
         return look
 
-    async def _search(self, db: Connection, rooms: dict[str, int], sweeping: set[str], look: Look) -> None:
-        """Claim from the busy lanes of these rooms, and from all lanes of the rooms in `sweeping`."""
+    async def _search(self, db: Connection, groups: dict[str, int], sweeping: set[str], look: Look) -> None:
+        """Claim from the busy lanes of these groups, and from all lanes of the groups in `sweeping`."""
         lanes, began = self._lanes, boottime()
         after = lanes.foreign.after
         claimed: Counter[str] = Counter()
         try:
             if lanes.must_list_queues(sweeping, began):
                 await self._list_foreign_queues(db)
-            known = lanes.known_queues() if SHARED_ROOM in sweeping else None
-            found = await self._claim_lanes(db, rooms, lanes.lanes(rooms, sweeping), known=known)
+            known = lanes.known_queues() if SHARED_GROUP in sweeping else None
+            found = await self._claim_lanes(db, groups, lanes.lanes(groups, sweeping), known=known)
             for queue, count in Counter(claim.queue for claim in found.claims).items():
-                claimed[lanes.room(queue)] += count
+                claimed[lanes.group(queue)] += count
             look.add(found)
             if found.others:
                 await self._list_foreign_queues(db)
-                left = {SHARED_ROOM: rooms[SHARED_ROOM] - claimed[SHARED_ROOM]}
-                if left[SHARED_ROOM] > 0:
-                    found = await self._claim_lanes(db, left, lanes.all_lanes({SHARED_ROOM}))
-                    claimed[SHARED_ROOM] += len(found.claims)
+                left = {SHARED_GROUP: groups[SHARED_GROUP] - claimed[SHARED_GROUP]}
+                if left[SHARED_GROUP] > 0:
+                    found = await self._claim_lanes(db, left, lanes.all_lanes({SHARED_GROUP}))
+                    claimed[SHARED_GROUP] += len(found.claims)
                     look.add(found)
         except TRANSIENT:
             lanes.foreign.rewind(after)  # this page has not been searched
             raise
-        lanes.searched(rooms, claimed, sweeping, began=began, ended=boottime())
+        lanes.searched(groups, claimed, sweeping, began=began, ended=boottime())
 
     async def _list_foreign_queues(self, db: Connection) -> None:
         found = await queries.list_queues(db, after=self._lanes.foreign.after, limit=MAX_LISTED_QUEUES)
@@ -254,13 +271,13 @@ class Dispatcher:
     async def _claim_suspects(self, db: Connection, look: Look) -> None:
         """Claim as many suspects as probation allows now."""
         now, next_in = boottime(), SUSPECT_CHECK_SECONDS
-        everywhere = self._running.has_room_everywhere()
+        everywhere = self._running.has_free_slots_everywhere()
         requests = self._running.probation.requests(now)
         if not requests:
             return
         for kind, most in requests:
-            rooms = {room: min(free, most) for room, free in self._running.rooms().items()}
-            found = await self._claim_lanes(db, rooms, self._lanes.all_lanes(rooms), suspects=kind, at_most=most)
+            groups = {group: min(free, most) for group, free in self._running.groups().items()}
+            found = await self._claim_lanes(db, groups, self._lanes.all_lanes(groups), suspects=kind, at_most=most)
             look.add(found)
             if found.next_in is not None:
                 next_in = min(next_in, found.next_in.total_seconds())
@@ -274,7 +291,7 @@ class Dispatcher:
     async def _claim_lanes(
         self,
         db: Connection,
-        rooms: dict[str, int],
+        groups: dict[str, int],
         lanes: list[Lane],
         *,
         suspects: Suspects = Suspects.NONE,
@@ -282,19 +299,19 @@ class Dispatcher:
         known: list[str] | None = None,
     ) -> Claimed:
         """Claim from these lanes and start the jobs. Set aside a job whose row makes the claim fail, and claim the others."""
-        if not lanes or not rooms or self._stopping.is_set():
+        if not lanes or not groups or self._stopping.is_set():
             return Claimed([])
-        total = sum(rooms.values()) if at_most is None else at_most
+        total = sum(groups.values()) if at_most is None else at_most
 
         async def claim(only: Sequence[int] | None) -> Claimed:
             sent_at = (
                 boottime()
             )  # before the claim is sent, so that this node takes the lease to end before the database does
-            free = self._running.rooms()
+            free = self._running.groups() if suspects else self._running.claimable()
             found = await queries.claim_due_jobs(
                 db,
                 node=self._node,
-                rooms={room: min(slots, free.get(room, 0)) for room, slots in rooms.items()},
+                groups={group: min(slots, free.get(group, 0)) for group, slots in groups.items()},
                 lanes=lanes,
                 suspects=suspects,
                 total=total,
@@ -339,11 +356,18 @@ class Dispatcher:
 
     def _start_claimed(self, found: Claimed, *, sent_at: float, suspects: Suspects) -> None:
         lease = self._lease.total_seconds()
-        for claim in found.claims:
-            own = lease if claim.lease is None else claim.lease.total_seconds()
-            attempt = Attempt(claim, lease=own, claim_sent_at=sent_at, suspect=suspects)
-            self._running.add(attempt)  # takes the slot now, not when the task first runs
-            self._start(attempt)
+        attempts = [
+            Attempt(
+                claim,
+                lease=lease if claim.lease is None else claim.lease.total_seconds(),
+                claim_sent_at=sent_at,
+                suspect=suspects,
+            )
+            for claim in found.claims
+        ]
+        self._running.add(attempts, self._start)
+        if not suspects:
+            self._lanes.found_due(found.due_lanes, sent_at)
         if found.claims:
             self._lanes.claimed([] if suspects else found.claims, sent_at)
             self._telemetry.jobs_claimed(found.claims)
@@ -391,17 +415,17 @@ class Dispatcher:
             self._set_aside[job.job_id] = boottime() + seconds
         self._telemetry.row_refused("claim", error, again_in=seconds, **job._asdict())
 
-    def _rooms(self) -> dict[str, int]:
+    def _groups(self) -> dict[str, int]:
         """Return the free slots to fill in one claim.
 
-        The room with the most free slots gets up to MAX_CLAIM_SIZE. The other rooms get an equal share of MAX_CLAIM_SIZE each.
+        The group with the most free slots gets up to MAX_CLAIM_SIZE. The other groups get an equal share of MAX_CLAIM_SIZE each.
         """
-        rooms = self._running.rooms()
-        if not rooms:
+        groups = self._running.claimable()
+        if not groups:
             return {}
-        largest = max(rooms, key=lambda room: rooms[room])
-        share = max(1, MAX_CLAIM_SIZE // len(rooms))
-        return {room: min(free, MAX_CLAIM_SIZE if room == largest else share) for room, free in rooms.items()}
+        largest = max(groups, key=lambda group: groups[group])
+        share = max(1, MAX_CLAIM_SIZE // len(groups))
+        return {group: min(free, MAX_CLAIM_SIZE if group == largest else share) for group, free in groups.items()}
 
     async def _return_orphans(self, db: Connection) -> None:
         """Release claims whose reply was lost. Without this, their jobs would wait until the leases expire."""

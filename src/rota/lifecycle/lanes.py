@@ -1,35 +1,33 @@
 """Which lanes the dispatcher searches, and when. Pure bookkeeping: no database; the caller passes the time in seconds.
 
-A lane is one queue, handler and priority. A room is a set of slots: one for each queue of the node, and `*` for all other queues.
+A lane is one queue, handler and priority. A slot group is the slots of one queue; the group `*` has those of all other queues.
 
 A *floored* search reads only busy lanes (lanes with a recent claim), from the last claimed run_at on. So dead rows before the
-floor cost nothing. A *sweep* reads all lanes of a room from the beginning of time. It finds the jobs that floors hide: late
-commits, back-dated rows, and urgent jobs in lanes that were quiet. A room with free slots is swept at least once a poll interval,
-independently of other rooms; `*` is swept one page of queues at a time. A room without free slots is swept as soon as a slot is
+floor cost nothing. A *sweep* reads all lanes of a group from the beginning of time. It finds the jobs that floors hide: late
+commits, back-dated rows, and urgent jobs in lanes that were quiet. A group with free slots is swept at least once a poll interval,
+independently of other groups; `*` is swept one page of queues at a time. A group without free slots is swept as soon as a slot is
 free. All further sweeps are optional and use at most 10 % of the time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from rota.db.queries import ANY_TIME
 from rota.supervision.loop import THROTTLE_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from rota.db.queries import Lane
     from rota.domain.job import Claim
 
-ANY_TIME = datetime.min.replace(tzinfo=UTC)
-"""The floor that excludes nothing. Sent as -infinity, because an owner can write a run_at before 1970."""
-
 PRIORITIES = range(10)
 
-SHARED_ROOM = "*"
-"""The room for the jobs of all queues that have no slots of their own."""
+SHARED_GROUP = "*"
+"""The group for the jobs of all queues that have no slots of their own."""
 
 BUSY_CLAIM_SIZE = 8
 """A look that claims at least this many jobs makes the node busy. It then looks again at once, without notifications."""
@@ -41,7 +39,7 @@ MAX_BUSY_LANES = 1000
 """Most lanes that floored searches look at. Clients may use any number of queues; sweeps find the jobs of the other lanes."""
 
 MAX_LISTED_QUEUES = 200
-"""Most queues in one page of the queues that share the room `*`."""
+"""Most queues in one page of the queues that share the group `*`."""
 
 LIST_SECONDS = 20.0
 """The queues that share `*` are listed again after this time, to drop those that have become empty."""
@@ -56,8 +54,8 @@ class BusyLane:
 
 
 @dataclass(slots=True)
-class Room:
-    """When a room was swept, and how its last search ended."""
+class SlotGroup:
+    """When a group was swept, and how its last search ended."""
 
     sweep_due_at: float = 0.0
     """When the next sweep is due at the latest."""
@@ -70,7 +68,7 @@ class Room:
 
 
 class ForeignQueues:
-    """The queues that share the room `*`, one page at a time. With a single page, the claim reports whether there are new ones."""
+    """The queues that share the group `*`, one page at a time. With a single page, the claim reports whether there are new ones."""
 
     def __init__(self) -> None:
         self.page: list[str] = []
@@ -106,8 +104,8 @@ class Lanes:
 
     def __init__(self, handlers: Collection[str], slots: Mapping[str, int], *, poll: float) -> None:
         self._handlers = sorted(handlers)
-        self._own = dict.fromkeys(queue for queue in slots if queue != SHARED_ROOM)
-        self._rooms = {room: Room() for room, size in slots.items() if size > 0}
+        self._own = dict.fromkeys(queue for queue in slots if queue != SHARED_GROUP)
+        self._groups = {group: SlotGroup() for group, size in slots.items() if size > 0}
         self._poll = poll
         self._busy: dict[tuple[str, str, int], BusyLane] = {}
         """Least recently used first."""
@@ -131,43 +129,43 @@ class Lanes:
                 break
             del self._busy[lane]
 
-    def rooms_to_sweep_first(self, free: Iterable[str], now: float) -> set[str]:
-        """Return the rooms of the look's first search that are to be swept. The others get a floored search.
+    def groups_to_sweep_first(self, free: Iterable[str], now: float) -> set[str]:
+        """Return the groups of the look's first search that are to be swept. The others get a floored search.
 
-        If one room is due, all rooms are swept in the same statement. A room that was full is swept, too, unless claims come so
+        If one group is due, all groups are swept in the same statement. A group that was full is swept, too, unless claims come so
         fast that sweeps would use more than a tenth of the time: urgent jobs in quiet lanes then get the slot that has become free.
         """
         free = set(free)
         may = now >= self._optional_sweep_at
-        due = {room for room in free if now >= self._rooms[room].sweep_due_at}
+        due = {group for group in free if now >= self._groups[group].sweep_due_at}
         if due:
             return free if may else due
-        return {room for room in free if self._rooms[room].filled} if may and not self._was_busy else set()
+        return {group for group in free if self._groups[group].filled} if may and not self._was_busy else set()
 
-    def rooms_to_sweep_then(self, free: Iterable[str], now: float) -> set[str]:
-        """Return the rooms to sweep after the first search: those in which it left slots free, unless they were swept."""
+    def groups_to_sweep_then(self, free: Iterable[str], now: float) -> set[str]:
+        """Return the groups to sweep after the first search: those in which it left slots free, unless they were swept."""
         if now < self._optional_sweep_at:
             return set()
-        return {room for room in free if not self._rooms[room].filled and not self._is_swept(self._rooms[room])}
+        return {group for group in free if not self._groups[group].filled and not self._is_swept(self._groups[group])}
 
     def busy_lanes(self, free: Collection[str]) -> list[Lane]:
-        """Return the lanes of a floored search in these rooms."""
-        lanes = [(self.room(q), q, h, p, lane.floor) for (q, h, p), lane in self._busy.items()]
+        """Return the lanes of a floored search in these groups."""
+        lanes = [(self.group(q), q, h, p, lane.floor) for (q, h, p), lane in self._busy.items()]
         return [lane for lane in lanes if lane[0] in free]
 
-    def all_lanes(self, rooms: Collection[str]) -> list[Lane]:
-        """Return all lanes of these rooms, without floors; of `*`, those of the current page."""
-        foreign = self.foreign.page if SHARED_ROOM in rooms else []
+    def all_lanes(self, groups: Collection[str]) -> list[Lane]:
+        """Return all lanes of these groups, without floors; of `*`, those of the current page."""
+        foreign = self.foreign.page if SHARED_GROUP in groups else []
         return [
-            (self.room(queue), queue, handler, priority, ANY_TIME)
+            (self.group(queue), queue, handler, priority, ANY_TIME)
             for queue in (*self._own, *foreign)
-            if self.room(queue) in rooms
+            if self.group(queue) in groups
             for handler in self._handlers
             for priority in PRIORITIES
         ]
 
     def lanes(self, free: Collection[str], sweeping: Collection[str]) -> list[Lane]:
-        """Return the lanes of a search in the rooms `free`, which sweeps the rooms `sweeping`."""
+        """Return the lanes of a search in the groups `free`, which sweeps the groups `sweeping`."""
         swept = self.all_lanes(sweeping)
         queues = {lane[1] for lane in swept}
         return swept + [lane for lane in self.busy_lanes(free) if lane[1] not in queues]
@@ -177,8 +175,8 @@ class Lanes:
         return sorted({*self._own, *self.foreign.page}) if self.foreign.list_at else None
 
     def must_list_queues(self, sweeping: Collection[str], now: float) -> bool:
-        """Return whether the queues of `*` have to be listed before a sweep of these rooms."""
-        return SHARED_ROOM in sweeping and (now >= self.foreign.list_at or not self.all_lanes(sweeping))
+        """Return whether the queues of `*` have to be listed before a sweep of these groups."""
+        return SHARED_GROUP in sweeping and (now >= self.foreign.list_at or not self.all_lanes(sweeping))
 
     def queues_listed(self, found: Sequence[str], now: float) -> None:
         """Store the answer of list_queues.sql for the queues after `foreign.after`."""
@@ -196,6 +194,12 @@ class Lanes:
             self._busy[lane] = BusyLane(floor if known is None else max(known.floor, floor), now)
         self._active_in = self._look
 
+    def found_due(self, lanes: Iterable[Lane], now: float) -> None:
+        """Search these lanes at each look from their first due job on: the sweep that found it may have had no slot for it."""
+        for _, queue, handler, priority, first in lanes:
+            lane = self._busy.setdefault((queue, handler, priority), BusyLane(first, now))
+            lane.floor = min(lane.floor, first)
+
     def searched(
         self,
         asked: Mapping[str, int],
@@ -205,9 +209,9 @@ class Lanes:
         began: float,
         ended: float,
     ) -> None:
-        """Record a search: the jobs that it asked for and claimed in each room, and the rooms that it swept."""
+        """Record a search: the jobs that it asked for and claimed in each group, and the groups that it swept."""
         for name, slots in asked.items():
-            self._rooms[name].filled = claimed.get(name, 0) >= slots
+            self._groups[name].filled = claimed.get(name, 0) >= slots
         if not sweeping:
             return
         took = ended - began
@@ -216,12 +220,12 @@ class Lanes:
         # Twice per poll interval while sweeps are cheap: a job that commits just after one is then found within a poll interval.
         interval = max(min(max(took * THROTTLE_FACTOR, self._poll / 2), self._poll), took * 2)
         for name in sweeping:
-            room = self._rooms[name]
-            foreign = self.foreign if name == SHARED_ROOM else None
-            room.sweep_due_at = began + interval / (foreign.pages if foreign else 1)
+            group = self._groups[name]
+            foreign = self.foreign if name == SHARED_GROUP else None
+            group.sweep_due_at = began + interval / (foreign.pages if foreign else 1)
             if foreign is None or not foreign.after:
-                room.swept_in = self._look
-                room.sweep_began_in = foreign.round_began_in if foreign and foreign.pages > 1 else self._look
+                group.swept_in = self._look
+                group.sweep_began_in = foreign.round_began_in if foreign and foreign.pages > 1 else self._look
 
     def end_look(self, claimed: int) -> None:
         """End a look that claimed so many jobs."""
@@ -230,23 +234,23 @@ class Lanes:
     # After a look.
 
     def pause(self, free: Iterable[str], now: float) -> float:
-        """Return seconds until the next look in the rooms that have free slots; 0 if more may be due."""
+        """Return seconds until the next look in the groups that have free slots; 0 if more may be due."""
         pause = self._poll
         for name in free:
-            room = self._rooms[name]
-            if room.filled:
+            group = self._groups[name]
+            if group.filled:
                 return 0.0
-            if not self._is_swept(room):
+            if not self._is_swept(group):
                 pause = min(pause, max(0.0, self._optional_sweep_at - now))
         return pause
 
     def is_idle(self) -> bool:
         """Return whether all lanes have been swept since something last ran here or was claimed."""
-        return all(room.sweep_began_in > self._active_in for room in self._rooms.values())
+        return all(group.sweep_began_in > self._active_in for group in self._groups.values())
 
-    def room(self, queue: str) -> str:
-        """Return the room whose slots a job of this queue takes."""
-        return queue if queue in self._own else SHARED_ROOM
+    def group(self, queue: str) -> str:
+        """Return the group whose slots a job of this queue takes."""
+        return queue if queue in self._own else SHARED_GROUP
 
-    def _is_swept(self, room: Room) -> bool:
-        return room.swept_in == self._look
+    def _is_swept(self, group: SlotGroup) -> bool:
+        return group.swept_in == self._look

@@ -84,7 +84,9 @@ class Settler:
         """The error of a bug in writing one outcome, raised once the others of its batch have been written."""
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Queue an outcome. Its slot is freed once the outcome is written, or the lease is known to be lost."""
+        """Queue an outcome, and free the slot if the handler has ended."""
+        if attempt.ended_at:
+            self._running.free_slot(attempt)
         self._queued.append((attempt, outcome))
         self._has_queued.set()
 

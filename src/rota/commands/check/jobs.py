@@ -97,7 +97,7 @@ async def check_slots(facts: "Facts") -> list[Finding]:
         serving = [node for node in facts.nodes if node.claims(lane.handler, lane.queue)]
         if not serving or paused & {("queue", "*"), ("queue", lane.queue), ("handler", lane.handler)}:
             continue
-        slots = [node.slots.get(node.room(lane.queue), 0) for node in serving]
+        slots = [node.slots.get(node.group(lane.queue), 0) for node in serving]
         taken = [node_reports.count_slots_by_handler(node, lane.queue, running) for node in serving]
         if all(by_handler.total() >= total for by_handler, total in zip(taken, slots, strict=True)):
             earlier = full.get(lane.queue)
