@@ -68,8 +68,8 @@ async def test_a_job_whose_settings_overflow_becomes_a_dead_letter(
             lost,
         )
     async with run_node(database.dsn, failing_app()) as node:
-        fine = [await insert_job(conn, "work") for _ in range(3)]
-        for job_id in (*fine, lost[-1]):
+        good_jobs = [await insert_job(conn, "work") for _ in range(3)]
+        for job_id in (*good_jobs, lost[-1]):
             assert await final_outcome(conn, job_id) == "succeeded"
         for job_id in bad:
             assert (await final_outcome(conn, job_id)).startswith("dead: ")
@@ -110,23 +110,23 @@ async def test_jobs_that_cannot_be_expired_or_cancelled_block_no_other_jobs(
 ) -> None:
     """A foreign key of a user's table prevents it. The log names the two jobs, which end once the key is gone."""
     await conn.execute("create table public.orders (job_id bigint references rota.jobs)")
-    late = [await insert_job(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
+    overdue = [await insert_job(conn, "nobody", start_by="now() - interval '1 second'") for _ in range(3)]
     cancelled = [await insert_job(conn, "nobody") for _ in range(3)]
-    await conn.execute("insert into public.orders values ($1), ($2)", late[1], cancelled[1])
+    await conn.execute("insert into public.orders values ($1), ($2)", overdue[1], cancelled[1])
     await conn.execute(
         "insert into rota.cancel_requests (job_id, requested_by) select unnest($1::bigint[]), 'me'", cancelled
     )
 
     async with run_node(database.dsn, failing_app()) as node:
-        for job_id in (late[0], late[2]):
+        for job_id in (overdue[0], overdue[2]):
             assert await final_outcome(conn, job_id) == "expired"
         for job_id in (cancelled[0], cancelled[2]):
             assert await final_outcome(conn, job_id) == "cancelled"
-        await node.wait_for_event("row.refused", doing="expire", job_id=late[1])
+        await node.wait_for_event("row.refused", doing="expire", job_id=overdue[1])
         await node.wait_for_event("row.refused", doing="cancel", job_id=cancelled[1])
 
         await conn.execute("delete from public.orders")
-        assert await final_outcome(conn, late[1]) == "expired"
+        assert await final_outcome(conn, overdue[1]) == "expired"
         assert await final_outcome(conn, cancelled[1]) == "cancelled"
         assert node.crash is None
 
@@ -144,8 +144,8 @@ async def test_a_success_that_cannot_be_stored_becomes_a_dead_letter_and_is_not_
     )
     async with run_node(database.dsn, failing_app()) as node:
         bad = await insert_job(conn, "work", unique_key="'refused'")
-        fine = await insert_job(conn, "work")
-        assert await final_outcome(conn, fine) == "succeeded"
+        good_job = await insert_job(conn, "work")
+        assert await final_outcome(conn, good_job) == "succeeded"
         assert await final_outcome(conn, bad) == "dead: permanent"
         assert node.events_named("settlement.rejected", job_id=bad)
     dead = await dead_letter(conn, bad)

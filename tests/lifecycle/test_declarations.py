@@ -153,9 +153,9 @@ async def test_a_declaration_that_the_server_rejects_is_reported_and_the_others_
 ) -> None:
     app = shop(priority=99)
     app.schedule("0 7 * * *", name="fine", handler="shop.report")
-    refused, fine = sorted(await apply_declarations(conn, app), key=lambda step: step.name, reverse=True)
+    refused, accepted = sorted(await apply_declarations(conn, app), key=lambda step: step.name, reverse=True)
     assert (refused.what, refused.why) == ("refused", "priority must lie between 0 (first) and 9 (last)")
-    assert fine.what == "inserted"
+    assert accepted.what == "inserted"
 
 
 async def test_a_locked_schedule_is_reported_as_refused_and_does_not_delay_the_start(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from servers import Database
 
 
-class Gate:
+class GatedApp:
     """An app whose handler `wait` runs until `open` is set, and records why it was interrupted."""
 
     def __init__(self, **declared: Any) -> None:
@@ -50,7 +50,7 @@ async def test_a_draining_daemon_claims_nothing_and_keeps_the_leases_of_running_
     database: Database, conn: Connection[Record]
 ) -> None:
     """After SIGTERM, running jobs finish and must not be taken for lost to other nodes."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app) as node:
         job_id = await insert_job(conn, "wait")
         lease = (await wait_for_claim(conn, job_id))["lease_expires_at"]
@@ -78,7 +78,7 @@ async def test_a_success_during_the_drain_is_recorded_on_its_schedule(
     database: Database, conn: Connection[Record]
 ) -> None:
     """Otherwise a deployment during the nightly job would raise an alert for a missed run."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app) as node:
         await conn.execute("insert into rota.schedules (name, handler, cron) values ('nightly', 'wait', '0 0 1 1 *')")
         job_id = await conn.fetchval("select rota.run_schedule_now('nightly')")
@@ -96,7 +96,7 @@ async def test_liveness_accepts_a_full_dispatcher_and_ignores_a_draining_one(
     database: Database, conn: Connection[Record]
 ) -> None:
     """A red liveness probe in either case would kill the running jobs."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app, queues="default:1") as node:
         running = await insert_job(conn, "wait")
         await wait_for_claim(conn, running)
@@ -125,7 +125,7 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
     database: Database, conn: Connection[Record]
 ) -> None:
     """An interruption is not the job's failure: it uses no attempt, and the job is due again at once."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app, drain__timeout="500ms") as node:
         job_id = await insert_job(conn, "wait")
         await wait_for_claim(conn, job_id)
@@ -144,7 +144,7 @@ async def test_at_the_drain_deadline_jobs_are_interrupted_and_their_attempts_giv
 
 async def test_a_second_stop_signal_interrupts_jobs_at_once(database: Database, conn: Connection[Record]) -> None:
     """An operator who sends the signal twice does not want to wait for the drain timeout."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app, drain__timeout="1h") as node:
         job_id = await insert_job(conn, "wait")
         await wait_for_claim(conn, job_id)
@@ -161,7 +161,7 @@ async def test_a_second_stop_signal_interrupts_jobs_at_once(database: Database, 
 
 async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
     """A deployment must not wait when there are no jobs to drain."""
-    async with run_node(database.dsn, Gate().app, drain__timeout="1h") as node:
+    async with run_node(database.dsn, GatedApp().app, drain__timeout="1h") as node:
         node.stop()
         await node.wait_until_stopped(within=3)
         assert node.crash is None
@@ -169,7 +169,7 @@ async def test_an_idle_daemon_stops_at_once(database: Database) -> None:
 
 async def test_an_interrupted_job_runs_again_on_the_next_daemon(database: Database, conn: Connection[Record]) -> None:
     """An interrupted job is due at once, so a rolling deployment does not wait for leases to expire."""
-    gate = Gate()
+    gate = GatedApp()
     async with run_node(database.dsn, gate.app):
         job_id = await insert_job(conn, "wait")
         await wait_for_claim(conn, job_id)
@@ -251,7 +251,7 @@ async def test_an_interruption_before_the_handler_is_called_uses_no_attempt(
 
 async def test_leases_of_a_long_drain_never_expire(database: Database, conn: Connection[Record]) -> None:
     """The heartbeat stops last: jobs must not be taken for lost in a drain longer than their lease."""
-    gate = Gate()
+    gate = GatedApp()
     async with (
         run_node(database.dsn, gate.app, drain__timeout="1h") as node,
         run_node(database.dsn, rota.App("other")) as other,

@@ -154,13 +154,13 @@ async def test_a_daemon_warns_once_an_hour_of_jobs_that_no_daemon_claims(
 
     await gauges.run_once()
     await gauges.run_once()
-    slip, lane = (fields for _, fields in logged_warnings())
-    assert (slip["handler"], slip["due"]) == ("send_reciept", 3)
-    assert "did you mean 'send_receipt'" in slip["why"]
-    assert "it waits, no attempt is used" in slip["why"]
-    assert (lane["queue"], lane["due"]) == ("mail", 1)
-    assert "no living daemon serves the queue 'mail'" in lane["why"]
-    assert "it waits, no attempt is used" in lane["why"]
+    misspelt, unserved = (fields for _, fields in logged_warnings())
+    assert (misspelt["handler"], misspelt["due"]) == ("send_reciept", 3)
+    assert "did you mean 'send_receipt'" in misspelt["why"]
+    assert "it waits, no attempt is used" in misspelt["why"]
+    assert (unserved["queue"], unserved["due"]) == ("mail", 1)
+    assert "no living daemon serves the queue 'mail'" in unserved["why"]
+    assert "it waits, no attempt is used" in unserved["why"]
 
     monkeypatch.setattr(module, "WARN_AGAIN_SECONDS", 0.0)
     await gauges.run_once()

@@ -275,12 +275,12 @@ async def test_retry_sets_the_time_of_the_next_attempt_and_uses_an_attempt(
         first, second, third = [await insert_job(conn, handler) for handler in ("after", "at", "invalid delay")]
         await node.wait_for_event("job.settled", job_id=first, settlement="retried")
         await node.wait_for_event("job.settled", job_id=second, settlement="retried")
-        waits = await live_row(conn, first)
-        assert waits["attempt"] == 1
-        assert timedelta(minutes=6, seconds=50) < waits["run_at"] - waits["now"] <= timedelta(minutes=7)
+        row = await live_row(conn, first)
+        assert row["attempt"] == 1
+        assert timedelta(minutes=6, seconds=50) < row["run_at"] - row["now"] <= timedelta(minutes=7)
 
-        waits = await live_row(conn, second)
-        assert waits["run_at"] == waits["scheduled_for"] + timedelta(days=1)
+        row = await live_row(conn, second)
+        assert row["run_at"] == row["scheduled_for"] + timedelta(days=1)
         assert await final_outcome(conn, third) == "dead: exhausted"
 
 

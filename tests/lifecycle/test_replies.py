@@ -93,8 +93,8 @@ async def test_a_failure_whose_settlement_reply_was_lost_is_not_counted_as_a_suc
         assert node.metric("rota_settled_total", queue="default", handler=handler, settlement="succeeded") == 0
         assert node.metric("rota_stale_writes_total") == 0
         if settled_as == "retried":
-            waits = await live_row(conn, job_id)
-            assert (waits["state"], waits["attempt"]) == ("scheduled", 1)
+            row = await live_row(conn, job_id)
+            assert (row["state"], row["attempt"]) == ("scheduled", 1)
         else:
             assert await final_outcome(conn, job_id) == settled_as
         assert len(await failed_attempts(conn, job_id)) == 1

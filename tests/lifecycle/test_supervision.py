@@ -47,7 +47,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "backoff_pause", lambda _: 0.01)
 
 
-LOOPS = {
+FUNCTION_OF_LOOP = {
     "dispatcher": (queries, "claim_due_jobs"),
     "settle": (queries, "settle_succeeded"),
     "reaper": (queries, "find_reaper_work"),
@@ -60,7 +60,7 @@ LOOPS = {
 
 
 @pytest.mark.usefixtures("quick_restarts")
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", FUNCTION_OF_LOOP)
 async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
@@ -73,7 +73,7 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
     async with run_node(database.dsn, gated_app(go, calls)) as node:
         first = await insert_job(conn, "wait")
         await wait_for_claim(conn, first)
-        module, name = LOOPS[loop]
+        module, name = FUNCTION_OF_LOOP[loop]
         real, failures_left = getattr(module, name), 3
         crashes = 1 if loop == "settle" else 3
 

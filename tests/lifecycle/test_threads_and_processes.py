@@ -104,9 +104,9 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             assert (await dead_letter(conn, jobs[name]))["error_kind"] == kind
         for request, job_id in waiting.items():
             await node.wait_for_event("job.settled", job_id=job_id)
-            waits = await live_row(conn, job_id)
-            assert waits["attempt"] == (0 if request == "snooze" else 1)
-            assert waits["run_at"] - waits["now"] > timedelta(minutes=59)
+            row = await live_row(conn, job_id)
+            assert row["attempt"] == (0 if request == "snooze" else 1)
+            assert row["run_at"] - row["now"] > timedelta(minutes=59)
 
 
 async def test_a_process_saves_checkpoints_and_progress_through_the_daemon(

@@ -97,8 +97,8 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
     async def list_paused() -> set[str]:
         return {row["name"] for row in await conn.fetch("select name from rota.schedules where paused")}
 
-    dry = await rota("schedule", "pause", "--all", "--dry-run")
-    assert "dry run: 3 schedules would be paused, 1 are paused already; nothing was changed" in dry.out
+    dry_run = await rota("schedule", "pause", "--all", "--dry-run")
+    assert "dry run: 3 schedules would be paused, 1 are paused already; nothing was changed" in dry_run.out
     assert await list_paused() == {"before"}
     result = await rota("schedule", "pause", "--all", "--note", "incident 7")
     assert result.code == 0, result.err
@@ -107,8 +107,8 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
     why = await rota("why", "a")
     assert "incident 7" in why.out
     undo = result.out.splitlines()[-1].partition("rota ")[2].split()
-    again = await rota(*undo, "--note", "over")
-    assert "3 schedules resumed" in again.out
+    resumed = await rota(*undo, "--note", "over")
+    assert "3 schedules resumed" in resumed.out
     assert await list_paused() == {"before"}
     audit = await conn.fetch("select action, target, reason, affected from rota.audit order by audit_id")
     assert [tuple(row) for row in audit][1:] == [
@@ -147,8 +147,8 @@ async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell,
     await make_jobs(conn, 3, run_at=timedelta(days=300))
     await make_jobs(conn, 2, handler="other", queue="q")
     await make_running_job(conn)
-    dry = await rota("job", "cancel", "--all", "--dry-run")
-    assert "5 jobs would be cancelled, 1 running asked to stop" in dry.out
+    dry_run = await rota("job", "cancel", "--all", "--dry-run")
+    assert "5 jobs would be cancelled, 1 running asked to stop" in dry_run.out
 
     due = await rota("job", "cancel", "--before", "2100-01-01T00:00:00Z", "--dry-run")
     assert "5 jobs would be cancelled" in due.out
@@ -167,27 +167,27 @@ async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell,
 
 async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: Shell, conn: Connection[Record]) -> None:
     """This holds after a bulk redrive and after the job has ended."""
-    one = await make_dead_letter(conn, reason="exhausted", error_kind="BankTimeout")
-    many = await make_dead_letter(conn, handler="charge", reason="permanent", error_kind="KeyError")
-    for job_id in (one, many):
+    single = await make_dead_letter(conn, reason="exhausted", error_kind="BankTimeout")
+    bulk = await make_dead_letter(conn, handler="charge", reason="permanent", error_kind="KeyError")
+    for job_id in (single, bulk):
         await conn.execute(
             "insert into rota.attempts (job_id, fence_token, attempt, outcome, error_kind) "
             "select job_id, fence_token, 3, 'failed', error_kind from rota.dead_letters where job_id = $1",
             job_id,
         )
-    assert (await rota("dead", "redrive", str(one))).code == 0
+    assert (await rota("dead", "redrive", str(single))).code == 0
     assert (await rota("dead", "redrive", "--handler", "charge")).code == 0
 
     me = await conn.fetchval("select session_user::text")
-    for job_id, why in ((one, "exhausted, BankTimeout"), (many, "permanent, KeyError")):
+    for job_id, why in ((single, "exhausted, BankTimeout"), (bulk, "permanent, KeyError")):
         line = next(
             line for line in (await rota("job", "show", job_id)).out.splitlines() if line.startswith("redriven")
         )
         assert f"by {me}" in line
         assert line.endswith(why)
         assert why in (await rota("why", job_id)).out
-    await rota("job", "cancel", str(one))
-    shown = (await rota("job", "show", str(one), "--json")).json
+    await rota("job", "cancel", str(single))
+    shown = (await rota("job", "show", str(single), "--json")).json
     assert (shown["state"], shown["attempts"][0]["redriven_by"]) == ("cancelled", me)
     assert shown["attempts"][0]["dead_reason"] == "exhausted"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from servers import Database, DurableServer, Server
 
-    Plant = Callable[["Ground"], Manager[None]]
+    Plant = Callable[["Installation"], Manager[None]]
 
 APP = """
 import rota
@@ -42,7 +42,7 @@ async def works(job): ...
 
 
 @dataclass(slots=True)
-class Ground:
+class Installation:
     """A healthy installation in which a fault is planted, and functions to create other servers."""
 
     rota: Shell
@@ -55,16 +55,16 @@ class Ground:
 
 
 @pytest.fixture
-def ground(
+def installation(
     tmp_path: Path,
     database: Database,
     conn: Connection[Record],
     server: Server,
     durable_server: Callable[..., DurableServer],
-) -> Ground:
+) -> Installation:
     """A healthy installation."""
     (tmp_path / "shop.py").write_text(APP)
-    return Ground(
+    return Installation(
         rota=Shell(tmp_path, {"DATABASE_URL": database.dsn, "ROTA_APP": "shop:app"}),
         conn=conn,
         dsn=database.dsn,
@@ -73,7 +73,7 @@ def ground(
     )
 
 
-async def _alive(conn: Connection[Record]) -> None:
+async def _register_daemon(conn: Connection[Record]) -> None:
     await conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "(gen_random_uuid(), 'here', 1, '0', 'shop', '{shop.works}', '{default}', '{}', now() + interval '1 h')"
@@ -81,296 +81,296 @@ async def _alive(conn: Connection[Record]) -> None:
 
 
 @asynccontextmanager
-async def a_client_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
+async def a_client_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
     """The daemon uses the URL of the application."""
-    async with role_database(ground.server, "check") as roles:
-        ground.environ["DATABASE_URL"] = roles.dsn("app")
+    async with role_database(installation.server, "check") as roles:
+        installation.environ["DATABASE_URL"] = roles.dsn("app")
         yield
 
 
 @asynccontextmanager
-async def a_person_for_a_daemon(ground: Ground) -> AsyncIterator[None]:
+async def a_person_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
     """The daemon uses the URL of an operator, whose role may read everything and claim nothing."""
-    async with role_database(ground.server, "check") as roles:
-        ground.environ["DATABASE_URL"] = roles.dsn("op")
+    async with role_database(installation.server, "check") as roles:
+        installation.environ["DATABASE_URL"] = roles.dsn("op")
         yield
 
 
 @asynccontextmanager
-async def an_old_schema(ground: Ground) -> AsyncIterator[None]:
+async def an_old_schema(installation: Installation) -> AsyncIterator[None]:
     """`rota migrate` was not run after an upgrade."""
-    await ground.conn.execute("update rota.meta set schema_version = $1", VERSION - 1)
+    await installation.conn.execute("update rota.meta set schema_version = $1", VERSION - 1)
     yield
 
 
 @asynccontextmanager
-async def a_pooler_for_notifications(ground: Ground) -> AsyncIterator[None]:
+async def a_pooler_for_notifications(installation: Installation) -> AsyncIterator[None]:
     """Both URLs lead through PgBouncer in transaction mode."""
-    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
-        ground.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": pooled}
+    with pgbouncer(installation.dsn, installation.rota.folder) as pooled:
+        installation.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": pooled}
         yield
 
 
 @asynccontextmanager
-async def a_pooler_alone(ground: Ground) -> AsyncIterator[None]:
+async def a_pooler_alone(installation: Installation) -> AsyncIterator[None]:
     """The only URL leads through PgBouncer."""
-    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
-        ground.environ["DATABASE_URL"] = pooled
+    with pgbouncer(installation.dsn, installation.rota.folder) as pooled:
+        installation.environ["DATABASE_URL"] = pooled
         yield
 
 
 @asynccontextmanager
-async def a_direct_url_to_nowhere(ground: Ground) -> AsyncIterator[None]:
+async def a_direct_url_to_nowhere(installation: Installation) -> AsyncIterator[None]:
     """The server has moved, and only one of the two URLs was changed."""
-    with FaultyProxy(ground.dsn) as proxy:
-        ground.environ["ROTA_DIRECT_URL"] = proxy.dsn
+    with FaultyProxy(installation.dsn) as proxy:
+        installation.environ["ROTA_DIRECT_URL"] = proxy.dsn
         proxy.refuse()
         yield
 
 
 @asynccontextmanager
-async def a_direct_url_to_another_database(ground: Ground) -> AsyncIterator[None]:
+async def a_direct_url_to_another_database(installation: Installation) -> AsyncIterator[None]:
     """LISTEN succeeds, but no notification arrives."""
-    ground.environ["ROTA_DIRECT_URL"] = ground.durable_server().dsn
+    installation.environ["ROTA_DIRECT_URL"] = installation.durable_server().dsn
     yield
 
 
 @asynccontextmanager
-async def a_clock_a_minute_behind(ground: Ground) -> AsyncIterator[None]:
+async def a_clock_a_minute_behind(installation: Installation) -> AsyncIterator[None]:
     """The clock of this machine is not synchronised."""
-    ground.environ |= {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-60s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    installation.environ |= {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-60s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     yield
 
 
 @asynccontextmanager
-async def a_handler_that_nobody_has(ground: Ground) -> AsyncIterator[None]:
+async def a_handler_that_nobody_has(installation: Installation) -> AsyncIterator[None]:
     """A misspelt handler name."""
-    await _alive(ground.conn)
-    await make_job(ground.conn, handler="shop.wroks")
+    await _register_daemon(installation.conn)
+    await make_job(installation.conn, handler="shop.wroks")
     yield
 
 
 @asynccontextmanager
-async def a_fleet_that_is_gone(ground: Ground) -> AsyncIterator[None]:
+async def a_fleet_that_is_gone(installation: Installation) -> AsyncIterator[None]:
     """The daemons are gone, and no job is due yet."""
-    await make_job(ground.conn, handler="shop.works", run_at=timedelta(hours=1))
+    await make_job(installation.conn, handler="shop.works", run_at=timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
-async def a_fleet_gone_from_its_schedules(ground: Ground) -> AsyncIterator[None]:
+async def a_fleet_gone_from_its_schedules(installation: Installation) -> AsyncIterator[None]:
     """The daemons are gone, and no schedule has fired yet."""
-    await make_due(ground.conn, await make_schedule(ground.conn, "nightly"), ago=-timedelta(hours=1))
+    await make_due(installation.conn, await make_schedule(installation.conn, "nightly"), ago=-timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
-async def a_hot_table_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+async def a_hot_table_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for one table, perhaps since a migration."""
-    await ground.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
+    await installation.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
     yield
-    await ground.conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
+    await installation.conn.execute("alter table rota.jobs reset (autovacuum_enabled)")
 
 
 @asynccontextmanager
-async def a_server_that_forgets(ground: Ground) -> AsyncIterator[None]:
+async def a_server_that_forgets(installation: Installation) -> AsyncIterator[None]:
     """fsync is off, perhaps since a bulk load."""
-    ground.environ["DATABASE_URL"] = ground.durable_server(fsync="off").dsn
+    installation.environ["DATABASE_URL"] = installation.durable_server(fsync="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_with_torn_pages(ground: Ground) -> AsyncIterator[None]:
+async def a_server_with_torn_pages(installation: Installation) -> AsyncIterator[None]:
     """full_page_writes is off, as a benchmark guide might advise."""
-    ground.environ["DATABASE_URL"] = ground.durable_server(full_page_writes="off").dsn
+    installation.environ["DATABASE_URL"] = installation.durable_server(full_page_writes="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_that_counts_nothing(ground: Ground) -> AsyncIterator[None]:
+async def a_server_that_counts_nothing(installation: Installation) -> AsyncIterator[None]:
     """track_counts is off, so autovacuum never starts."""
-    ground.environ["DATABASE_URL"] = ground.durable_server(track_counts="off").dsn
+    installation.environ["DATABASE_URL"] = installation.durable_server(track_counts="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+async def a_server_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for the whole server."""
-    ground.environ["DATABASE_URL"] = ground.durable_server(autovacuum="off").dsn
+    installation.environ["DATABASE_URL"] = installation.durable_server(autovacuum="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_that_cancels_claims(ground: Ground) -> AsyncIterator[None]:
+async def a_server_that_cancels_claims(installation: Installation) -> AsyncIterator[None]:
     """A statement timeout that suits a web application."""
-    await ground.conn.execute(
+    await installation.conn.execute(
         "do $$ begin execute format('alter database %I set statement_timeout = 2000', current_database()); end $$"
     )
     yield
 
 
 @asynccontextmanager
-async def a_queue_without_a_free_slot(ground: Ground) -> AsyncIterator[None]:
+async def a_queue_without_a_free_slot(installation: Installation) -> AsyncIterator[None]:
     """Both slots are held by one handler, and a job of another handler has been due for five minutes."""
-    await ground.conn.execute(
+    await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "($1, 'here', 1, '0', 'shop', '{shop.works,shop.holds}', '{default,*}', '{\"default\": 2, \"*\": 5}', "
         "now() + interval '1 h')",
         NODE,
     )
-    await make_running_jobs(ground.conn, 2, handler="shop.holds", queue="default")
-    await make_job(ground.conn, handler="shop.works", queue="default", run_at=-timedelta(minutes=5))
+    await make_running_jobs(installation.conn, 2, handler="shop.holds", queue="default")
+    await make_job(installation.conn, handler="shop.works", queue="default", run_at=-timedelta(minutes=5))
     yield
 
 
 @asynccontextmanager
-async def a_priority_that_is_never_claimed(ground: Ground) -> AsyncIterator[None]:
+async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncIterator[None]:
     """Written by the owner, past the constraints."""
-    await _alive(ground.conn)
-    async with no_checks(ground.conn, "rota.jobs"):
-        await make_job(ground.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
+    await _register_daemon(installation.conn)
+    async with no_checks(installation.conn, "rota.jobs"):
+        await make_job(installation.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
     yield
 
 
 @asynccontextmanager
-async def a_row_that_is_refused(ground: Ground) -> AsyncIterator[None]:
+async def a_row_that_is_refused(installation: Installation) -> AsyncIterator[None]:
     """A user's trigger rejects the row."""
-    await _alive(ground.conn)
-    job_id = (await make_job(ground.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
-    await ground.conn.execute(
+    await _register_daemon(installation.conn)
+    job_id = (await make_job(installation.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
+    await installation.conn.execute(
         "update rota.nodes set refused = jsonb_build_array(jsonb_build_object("
         "'doing', 'claim', 'what', 'job', 'id', $1::int8, 'kind', 'RaiseError', 'seconds', 120))",
         job_id,
     )
-    shown = await ground.rota("job", "show", str(job_id))
+    shown = await installation.rota("job", "show", str(job_id))
     assert "for 2m the database has refused the operation claim on this job (RaiseError on here:1)" in shown.out
     yield
 
 
 @asynccontextmanager
-async def a_daemon_login_that_only_reads(ground: Ground) -> AsyncIterator[None]:
+async def a_daemon_login_that_only_reads(installation: Installation) -> AsyncIterator[None]:
     """The read-only setting belongs to another login than the one that checks."""
-    await ground.conn.execute(
+    await installation.conn.execute(
         "create role rota_test_reader; grant update on sequence rota.fence_tokens to rota_test_reader; "
         "alter role rota_test_reader set default_transaction_read_only = on"
     )
     yield
-    await ground.conn.execute("drop owned by rota_test_reader; drop role rota_test_reader")
+    await installation.conn.execute("drop owned by rota_test_reader; drop role rota_test_reader")
 
 
 @asynccontextmanager
-async def a_pooler_without_synchronous_commits(ground: Ground) -> AsyncIterator[None]:
+async def a_pooler_without_synchronous_commits(installation: Installation) -> AsyncIterator[None]:
     """A daemon cannot turn synchronous commits on through this pooler."""
-    dsn = ground.durable_server(synchronous_commit="off").dsn
-    with pgbouncer(dsn, ground.rota.folder) as pooled:
-        ground.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": dsn}
+    dsn = installation.durable_server(synchronous_commit="off").dsn
+    with pgbouncer(dsn, installation.rota.folder) as pooled:
+        installation.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": dsn}
         yield
 
 
 @asynccontextmanager
-async def a_server_without_connections(ground: Ground) -> AsyncIterator[None]:
+async def a_server_without_connections(installation: Installation) -> AsyncIterator[None]:
     """Other clients use all connections."""
-    server = ground.durable_server(max_connections="5", max_wal_senders="0")
-    ground.environ["DATABASE_URL"] = server.dsn
+    server = installation.durable_server(max_connections="5", max_wal_senders="0")
+    installation.environ["DATABASE_URL"] = server.dsn
     yield
 
 
 @asynccontextmanager
-async def a_fleet_larger_than_the_server(ground: Ground) -> AsyncIterator[None]:
+async def a_fleet_larger_than_the_server(installation: Installation) -> AsyncIterator[None]:
     """The pools of the daemons need more connections than the server has."""
-    await _alive(ground.conn)
-    ground.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
+    await _register_daemon(installation.conn)
+    installation.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
     yield
 
 
 @asynccontextmanager
-async def a_ledger_without_autovacuum(ground: Ground) -> AsyncIterator[None]:
+async def a_ledger_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for the ledger."""
-    await ground.conn.execute("alter table rota.attempts set (autovacuum_enabled = no)")
+    await installation.conn.execute("alter table rota.attempts set (autovacuum_enabled = no)")
     yield
-    await ground.conn.execute("alter table rota.attempts reset (autovacuum_enabled)")
+    await installation.conn.execute("alter table rota.attempts reset (autovacuum_enabled)")
 
 
 @asynccontextmanager
-async def a_snapshot_of_forty_minutes(ground: Ground) -> AsyncIterator[None]:
+async def a_snapshot_of_forty_minutes(installation: Installation) -> AsyncIterator[None]:
     """A report that was left open in a transaction."""
     async with AsyncExitStack() as stack:
-        dsn, clock = stack.enter_context(server_with_fake_clock(ground.durable_server()))
+        dsn, clock = stack.enter_context(server_with_fake_clock(installation.durable_server()))
         reader = await asyncpg.connect(dsn, server_settings={"application_name": "report"})
         stack.callback(reader.terminate)
         await reader.execute("begin isolation level repeatable read; select")
         clock.write_text("+0\n")
-        ground.environ["DATABASE_URL"] = dsn
+        installation.environ["DATABASE_URL"] = dsn
         yield
 
 
 @asynccontextmanager
-async def a_lease_of_two_beats(ground: Ground) -> AsyncIterator[None]:
+async def a_lease_of_two_beats(installation: Installation) -> AsyncIterator[None]:
     """A lease so short that one lost heartbeat lets the job run twice."""
-    ground.environ |= {"ROTA_LEASE": "10s", "ROTA_LEASE_HEARTBEAT": "5s"}
+    installation.environ |= {"ROTA_LEASE": "10s", "ROTA_LEASE_HEARTBEAT": "5s"}
     yield
 
 
 @asynccontextmanager
-async def a_drain_cut_short(ground: Ground) -> AsyncIterator[None]:
+async def a_drain_cut_short(installation: Installation) -> AsyncIterator[None]:
     """The supervisor kills the daemon before its drain has ended."""
-    ground.environ |= {"ROTA_DRAIN_TIMEOUT": "60s", "ROTA_STOP_TIMEOUT": "30s"}
+    installation.environ |= {"ROTA_DRAIN_TIMEOUT": "60s", "ROTA_STOP_TIMEOUT": "30s"}
     yield
 
 
 @asynccontextmanager
-async def a_slip_in_the_file(ground: Ground) -> AsyncIterator[None]:
+async def a_slip_in_the_file(installation: Installation) -> AsyncIterator[None]:
     """A misspelt setting in the configuration file."""
-    (ground.rota.folder / "rota.toml").write_text('[lease]\ndurration = "1m"\n')
+    (installation.rota.folder / "rota.toml").write_text('[lease]\ndurration = "1m"\n')
     yield
 
 
 @asynccontextmanager
-async def a_variable_of_nobody(ground: Ground) -> AsyncIterator[None]:
+async def a_variable_of_nobody(installation: Installation) -> AsyncIterator[None]:
     """An unknown ROTA_ variable may belong to another program, so it is only a warning."""
-    ground.environ["ROTA_NONSENSE"] = "1"
+    installation.environ["ROTA_NONSENSE"] = "1"
     yield
 
 
 @asynccontextmanager
-async def everything_paused(ground: Ground) -> AsyncIterator[None]:
+async def everything_paused(installation: Installation) -> AsyncIterator[None]:
     """Everything was paused for a restore and never resumed."""
-    await ground.conn.execute("select rota.pause_queue('*', 'restored')")
+    await installation.conn.execute("select rota.pause_queue('*', 'restored')")
     yield
 
 
 @asynccontextmanager
-async def a_queue_paused(ground: Ground) -> AsyncIterator[None]:
+async def a_queue_paused(installation: Installation) -> AsyncIterator[None]:
     """A queue paused by name, without a reason."""
-    await ground.conn.execute("select rota.pause_queue('the mail')")
+    await installation.conn.execute("select rota.pause_queue('the mail')")
     yield
 
 
 @asynccontextmanager
-async def a_handler_paused(ground: Ground) -> AsyncIterator[None]:
+async def a_handler_paused(installation: Installation) -> AsyncIterator[None]:
     """A handler paused by name."""
-    await ground.conn.execute("select rota.pause_handler('shop.works', 'bad numbers')")
+    await installation.conn.execute("select rota.pause_handler('shop.works', 'bad numbers')")
     yield
 
 
 @asynccontextmanager
-async def a_clock_that_was_ahead(ground: Ground) -> AsyncIterator[None]:
+async def a_clock_that_was_ahead(installation: Installation) -> AsyncIterator[None]:
     """The server's clock was years ahead for a minute, and schedules fired."""
-    await _alive(ground.conn)
-    await ground.conn.execute(
+    await _register_daemon(installation.conn)
+    await installation.conn.execute(
         "insert into rota.schedules (name, handler, cron) values ('report', 'shop.works', '@daily')"
     )
-    await ground.conn.execute(
+    await installation.conn.execute(
         "update rota.schedule_clocks set last_fire_at = now() + interval '5 years', next_fire_at = now() + interval '1827 days'"
     )
     yield
 
 
 @asynccontextmanager
-async def two_apps_with_one_handler(ground: Ground) -> AsyncIterator[None]:
+async def two_apps_with_one_handler(installation: Installation) -> AsyncIterator[None]:
     """One of the two daemons runs an old release that does not refuse to start."""
-    await _alive(ground.conn)
-    await ground.conn.execute(
+    await _register_daemon(installation.conn)
+    await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "(gen_random_uuid(), 'there', 2, '0', 'mail', '{shop.works,rota.echo}', '{default}', '{}', now() + interval '1 h')"
     )
@@ -378,10 +378,10 @@ async def two_apps_with_one_handler(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def a_daemon_that_vanished(ground: Ground) -> AsyncIterator[None]:
+async def a_daemon_that_vanished(installation: Installation) -> AsyncIterator[None]:
     """A daemon was killed an hour ago and not replaced."""
-    await _alive(ground.conn)
-    await ground.conn.execute(
+    await _register_daemon(installation.conn)
+    await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "('12345678-0000-4000-8000-000000000000', 'there', 2, '0', 'shop', '{}', '{default}', '{}', now() - interval '1 h')"
     )
@@ -389,14 +389,14 @@ async def a_daemon_that_vanished(ground: Ground) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def a_view_on_an_old_partition(ground: Ground) -> AsyncIterator[None]:
+async def a_view_on_an_old_partition(installation: Installation) -> AsyncIterator[None]:
     """A user's view on an old ledger partition, which therefore cannot be dropped."""
-    await ground.conn.execute(
+    await installation.conn.execute(
         "create table rota.job_runs_20200101 partition of rota.job_runs "
         "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
     )
-    await ground.conn.execute("create view report as select * from rota.job_runs_20200101")
-    await ground.conn.fetch("select * from rota.rotate_ledger()")
+    await installation.conn.execute("create view report as select * from rota.job_runs_20200101")
+    await installation.conn.fetch("select * from rota.rotate_ledger()")
     yield
 
 
@@ -516,13 +516,13 @@ REQUIRED_PACKAGES = {
     ("plant", "code", "check", "finding", "do"), FAULTS, ids=[plant.__name__ for plant, *_ in FAULTS]
 )
 async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
-    ground: Ground, plant: Plant, code: int, check: str, finding: str, do: str
+    installation: Installation, plant: Plant, code: int, check: str, finding: str, do: str
 ) -> None:
     if missing := REQUIRED_PACKAGES.get(plant.__name__):
         pytest.skip(f"the package {missing} is not installed")
-    async with plant(ground):
-        text = await ground.rota("check", **ground.environ)
-        result = await ground.rota("check", "--json", **ground.environ)
+    async with plant(installation):
+        text = await installation.rota("check", **installation.environ)
+        result = await installation.rota("check", "--json", **installation.environ)
 
     assert (text.code, result.code) == (code, code), text.err
 
@@ -537,39 +537,43 @@ async def test_a_planted_fault_is_the_only_finding_and_comes_with_its_remedy(
     assert re.fullmatch(f"{check}: .*{finding}.*\n    .*{do}.*\n", text.out)
 
 
-async def test_a_pooler_with_a_direct_url_is_no_finding(ground: Ground) -> None:
+async def test_a_pooler_with_a_direct_url_is_no_finding(installation: Installation) -> None:
     if find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
-    with pgbouncer(ground.dsn, ground.rota.folder) as pooled:
-        result = await ground.rota("check", "--json", DATABASE_URL=pooled, ROTA_DIRECT_URL=ground.dsn)
+    with pgbouncer(installation.dsn, installation.rota.folder) as pooled:
+        result = await installation.rota("check", "--json", DATABASE_URL=pooled, ROTA_DIRECT_URL=installation.dsn)
     assert (result.code, result.json["findings"]) == (0, [])
 
 
-async def test_control_characters_in_names_do_not_reach_the_terminal(ground: Ground) -> None:
+async def test_control_characters_in_names_do_not_reach_the_terminal(installation: Installation) -> None:
     """Clients that insert jobs choose the names."""
-    evil = "mail\N{RIGHT-TO-LEFT OVERRIDE}\N{LEFT-TO-RIGHT ISOLATE}; rm"
-    await _alive(ground.conn)
-    await make_job(ground.conn, handler=evil, queue=evil)
-    await make_dead_letter(ground.conn, handler=evil, queue=evil)
-    await ground.conn.execute("select rota.pause_queue($1, $1), rota.pause_handler($1, $1)", evil)
+    hostile_name = "mail\N{RIGHT-TO-LEFT OVERRIDE}\N{LEFT-TO-RIGHT ISOLATE}; rm"
+    await _register_daemon(installation.conn)
+    await make_job(installation.conn, handler=hostile_name, queue=hostile_name)
+    await make_dead_letter(installation.conn, handler=hostile_name, queue=hostile_name)
+    await installation.conn.execute("select rota.pause_queue($1, $1), rota.pause_handler($1, $1)", hostile_name)
     lists = (["check"], ["status"], ["queue", "list"], ["handler", "list"], ["job", "list"], ["dead", "summary"])
-    results = {" ".join(each): await ground.rota(*each) for each in (*lists, ["check", "--json"], ["status", "--json"])}
+    results = {
+        " ".join(each): await installation.rota(*each) for each in (*lists, ["check", "--json"], ["status", "--json"])
+    }
 
     for command, result in results.items():
         shown = result.out + result.err
         assert "mail" in shown, command
         assert all(char.isprintable() or char == "\n" for char in shown), command
-    assert any(evil in each["finding"] for each in results["check --json"].json["findings"])
+    assert any(hostile_name in each["finding"] for each in results["check --json"].json["findings"])
     assert "resume 'mail\\u202e\\u2066; rm'" in results["check"].out
 
 
-async def test_a_check_that_the_database_rejects_is_a_finding_and_the_others_still_run(ground: Ground) -> None:
-    await ground.conn.execute("select rota.pause_queue('mail')")
-    await ground.conn.execute("alter table rota.dead_letters rename to dead_letters_elsewhere")
+async def test_a_check_that_the_database_rejects_is_a_finding_and_the_others_still_run(
+    installation: Installation,
+) -> None:
+    await installation.conn.execute("select rota.pause_queue('mail')")
+    await installation.conn.execute("alter table rota.dead_letters rename to dead_letters_elsewhere")
     try:
-        result = await ground.rota("check", "--json")
+        result = await installation.rota("check", "--json")
     finally:
-        await ground.conn.execute("alter table rota.dead_letters_elsewhere rename to dead_letters")
+        await installation.conn.execute("alter table rota.dead_letters_elsewhere rename to dead_letters")
 
     assert result.code == 1
     assert {(each["check"], each["object"]) for each in result.json["findings"]} == {

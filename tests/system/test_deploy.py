@@ -36,8 +36,8 @@ UNIT = DEPLOY / "systemd" / "rota@.service"
 
 def find_tool(name: str) -> str:
     """Return the path of a program; skip the test if it is not installed."""
-    if found := shutil.which(name):
-        return found
+    if tool_path := shutil.which(name):
+        return tool_path
     pytest.skip(f"{name} is not installed here")
 
 
@@ -108,14 +108,14 @@ async def test_a_daemon_reports_ready_status_and_stopping_to_systemd(fleet: Flee
 def exported_metrics() -> dict[str, tuple[str, ...]]:
     """Return metric -> labels of all metrics that a daemon exports, with the names of a scrape."""
     registry = Telemetry(make_logger(level="error", format="json")).registry
-    found = {}
+    tool_path = {}
     for collector in registry._collector_to_names:
         (family,) = collector.collect()
         labels = getattr(collector, "_labelnames", None)
         if labels is None:
             labels = collector._family[2]  # type: ignore[attr-defined]  # our own histogram
-        found[family.name + ("_total" if family.type == "counter" else "")] = tuple(labels)
-    return found
+        tool_path[family.name + ("_total" if family.type == "counter" else "")] = tuple(labels)
+    return tool_path
 
 
 def named_in(text: str) -> set[str]:

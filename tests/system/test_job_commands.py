@@ -76,15 +76,15 @@ async def test_enqueueing_for_an_unknown_handler_warns_and_keeps_the_job(rota: S
     assert unknown.code == 0
     assert "no daemon is alive" in unknown.err
 
-    await _live(conn, handlers=["shop.chain"], queues=["default"])
-    slip = await rota("enqueue", "shop.chian", "--json")
-    lane = await rota("enqueue", "shop.chain", "--queue", "mail", "--json")
-    fine = await rota("enqueue", "shop.chain", "--json")
+    await _register_daemon(conn, handlers=["shop.chain"], queues=["default"])
+    misspelt = await rota("enqueue", "shop.chian", "--json")
+    unserved = await rota("enqueue", "shop.chain", "--queue", "mail", "--json")
+    served = await rota("enqueue", "shop.chain", "--json")
 
-    assert "'shop.chain'" in slip.json["warning"]
-    assert "it waits, no attempt is used" in slip.json["warning"]
-    assert "'mail'" in lane.json["warning"]
-    assert fine.json["warning"] is None
+    assert "'shop.chain'" in misspelt.json["warning"]
+    assert "it waits, no attempt is used" in misspelt.json["warning"]
+    assert "'mail'" in unserved.json["warning"]
+    assert served.json["warning"] is None
     assert await conn.fetchval("select sum(attempt) from rota.jobs") == 0
 
 
@@ -159,14 +159,14 @@ async def test_an_unknown_job_has_an_exit_code_of_its_own(rota: Shell) -> None:
 
 async def test_jobs_are_listed_newest_first_and_filtered(rota: Shell, conn: Connection[Record]) -> None:
     due = await make_job(conn, handler="a")
-    waits = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=60))
+    waiting = await make_job(conn, handler="b", attempt=1, run_at=timedelta(seconds=60))
     dead = await make_dead_letter(conn, handler="a")
 
     async def list_ids(*filters: str) -> list[int]:
         return [job["job_id"] for job in (await rota("job", "list", "--json", *filters)).json]
 
-    assert await list_ids() == sorted([due.job_id, waits.job_id, dead], reverse=True)
-    assert await list_ids("--state", "retrying") == [waits.job_id]
+    assert await list_ids() == sorted([due.job_id, waiting.job_id, dead], reverse=True)
+    assert await list_ids("--state", "retrying") == [waiting.job_id]
     assert sorted(await list_ids("--handler", "a")) == sorted([due.job_id, dead])
     assert await list_ids("--queue", "unknown") == []
     assert len(await list_ids("--limit", "1")) == 1
@@ -174,17 +174,17 @@ async def test_jobs_are_listed_newest_first_and_filtered(rota: Shell, conn: Conn
 
 
 async def test_cancel_ends_a_waiting_job_and_asks_a_running_one(rota: Shell, conn: Connection[Record]) -> None:
-    waits = await make_job(conn)
-    runs = await make_running_job(conn)
+    waiting = await make_job(conn)
+    running = await make_running_job(conn)
 
-    assert (await rota("job", "cancel", waits.job_id, "--note", "moot", "--json")).json["became"] == "cancelled"
-    assert (await rota("job", "cancel", runs.job_id, "--json")).json["became"] == "requested"
-    assert (await rota("job", "cancel", waits.job_id)).code == 1
+    assert (await rota("job", "cancel", waiting.job_id, "--note", "moot", "--json")).json["became"] == "cancelled"
+    assert (await rota("job", "cancel", running.job_id, "--json")).json["became"] == "requested"
+    assert (await rota("job", "cancel", waiting.job_id)).code == 1
 
-    misread = await rota("job", "cancel", waits.job_id, "--before", "2026-01-01T00:00Z")
+    misread = await rota("job", "cancel", waiting.job_id, "--before", "2026-01-01T00:00Z")
     assert (misread.code, "--before" in misread.err) == (2, True)
-    assert (await rota("job", "cancel", runs.job_id, "--force", "--json")).json["became"] == "cancelled"
-    assert await conn.fetchval("select note from rota.job_runs where job_id = $1", waits.job_id) == (
+    assert (await rota("job", "cancel", running.job_id, "--force", "--json")).json["became"] == "cancelled"
+    assert await conn.fetchval("select note from rota.job_runs where job_id = $1", waiting.job_id) == (
         await conn.fetchval("select 'cancelled by ' || session_user || ': moot'")
     )
 
@@ -282,7 +282,7 @@ async def test_discarding_needs_a_reason_and_takes_all_named_dead_letters_or_non
     )
 
 
-async def _live(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
+async def _register_daemon(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
     await conn.execute(
         """
         insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at)

@@ -97,9 +97,9 @@ async def test_resuming_everything_keeps_the_queues_that_were_paused_by_name(
     assert "every queue is paused" in (await rota("queue", "pause", "--all", "--note", "fire")).out
     assert "all queues are still paused" in (await rota("queue", "resume", "bulk")).err
 
-    done = await rota("queue", "resume", "--all")
-    assert "every queue is resumed" in done.out
-    assert "still paused by name: mail" in done.err
+    resumed = await rota("queue", "resume", "--all")
+    assert "every queue is resumed" in resumed.out
+    assert "still paused by name: mail" in resumed.err
     assert await conn.fetchval("select string_agg(queue, ',') from rota.queues where paused") == "mail"
 
 
@@ -169,12 +169,12 @@ async def test_jobs_are_cancelled_by_filter_in_batches(rota: Shell, conn: Connec
     assert (await rota("job", "cancel")).code == 2
     assert (await rota("job", "cancel", "--handler", "bad", "--force")).code == 2
 
-    dry = await rota("job", "cancel", "--handler", "bad", "--dry-run", "--json")
-    assert dry.json == {"dry_run": True, "cancelled": 2500, "requested": 1}
+    dry_run = await rota("job", "cancel", "--handler", "bad", "--dry-run", "--json")
+    assert dry_run.json == {"dry_run": True, "cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs") == 2503
 
-    done = await rota("job", "cancel", "--handler", "bad", "--note", "a loop", "--json")
-    assert done.json == {"cancelled": 2500, "requested": 1}
+    resumed = await rota("job", "cancel", "--handler", "bad", "--note", "a loop", "--json")
+    assert resumed.json == {"cancelled": 2500, "requested": 1}
     assert await conn.fetchval("select count(*) from rota.jobs where handler = 'good'") == 2
     assert (
         await conn.fetchval("select sum(affected) from rota.audit where action = 'cancel many' and reason = 'a loop'")
@@ -193,8 +193,8 @@ async def test_the_summary_of_dead_letters_names_a_sample_of_each_kind(rota: She
     assert all(g["oldest"] <= g["newest"] for g in groups)
     assert str(first[-1]) in (await rota("dead", "summary")).out
 
-    dry = await rota("dead", "redrive", "--handler", "a", "--dry-run")
-    assert "dry run: 3 dead letters would be redriven; 1 at-most-once jobs would be skipped" in dry.out
+    dry_run = await rota("dead", "redrive", "--handler", "a", "--dry-run")
+    assert "dry run: 3 dead letters would be redriven; 1 at-most-once jobs would be skipped" in dry_run.out
 
 
 async def test_lists_of_handlers_and_dead_letters_are_limited_to_a_hundred_lines(

@@ -274,14 +274,14 @@ async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     await fleet.enqueue(handler, {"pids": str(pids)})
     await eventually(pids.exists, what="the family")
     family = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
-    keepers = keepers_of(daemon.pid)
+    keepers = list_session_keepers(daemon.pid)
     assert len(keepers) == 1
     assert all(is_running(pid) for pid in family)
     daemon.kill()
     await eventually(lambda: not any(is_running(pid) for pid in (*family, *keepers)), within=5, what="the family's end")
 
 
-def keepers_of(pid: int) -> list[int]:
+def list_session_keepers(pid: int) -> list[int]:
     """Return the processes that watch the daemon and end its handlers' processes when it dies."""
     found = subprocess.run(
         ["pgrep", "-P", str(pid), "-f", "session_keeper"], capture_output=True, text=True, check=False

@@ -148,12 +148,12 @@ async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn
 async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_with_the_reason(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    odd = '"; drop table rota.jobs; -- 🕰 \u202e'
-    assert (await rota("schedule", "add", odd, "h", "--every", "1h")).code in {0, 1}
+    odd_name = '"; drop table rota.jobs; -- 🕰 \u202e'
+    assert (await rota("schedule", "add", odd_name, "h", "--every", "1h")).code in {0, 1}
 
-    fine = 'it\'s "quoted" 🕰'
-    assert (await rota("schedule", "add", fine, "h", "--every", "1h")).code == 0
-    assert (await rota("schedule", "show", fine, "--json")).json["name"] == fine
+    valid_name = 'it\'s "quoted" 🕰'
+    assert (await rota("schedule", "add", valid_name, "h", "--every", "1h")).code == 0
+    assert (await rota("schedule", "show", valid_name, "--json")).json["name"] == valid_name
 
     for arguments, words in (
         (("", "h", "--every", "1h"), "name must be"),
@@ -364,8 +364,8 @@ async def test_backfill_runs_each_past_instant_once(rota: Shell, conn: Connectio
     """A second backfill has nothing to do."""
     await rota("schedule", "add", "hourly", "h", "--cron", "0 * * * *")
     span = ("--from", "2026-03-01T00:00:00Z", "--to", "2026-03-01T06:00:00Z")
-    dry = await rota("schedule", "backfill", "hourly", *span, "--dry-run", "--json")
-    assert (dry.json["instants"], dry.json["enqueued"]) == (6, 0)
+    dry_run = await rota("schedule", "backfill", "hourly", *span, "--dry-run", "--json")
+    assert (dry_run.json["instants"], dry_run.json["enqueued"]) == (6, 0)
     result = await rota("schedule", "backfill", "hourly", *span, "--spread", "1h", "--json")
     assert (result.json["enqueued"], result.json["left_out"]) == (6, 0)
     jobs = await conn.fetch("select scheduled_for, run_at from rota.jobs order by scheduled_for")
@@ -400,8 +400,8 @@ async def test_backfill_of_a_day_with_a_clock_change_follows_the_schedules_setti
     end = start + timedelta(days=1)  # in local time
     span = ("--from", start.isoformat(), "--to", end.isoformat(), "--json")
     await rota("schedule", "add", "s", "h", *columns, "--timezone", "Europe/Berlin")
-    dry = await rota("schedule", "backfill", "s", *span, "--dry-run")
-    assert (dry.json["instants"], dry.json["more"]) == (counts, False)
+    dry_run = await rota("schedule", "backfill", "s", *span, "--dry-run")
+    assert (dry_run.json["instants"], dry_run.json["more"]) == (counts, False)
     assert (await rota("schedule", "backfill", "s", *span)).json["enqueued"] == counts
     assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == counts
 
@@ -412,9 +412,9 @@ async def test_a_backfill_with_too_many_instants_is_rejected_and_a_dry_run_repor
     """Two centuries of seconds are neither counted nor kept in memory."""
     await rota("schedule", "add", "s", "h", "--every", "1s", "--start-at", "1971-01-01T00:00Z")
     span = ("--from", "1970-01-01T00:00Z", "--to", "2199-01-01T00:00Z")
-    dry = await rota("schedule", "backfill", "s", *span, "--dry-run", "--json")
-    assert (dry.code, dry.json["instants"], dry.json["more"]) == (0, 100_000, True)
-    assert dry.json["last"] == ["1971-01-02T03:46:39+00:00"]
+    dry_run = await rota("schedule", "backfill", "s", *span, "--dry-run", "--json")
+    assert (dry_run.code, dry_run.json["instants"], dry_run.json["more"]) == (0, 100_000, True)
+    assert dry_run.json["last"] == ["1971-01-02T03:46:39+00:00"]
     assert "more than 100,000 instants" in (await rota("schedule", "backfill", "s", *span, "--dry-run")).out
 
     refused = await rota("schedule", "backfill", "s", *span)
@@ -426,8 +426,8 @@ async def test_a_backfill_with_too_many_instants_is_rejected_and_a_dry_run_repor
 async def test_sync_reports_and_applies_the_declarations(rota: Shell, conn: Connection[Record]) -> None:
     """A schedule that the code no longer declares is removed only with --prune."""
     sync = ("schedule", "sync", "--app", "shop:app", "--json")
-    dry = await rota(*sync, "--dry-run")
-    assert [each["became"] for each in dry.json["schedules"]] == ["inserted"]
+    dry_run = await rota(*sync, "--dry-run")
+    assert [each["became"] for each in dry_run.json["schedules"]] == ["inserted"]
     assert await conn.fetchval("select count(*) from rota.schedules") == 0
     assert (await rota(*sync)).json["schedules"][0]["became"] == "inserted"
     assert (await rota(*sync)).json["schedules"][0]["became"] == "unchanged"

@@ -68,18 +68,18 @@ async def test_an_older_and_a_newer_daemon_work_together_and_take_over_from_each
         return not await fleet.value("select exists (select from rota.jobs where job_id = any ($1))", job_ids)
 
     await eventually(lambda: has_ended([*jobs, *flaky]), within=60, what="the end of all jobs")
-    ran = await fleet.fetch("select pid, count(*) from executions group by pid")
-    assert {row["pid"] for row in ran} == {old.pid, new.pid}
+    executions = await fleet.fetch("select pid, count(*) from executions group by pid")
+    assert {row["pid"] for row in executions} == {old.pid, new.pid}
     assert await fleet.value("select count(*) from effects") == len(jobs)
 
     # The older daemon dies first, then the newer one. An older daemon takes over its job, as in a rollback.
-    for dies, lives in ((old, new), (new, None)):
-        with stopped(lives) if lives else nullcontext():
+    for victim, survivor in ((old, new), (new, None)):
+        with stopped(survivor) if survivor else nullcontext():
             job = await fleet.enqueue("work", {"seconds": 600})
             (execution,) = await fleet.wait_for_execution(job)
-        assert execution["pid"] == dies.pid
-        dies.kill()
-        other = lives or fleet.daemons.start()
+        assert execution["pid"] == victim.pid
+        victim.kill()
+        other = survivor or fleet.daemons.start()
         *_, last = await fleet.wait_for_execution(job, 2)
         assert last["pid"] == other.pid
         assert await fleet.value("select rota.cancel($1)", job) == "requested"

@@ -211,9 +211,9 @@ async def test_a_migration_without_a_transaction_is_resumed_where_it_failed(
     assert await conn.fetchval("select count(*) from rota.migrations") == before
 
     await conn.execute("delete from rota.jobs")
-    done = await module.migrate(database.dsn)
+    migrated = await module.migrate(database.dsn)
 
-    assert list(done.applied) == ["9998_index", "9999_later"]
+    assert list(migrated.applied) == ["9998_index", "9999_later"]
     assert await conn.fetchval(SELECT_INDEX_IS_VALID) is True
     assert await conn.fetchval("select schema_version from rota.meta") == module.VERSION
     assert await module.list_missing(database.dsn) == []
@@ -238,10 +238,10 @@ async def test_the_printed_sql_runs_a_concurrent_index_build_outside_a_transacti
     try:
         await root.execute(f"create database {name}")
         psql = [str(find_bindir() / "psql"), "-v", "ON_ERROR_STOP=1", "-qXf", "-", server.dsn_for(name)]
-        done = await asyncio.to_thread(
+        migrated = await asyncio.to_thread(
             subprocess.run, psql, input=module.script(), capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert migrated.returncode == 0, migrated.stderr
         assert await module.list_missing(server.dsn_for(name)) == []
     finally:
         await root.execute(f"drop database if exists {name} with (force)")
