@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-import rota.lifecycle.dispatcher as dispatcher_module
 import rota.services.presence as presence_module
 from factories import no_checks
 from in_process_daemons import final_outcome, insert_job, ledger_rows, live_row, run_node, wait_for_claim
 from rota.db import queries, server_reports
-from rota.lifecycle import lanes
+from rota.lifecycle import lanes, refused_jobs
 from schedule_rows import make_schedule
 from waiting import eventually
 
@@ -402,7 +401,7 @@ async def test_a_row_that_rejects_its_claim_blocks_no_other_job(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user's trigger raises for one row: that job is set aside for a while, and the log names it."""
-    monkeypatch.setattr(dispatcher_module, "SET_ASIDE_SECONDS", 0.5)
+    monkeypatch.setattr(refused_jobs, "SET_ASIDE_SECONDS", 0.5)
     order: list[int] = []
     await conn.execute(
         """
@@ -435,7 +434,7 @@ async def test_jobs_set_aside_are_listed_and_their_number_is_bounded(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rejected jobs than the limit neither stop the dispatcher nor block a claimable job."""
-    monkeypatch.setattr(dispatcher_module, "MAX_SET_ASIDE", 3)
+    monkeypatch.setattr(refused_jobs, "MAX_SET_ASIDE", 3)
     monkeypatch.setattr(presence_module.Presence, "interval", timedelta(seconds=0.2))
     await conn.execute(
         """

@@ -19,6 +19,7 @@ from rota.db.queries import ANY_TIME, Claimed, DueJob
 from rota.domain.job import Claim, FenceToken, NodeId, Suspects
 from rota.lifecycle import dispatcher as dispatcher_module
 from rota.lifecycle import lanes as lanes_module
+from rota.lifecycle import refused_jobs as refused_jobs_module
 from rota.lifecycle import running as running_module
 from rota.lifecycle.dispatcher import Dispatcher
 from rota.lifecycle.lanes import LANE_IDLE_SECONDS
@@ -277,7 +278,7 @@ class Model:
 
     def check_nothing_is_hidden(self) -> None:
         """No due job may wait beside a free slot of its group for more than a poll interval."""
-        for row in self.due(self.dispatcher._set_aside):
+        for row in self.due(self.dispatcher._refused.job_ids):
             since = self.free_since.get(self.dispatcher._lanes.group(row.queue))
             if since is not None:
                 assert min(self.waited(row), self.now - since) <= self.bound(row), f"{row} waits beside a free slot"
@@ -301,10 +302,11 @@ async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
 ) -> None:
     """C9: floors, sweeps, pages of queues and probation, whatever comes late, back-dated, refused or beside a full group."""
     model = Model(seed)
-    for timed in (dispatcher_module, running_module):
+    for timed in (dispatcher_module, running_module, refused_jobs_module):
         monkeypatch.setattr(timed, "boottime", model.boottime)
     monkeypatch.setattr(dispatcher_module, "connection", model.connection)
-    monkeypatch.setattr(dispatcher_module, "queries", model)
+    for asking in (dispatcher_module, refused_jobs_module):
+        monkeypatch.setattr(asking, "queries", model)
     monkeypatch.setattr(dispatcher_module, "backoff_pause", lambda _: 0.05)
     for module in (dispatcher_module, lanes_module):
         monkeypatch.setattr(module, "MAX_LISTED_QUEUES", PAGE)

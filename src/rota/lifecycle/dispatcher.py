@@ -1,7 +1,7 @@
 """Claim due jobs, never more than the free slots, and start them.
 
-`lanes` decides which lanes a look searches, and `suspects` how many jobs that lost their worker twice may run at once. A row that
-can't be claimed is set aside, and the claim is repeated without it.
+`lanes` decides which lanes a look searches, `suspects` how many jobs that lost their worker twice may run at once, `slots` how many
+jobs are claimed ahead, and `refused_jobs` when a job is tried again whose row can't be claimed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salva
 from rota.domain.job import Suspects
 from rota.handlers.attempt import Attempt
 from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_GROUP, Lanes
+from rota.lifecycle.refused_jobs import RefusedJobs
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, is_cancel_pending
 
@@ -46,24 +47,6 @@ BUSY_SECONDS = 0.02
 
 SUSPECT_CHECK_SECONDS = 10.0
 """Seconds between two searches for suspects while there are none."""
-
-SET_ASIDE_SECONDS = 10.0
-"""How long a job is not claimed again after the database refused its claim."""
-
-SET_ASIDE_BLOCK = 100
-"""For each block of this many jobs set aside, further ones wait SET_ASIDE_SECONDS longer.
-
-With a fixed time, the first refused jobs would return before the looks have reached the jobs behind the last one.
-"""
-
-MAX_SET_ASIDE = 10_000
-"""Most jobs set aside at a time, to bound the claim's parameters. Further refused jobs are tried again at each look."""
-
-VALUE_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
-"""Server errors about a row's own values. An error with a context was raised by a trigger and does not count.
-
-A claim can violate a constraint because rows stored before a NOT VALID constraint are checked at their next update.
-"""
 
 
 @dataclass(slots=True)
@@ -131,12 +114,9 @@ class Dispatcher:
         self._poll = poll_interval.total_seconds()
         self._start = start
         self._on_idle = on_idle
-        self._alert = alert
-        self._job_ended = job_ended
+        self._refused = RefusedJobs(telemetry, alert=alert, job_ended=job_ended)
         self._has_handlers = bool(handlers)
         self._lanes = Lanes(handlers, queues, poll=self._poll)
-        self._set_aside: dict[int, float] = {}
-        """job_id of a refused claim -> when the job may be claimed again."""
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
         """When to search for suspects again."""
@@ -194,7 +174,7 @@ class Dispatcher:
         self._monitor.record_success(self.name)
         self._telemetry.service_ran(self.name)
         self._running.end_look(limited=self._on_idle is not None or not self._running.has_free_slots_everywhere())
-        if self._on_idle is not None and look.no_suspects and not self._set_aside and self._lanes.is_idle():
+        if self._on_idle is not None and look.no_suspects and not self._refused and self._lanes.is_idle():
             self._on_idle()
         return self._pause_after(look)
 
@@ -219,7 +199,7 @@ class Dispatcher:
 
     async def _claim(self, db: Connection) -> Look:
         look, lanes, now = Look(), self._lanes, boottime()
-        self._set_aside = {job_id: until for job_id, until in self._set_aside.items() if until > now}
+        self._refused.drop_expired(now)
         lanes.begin_look(now, active=len(self._running) > 0)
         suspects_first = self._suspects_first
         if suspects_first:
@@ -304,9 +284,8 @@ class Dispatcher:
         total = sum(groups.values()) if at_most is None else at_most
 
         async def claim(only: Sequence[int] | None) -> Claimed:
-            sent_at = (
-                boottime()
-            )  # before the claim is sent, so that this node takes the lease to end before the database does
+            # Before the claim is sent, so that for this node the lease ends before it ends for the database.
+            sent_at = boottime()
             free = self._running.groups() if suspects else self._running.claimable()
             found = await queries.claim_due_jobs(
                 db,
@@ -318,7 +297,7 @@ class Dispatcher:
                 lease=self._lease,
                 known=known,
                 only=only,
-                skipped=list(self._set_aside),
+                skipped=self._refused.job_ids,
             )
             self.reached = boottime()
             self._start_claimed(found, sent_at=sent_at, suspects=suspects)
@@ -339,17 +318,17 @@ class Dispatcher:
                     await self._after_refused_claim(db, error)
                 raise
 
-        async def put_aside(job: DueJob, error: Exception) -> Claimed:
-            await self._put_aside(db, job, error)
+        async def refuse(job: DueJob, error: Exception) -> Claimed:
+            await self._refused.add(db, job, error)
             return Claimed([])
 
         await claim([])  # raises if the database refuses the statement itself, for any row
         due = await queries.find_due_jobs(
-            db, lanes=lanes, suspects=suspects, skipped=list(self._set_aside), limit=total
+            db, lanes=lanes, suspects=suspects, skipped=self._refused.job_ids, limit=total
         )
         merged = Look()
         claims = []
-        for found in await salvage(due, claim_some, put_aside):
+        for found in await salvage(due, claim_some, refuse):
             claims += found.claims
             merged.add(found)
         return Claimed(claims, next_in=merged.next_in)
@@ -376,44 +355,6 @@ class Dispatcher:
         if isinstance(error, ROW_CLIENT_ERRORS):
             # The driver could not read the answer, so the claim has committed: give the jobs back.
             await self._return_orphans(db)
-
-    async def _put_aside(self, db: Connection, job: DueJob, error: Exception) -> None:
-        """Bury a job whose own values make its claim fail. Set it aside if a trigger or a constraint refuses the claim."""
-        kind = type(error).__name__
-        attempts = None
-        if isinstance(error, ROW_CLIENT_ERRORS) or (isinstance(error, VALUE_ERRORS) and error.context is None):
-            try:
-                attempts = await queries.bury_unclaimable_job(
-                    db,
-                    job_id=job.job_id,
-                    error_kind=kind,
-                    error="the database can't claim this job because of its own values, such as an interval out of range",
-                    alert=self._alert,
-                )
-            except asyncpg.PostgresError as refused:
-                if fault_of(refused) is not Fault.ROW:
-                    raise
-        if attempts is not None:
-            self._telemetry.job_settled(
-                job_id=job.job_id,
-                handler=job.handler,
-                queue=job.queue,
-                settlement="dead",
-                outcome="unclaimable",
-                attempt=attempts,
-                seconds=None,
-                kind=kind,
-                reason="permanent",
-                do=f"rota dead show {job.job_id}, and discard it",
-            )
-            if job.schedule_id is not None and self._job_ended is not None:
-                self._job_ended(job.schedule_id, False)
-            return
-        seconds = 0.0
-        if (count := len(self._set_aside)) < MAX_SET_ASIDE:
-            seconds = SET_ASIDE_SECONDS * (1 + count // SET_ASIDE_BLOCK)
-            self._set_aside[job.job_id] = boottime() + seconds
-        self._telemetry.row_refused("claim", error, again_in=seconds, **job._asdict())
 
     def _groups(self) -> dict[str, int]:
         """Return the free slots to fill in one claim.
