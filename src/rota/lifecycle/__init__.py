@@ -14,9 +14,11 @@
                                                  '--> rota.job_runs, rota.dead_letters
 
     wake              when to look: after a notification, a freed slot, a pause, or the order to stop
-    dispatcher        due rows -> claims, never more than the free slots
+    dispatcher        due rows -> claims
       lanes           which lanes a claim searches and when: floors, sweeps, pages of queues
+      slots           how many jobs may run, and how many are claimed ahead of the slots while jobs are quick
       suspects        how many jobs that lost their worker twice may run at once
+      refused_jobs    when a job is tried again whose row the database refuses
     executor          claim -> call of the handler, with its timeout and interruption
       call_outcome    what the call did -> outcome
     heartbeat         extends the leases of this node's attempts, on its own thread
