@@ -230,6 +230,18 @@ class IsolatedNetwork:
         _ip("-n", self.name, "neigh", "add", "203.0.113.1", "lladdr", "02:00:00:00:00:99", "dev", card)
         return "203.0.113.1"
 
+    def add_host(self) -> str:
+        """Return a second address of ours, which go_dark() can cut off alone."""
+        _ip("addr", "add", "203.0.113.2/32", "dev", self.cable)
+        _ip("-n", self.name, "route", "add", "203.0.113.2/32", "dev", self.cable[:-1] + "b")
+        return "203.0.113.2"
+
+    def go_dark(self, host: str) -> None:
+        """Drop all packets from and to this address silently."""
+        card = self.cable[:-1] + "b"
+        _ip("-n", self.name, "neigh", "replace", host, "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", card)
+        _ip("addr", "del", f"{host}/32", "dev", self.cable)
+
     def cut(self) -> None:
         """Drop all packets silently."""
         _ip("link", "set", self.cable, "down")

@@ -14,7 +14,7 @@ from rota.config.database_url import DatabaseUrl
 from rota.db import pool
 from rota.db.connecting import NoServerFits, host_addresses
 from rota.db.server import READ_ONLY, Server, ServerHistory
-from rota.db.sessions import KEEPALIVES, RESET_SESSION, STATEMENT_SECONDS
+from rota.db.sessions import KEEPALIVES, RESET_SESSION, STATEMENT_SECONDS, UNACKNOWLEDGED_SECONDS
 from rota.db.sql import SQL
 from rota.errors import ConfigError
 from rota.runtime.clock import boottime
@@ -81,7 +81,7 @@ def connect(login: Login) -> psycopg.Connection[Any]:
             application_name=name,
             options=options or None,
             connect_timeout=_connect_seconds(login.url),
-            tcp_user_timeout=int(STATEMENT_SECONDS * 1000),
+            tcp_user_timeout=int(UNACKNOWLEDGED_SECONDS * 1000),
             **keepalives,
         )
 

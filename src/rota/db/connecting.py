@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from asyncpg import connect_utils
 from asyncpg.connect_utils import SessionAttribute
 
 from rota.config.database_url import DatabaseUrl
+from rota.db.sessions import UNACKNOWLEDGED_SECONDS
 from rota.runtime.forks import close_in_child
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ CONNECT_SECONDS = 9.0
 
 CLOSE_SECONDS = 2.0
 """Limit for closing. Over a dead network link, closing would never return."""
+
+FIRST_TRY_SECONDS = 2.0
+"""Each of several hosts gets this long at first. If none answers in time, each gets its share of what is left of the limit."""
 
 UNRESPONSIVE_SECONDS = 30.0
 """A host that did not answer is tried after the other hosts for this long."""
@@ -78,7 +84,9 @@ async def open_connection(
             raise
         conn = await _try_hosts(url, limit, accept, only, options)
     transport: Any = getattr(conn, "_transport")  # noqa: B009  the driver has no public name for it
-    close_in_child(conn, transport.get_extra_info("socket"))
+    link = transport.get_extra_info("socket")
+    close_in_child(conn, link)
+    _limit_silence(link)
     return conn
 
 
@@ -86,6 +94,23 @@ async def close_connection(conn: asyncpg.Connection) -> None:
     """Close the connection within a time limit. Over a dead network link it is dropped."""
     with suppress(*FAILED):
         await conn.close(timeout=CLOSE_SECONDS)
+
+
+def mark_unresponsive(conn: Any) -> None:
+    """Try the other hosts of the URL first for some time, because a statement on this connection got no answer."""
+    _unresponsive_until[conn._addr] = time.monotonic() + UNRESPONSIVE_SECONDS  # noqa: SLF001
+
+
+def _limit_silence(link: Any) -> None:
+    """Drop the connection when the other machine has acknowledged nothing for UNACKNOWLEDGED_SECONDS, idle or not."""
+    if link.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    with socket.socket(fileno=os.dup(link.fileno())) as copy:  # uvloop's sockets have no setsockopt()
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(UNACKNOWLEDGED_SECONDS / 2))
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS * 1000))
 
 
 def host_addresses(target: Target) -> list[Address]:
@@ -116,39 +141,42 @@ async def _try_hosts(
     if wanted == SessionAttribute.prefer_standby:  # with a single host, the driver would accept any server
         attributes = [SessionAttribute.standby, SessionAttribute.any]
     attempts = [(address, attribute) for attribute in attributes for address in sorted(addresses, key=_is_unresponsive)]
+    several = len(attempts) > 1
     deadline = time.monotonic() + limit
     failures: list[tuple[Address, Exception]] = []
-    for number, (address, attribute) in enumerate(attempts):
-        share = (deadline - time.monotonic()) / (len(attempts) - number)
-        seconds = max(0.1, min(share, url.connect_timeout or share))
-        if address in _unresponsive_until:  # other callers skip the host until this attempt has ended
-            _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
-        host, port = (address, 5432) if isinstance(address, str) else address
-        try:
-            async with asyncio.timeout(seconds):
-                conn = await asyncpg.connect(
-                    dsn,
-                    host=host,
-                    port=port,
-                    # Looked up before, because the password file is matched against all hosts of the URL.
-                    password=parameters.password,
-                    target_session_attrs=attribute,
-                    **options,
-                )
-                try:
-                    if accept is not None:
-                        await accept(conn)
-                except BaseException:
-                    conn.terminate()
-                    raise
-        except FAILED as error:
-            if isinstance(error, TimeoutError):
+    for most in [url.connect_timeout] if url.connect_timeout else [FIRST_TRY_SECONDS, limit] if several else [limit]:
+        unanswered = []
+        for number, (address, attribute) in enumerate(attempts):
+            share = (deadline - time.monotonic()) / (len(attempts) - number)
+            if address in _unresponsive_until:  # other callers skip the host until this attempt has ended
                 _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
-            failures.append((address, error))
-        else:
-            _unresponsive_until.pop(address, None)
-            opened: asyncpg.Connection = conn
-            return opened
+            host, port = (address, 5432) if isinstance(address, str) else address
+            try:
+                async with asyncio.timeout(max(0.1, min(share, most))):
+                    conn: asyncpg.Connection = await asyncpg.connect(
+                        dsn,
+                        host=host,
+                        port=port,
+                        # Looked up before, because the password file is matched against all hosts of the URL.
+                        password=parameters.password,
+                        target_session_attrs=attribute,
+                        **options,
+                    )
+                    try:
+                        if accept is not None:
+                            await accept(conn)
+                    except BaseException:
+                        conn.terminate()
+                        raise
+            except FAILED as error:
+                if isinstance(error, TimeoutError):
+                    _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
+                    unanswered.append((address, attribute))
+                failures.append((address, error))
+            else:
+                _unresponsive_until.pop(address, None)
+                return conn
+        attempts = unanswered
     raise _combined_error(failures)
 
 

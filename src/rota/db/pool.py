@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
 
-from rota.db.connecting import open_connection
+from rota.db.connecting import host_addresses, mark_unresponsive, open_connection
 from rota.db.salvage import LOST
-from rota.db.sessions import STATEMENT_SECONDS, HandlerConnection, handler_session_settings, own_session_options
+from rota.db.sessions import (
+    FAILOVER_STATEMENT_SECONDS,
+    STATEMENT_SECONDS,
+    HandlerConnection,
+    handler_session_settings,
+    own_session_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -59,9 +65,13 @@ async def connection(pool: Pool, patience: float = STATEMENT_SECONDS) -> AsyncIt
     try:
         with raising_connection_lost(conn):
             yield conn
-    except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
-        # Without this, a dead connection, or one to a server that has become a standby, would go back to the pool.
+    except (TimeoutError, asyncpg.ReadOnlySQLTransactionError) as error:
+        # Without this, a dead connection, or one to a server that has become a standby, would go back to the pool. The idle ones
+        # probably lead to the same server.
+        expire_connections(pool)
         with suppress(*LOST):
+            if isinstance(error, TimeoutError):
+                mark_unresponsive(conn)
             conn.terminate()
         raise
     finally:
@@ -89,10 +99,9 @@ async def open_pool(
     route: Route,
     name: str,
     size: int,
-    patience: float = STATEMENT_SECONDS,
     on_connect: Accept,
 ) -> Pool:
-    """Open the pool for the daemon's own statements. `patience` is the limit for a statement in seconds.
+    """Open the pool for the daemon's own statements.
 
     `on_connect` runs before a new connection is used. If it raises a transient error, the next host of the URL is tried.
     """
@@ -106,7 +115,7 @@ async def open_pool(
         min_size=0,
         max_size=size,
         reset=keep_session,
-        command_timeout=patience,
+        command_timeout=STATEMENT_SECONDS if len(host_addresses(target)) < 2 else FAILOVER_STATEMENT_SECONDS,
         max_inactive_connection_lifetime=IDLE_SECONDS,
         **own_session_options(route, name),
     )

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 STATEMENT_SECONDS = 10.0
 """A statement without an answer after this time is treated as a lost connection."""
 
+FAILOVER_STATEMENT_SECONDS = 5.0
+"""The same limit for a URL with several hosts: jobs have to run on another host within ten seconds."""
+
+UNACKNOWLEDGED_SECONDS = 4.0
+"""A connection is dropped if the server's machine acknowledges no packet for this long."""
+
 KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "4"}
 """The server notices within 13 seconds that a client is unreachable, and rolls back its open transaction."""
 
