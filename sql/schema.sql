@@ -2153,6 +2153,7 @@ CREATE TABLE rota.jobs (
     CONSTRAINT "idempotency_key must have 1 to 500 characters" CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 500))),
     CONSTRAINT "idempotency_key must not begin with rota:" CHECK ((NOT starts_with(idempotency_key, 'rota:'::text))),
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK (((state = 'running'::text) OR (((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease)))),
+    CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((state = 'running'::text) OR ((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536)))),
     CONSTRAINT "payload must be at most 1 MiB as text, and at most 100 deep" CHECK (((state = 'running'::text) OR

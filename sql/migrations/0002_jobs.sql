@@ -17,7 +17,9 @@ create table rota.jobs (
     start_by          timestamptz
         constraint "start_by must lie between the years 1970 and 2200" check (start_by >= timestamptz '1970-01-01 00:00:00+00' and start_by < timestamptz '2200-01-01 00:00:00+00'),
     attempt           integer not null default 0,
-    losses            integer not null default 0,
+    losses            integer not null default 0
+        -- The claim searches for losses / 2 = 0 and 1. The third loss in a row ends the job.
+        constraint "losses must lie between 0 and 3" check (losses between 0 and 3),
     releases          integer not null default 0,
     max_attempts      integer
         constraint "max_attempts must lie between 1 and 1000" check (max_attempts between 1 and 1000),

@@ -125,6 +125,13 @@ async def test_functions_refuse_the_same_values(conn: Connection[Record], call: 
     assert refused.value.sqlstate in {"23514", "22008", "RT006"}, refused.value
 
 
+@pytest.mark.parametrize("losses", [-1, 4])
+async def test_the_owner_cannot_store_losses_that_no_claim_searches(conn: Connection[Record], losses: int) -> None:
+    """Such a job would be neither claimed nor reported."""
+    with pytest.raises(asyncpg.CheckViolationError, match="losses must lie between 0 and 3"):
+        await conn.execute("insert into rota.jobs (handler, losses) values ('h', $1)", losses)
+
+
 async def test_one_bad_dead_letter_keeps_no_other_from_being_redriven(conn: Connection[Record]) -> None:
     """Dead letters have no constraints on intervals: they hold whatever the job's row held."""
     await conn.execute(
