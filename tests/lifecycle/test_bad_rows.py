@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import pytest
 
 import rota
 from factories import no_checks
-from in_process_daemons import dead_letter, final_outcome, insert_job, run_node
+from in_process_daemons import dead_letter, final_outcome, gated_app, insert_job, ledger_rows, run_node
+from rota.lifecycle import refused_jobs, settle
 from schedule_rows import Planner, dispositions, make_due, make_schedule
+from waiting import eventually
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -152,6 +155,71 @@ async def test_a_success_that_cannot_be_stored_becomes_a_dead_letter_and_is_not_
 
     assert (dead["attempt"], dead["error_kind"]) == (1, "SettlementRejected")
     assert "the attempt succeeded" in dead["error"]
+
+
+async def drop_changes(conn: Connection[Record], trigger: str) -> None:
+    """Make a user's trigger that drops changes of rota.jobs without an error."""
+    await conn.execute(
+        f"""
+        create function public.drop_change() returns trigger language plpgsql as $$ begin return null; end $$;
+        create trigger drop_change {trigger} execute function public.drop_change();
+        """
+    )
+
+
+async def test_jobs_whose_claims_a_trigger_drops_are_reported_and_block_no_other_jobs(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing else is claimed, the daemon is not ready."""
+    monkeypatch.setattr(refused_jobs, "IGNORED_SECONDS", 0.2)
+    monkeypatch.setattr(refused_jobs, "SET_ASIDE_SECONDS", 0.5)
+    await drop_changes(conn, "before update on rota.jobs for each row when (old.unique_key = 'dropped')")
+    async with run_node(database.dsn, failing_app(), queues={"default": 1}) as node:
+        dropped = await insert_job(conn, "work", unique_key="'dropped'")
+        refused = await node.wait_for_event("row.refused", doing="claim", job_id=dropped)
+        assert refused["kind"] == "ChangeIgnored"
+        await eventually(lambda: node.daemon.readiness().reasons, what="the node not ready")
+        (reason,) = node.daemon.readiness().reasons
+        assert reason.startswith(f"claims of job {dropped} have changed nothing for")
+
+        other = await insert_job(conn, "work")
+        assert await final_outcome(conn, other) == "succeeded"
+        await conn.execute("drop trigger drop_change on rota.jobs")
+        assert await final_outcome(conn, dropped) == "succeeded"
+        await eventually(lambda: not node.daemon.readiness().reasons, what="the node ready")
+        assert all(service.well for service in node.daemon.services())
+
+
+async def test_a_job_whose_settlement_a_trigger_drops_is_reported_and_not_run_again(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is settled once the trigger is gone."""
+    monkeypatch.setattr(settle, "LOCKED_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(settle, "IGNORED_RETRY_SECONDS", 0.1)
+    await drop_changes(conn, "before delete on rota.jobs for each row")
+    async with run_node(database.dsn, failing_app()) as node:
+        job_id = await insert_job(conn, "work")
+        refused = await node.wait_for_event("row.refused", doing="settlement", job_id=job_id)
+        assert refused["kind"] == "ChangeIgnored"
+        await conn.execute("drop trigger drop_change on rota.jobs")
+        assert await final_outcome(conn, job_id) == "succeeded"
+        assert [run["attempts"] for run in await ledger_rows(conn, job_id)] == [1]
+
+
+async def test_a_job_whose_extension_of_the_lease_a_trigger_drops_is_reported(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Its lease ends, as if the heartbeat had not come."""
+    await drop_changes(
+        conn, "before update on rota.jobs for each row when (old.state = 'running' and new.state = 'running')"
+    )
+    go = asyncio.Event()
+    async with run_node(database.dsn, gated_app(go, [])) as node:
+        job_id = await insert_job(conn, "wait")
+        refused = await node.wait_for_event("row.refused", doing="heartbeat", job_id=job_id)
+        assert refused["kind"] == "ChangeIgnored"
+        await conn.execute("drop trigger drop_change on rota.jobs")
+        go.set()
 
 
 BAD_SCHEDULES = {

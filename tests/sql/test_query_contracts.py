@@ -150,6 +150,7 @@ def test_a_claim_is_built_from_the_columns_in_their_order() -> None:
         "others",
         "due_lanes",
         "due_from",
+        "ignored",
     ]
     kinds = [PYTHON_NAMES[c.type] for c in columns[: len(fields) - 1]]
     assert kinds == ["int" if f.name == "fence_token" else f.type for f in fields[:-1]]

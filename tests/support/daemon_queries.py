@@ -57,7 +57,7 @@ async def claim(
 
 async def extend(
     conn: Connection[Record], *held: tuple[int, int], node: UUID = NODE
-) -> dict[FenceToken, tuple[bool, bool]]:
+) -> dict[FenceToken, tuple[bool | None, bool]]:
     """Beat once: token -> (extended, cancel requested) of what is still the node's."""
     return await queries.extend_leases(conn, node=NodeId(node), claims=_fenced(held), grace=GRACE, patience=10)
 

@@ -15,12 +15,13 @@
 --   $12 known           text[]         queues that the caller knows, for the column others; null: others is false
 --   $13 only            int8[]         claim only these job_ids; null: all
 --   $14 skipped         int8[]         never claim these job_ids; null: none
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?, due_lanes int4[]?, due_from timestamptz[]?
--- The last row is no job: only its last four columns are set. They are null in the other rows, which makes these cheap to send.
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?, due_lanes int4[]?, due_from timestamptz[]?, ignored int8[]?
+-- The last row is no job: only its last five columns are set. They are null in the other rows, which makes these cheap to send.
 --   next_in        time until the earliest future run_at in the lanes
 --   others         whether a queue outside of $12 has scheduled jobs
 --   due_lanes      the numbers, from 1, of the lanes that had a due job before this claim, and
 --   due_from       the run_at of the first due job of each (null: before the year 1000)
+--   ignored        job_ids that were locked for this claim and yet not changed: a trigger dropped the change, or the row had just changed
 --   scheduled_for  null: equal to run_at
 --   created_at     null: before the year 1000 or after 8000
 --   lease          null: equal to $11
@@ -55,10 +56,10 @@ with lane as materialized (
       and not exists (select from rota.queues where queue = '*' and paused)
 ),
 due as materialized (
-    select group_jobs.row_id
+    select group_jobs.row_id, group_jobs.job_id
     from unnest($2::text[], $3::int4[]) as slot_group (slot_group, slots)
     cross join lateral (
-        select locked.row_id
+        select locked.row_id, locked.job_id
         from (
             select lane.queue, lane.handler, lane.priority, lane.run_at
             from lane
@@ -67,7 +68,7 @@ due as materialized (
             order by lane.priority, lane.run_at
         ) as lane
         cross join lateral (
-            select job.ctid as row_id
+            select job.ctid as row_id, job.job_id
             from rota.jobs as job
             where job.state = 'scheduled'
               and job.queue = lane.queue
@@ -152,7 +153,7 @@ select
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule, null::interval as next_in, null::bool as others, null::int4[] as due_lanes,
-    null::timestamptz[] as due_from
+    null::timestamptz[] as due_from, null::int8[] as ignored
 from claimed
 union all
 select
@@ -178,4 +179,8 @@ select
         from lane
         where lane.run_at <= now()
         order by lane.number
-    )
+    ),
+    case
+        when (select count(*) from due) > (select count(*) from claimed)
+        then array(select due.job_id from due where due.job_id not in (select claimed.job_id from claimed))
+    end

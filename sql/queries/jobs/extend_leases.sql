@@ -5,6 +5,7 @@
 --   $4 grace         interval   how far a lease may reach beyond the job's timeout, to leave time for settling it
 --   -> fence_token int8?, extended bool?, cancel_requested bool?
 -- A token that is not returned is lost. If extended is false, another session has the row locked: try again.
+-- If it is null, a trigger dropped the change.
 -- index: jobs_pkey (0002)
 -- The lock is taken in a lateral subquery, so that the planner uses the primary key whatever its statistics say. `offset 0` keeps
 -- the planner from looking up each row three times.
@@ -36,7 +37,10 @@ extended_jobs as (
 )
 select
     owned.fence_token,
-    owned.fence_token in (select extended_jobs.fence_token from extended_jobs) as extended,
+    case
+        when owned.fence_token in (select extended_jobs.fence_token from extended_jobs) then true
+        when owned.job_id not in (select locked_jobs.job_id from locked_jobs) then false
+    end as extended,
     (select true from rota.cancel_requests as request where request.job_id = owned.job_id) is not null as cancel_requested
 from (
     select

@@ -42,6 +42,8 @@ class Claimed(NamedTuple):
     """Whether other queues than `known` have scheduled jobs."""
     due_lanes: Sequence[Lane] = ()
     """The lanes that had a due job before the claim, each with the run_at of the first one."""
+    ignored: Sequence[int] = ()
+    """Jobs that were locked for the claim and yet not changed."""
 
 
 class DueJob(NamedTuple):
@@ -90,9 +92,9 @@ async def claim_due_jobs(
         only,
         skipped or None,
     )
-    next_in, others, numbers, run_ats = rows.pop()[18:]
+    next_in, others, numbers, run_ats, ignored = rows.pop()[18:]
     due = [(*lanes[number - 1][:4], run_at or ANY_TIME) for number, run_at in zip(numbers, run_ats, strict=True)]
-    return Claimed([Claim(*row[:18]) for row in rows], next_in, others, due)
+    return Claimed([Claim(*row[:18]) for row in rows], next_in, others, due, ignored or ())
 
 
 async def find_due_jobs(
@@ -140,8 +142,11 @@ async def release_claims(db: Connection, *, node: NodeId, claims: Sequence[tuple
 
 async def extend_leases(
     db: Connection, *, node: NodeId, claims: Sequence[tuple[int, FenceToken]], grace: timedelta, patience: float
-) -> dict[FenceToken, tuple[bool, bool]]:
-    """Return token -> (extended, cancel requested) of the claims that the node still has. `patience` is in seconds."""
+) -> dict[FenceToken, tuple[bool | None, bool]]:
+    """Return token -> (extended, cancel requested) of the claims that the node still has. `patience` is in seconds.
+
+    extended: False if another session has the row locked, None if a trigger dropped the change
+    """
     job_ids, tokens = zip(*claims, strict=True)
     rows = await db.fetch(SQL["extend_leases"], node, job_ids, tokens, grace, timeout=patience)
     return {row[0]: (row[1], row[2]) for row in rows}

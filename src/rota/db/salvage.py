@@ -20,6 +20,10 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 
+class ChangeIgnored(Exception):
+    """A statement locked a row but changed nothing: a trigger of the user dropped the change."""
+
+
 class Fault(Enum):
     """The kind of an error."""
 

@@ -45,6 +45,7 @@ class Attempt:
         "on_interrupt",
         "payload",
         "settle_crashes",
+        "settlements_ignored",
         "stop_by",
         "stop_flag",
         "stuck",
@@ -81,6 +82,7 @@ class Attempt:
         """It was settled although its handler still runs."""
         self.ended_at = 0.0
         self.settle_crashes = 0
+        self.settlements_ignored = 0
         self.checkpoint = claim.checkpoint
         self.payload = claim.payload or ""
         """The payload as text; of a large one, only while the attempt runs."""

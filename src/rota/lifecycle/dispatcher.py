@@ -172,6 +172,7 @@ class Dispatcher:
             self._running.end_look(limited=True)
             return pause
         self._monitor.record_success(self.name)
+        self._monitor.record_obstacle(self.name, self._refused.obstacle)
         self._telemetry.service_ran(self.name)
         self._running.end_look(limited=self._on_idle is not None or not self._running.has_free_slots_everywhere())
         if self._on_idle is not None and look.no_suspects and not self._refused and self._lanes.is_idle():
@@ -301,6 +302,7 @@ class Dispatcher:
             )
             self.reached = boottime()
             self._start_claimed(found, sent_at=sent_at, suspects=suspects)
+            self._refused.add_ignored(found)
             return found
 
         try:

@@ -17,7 +17,7 @@ import asyncpg
 from rota.db import pool, queries
 from rota.db.connecting import close_connection
 from rota.db.pool import ConnectionLost, is_connection_lost
-from rota.db.salvage import TRANSIENT, salvage
+from rota.db.salvage import TRANSIENT, ChangeIgnored, salvage
 from rota.db.sessions import STATEMENT_SECONDS
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost, TimedOut
@@ -148,7 +148,7 @@ class Heartbeat:
     def _is_past_stop(self, attempt: Attempt, now: float) -> bool:
         return attempt.stop_by is not None and now > attempt.stop_by
 
-    async def _extend(self, chosen: list[Attempt], patience: float) -> dict[FenceToken, tuple[bool, bool]]:
+    async def _extend(self, chosen: list[Attempt], patience: float) -> dict[FenceToken, tuple[bool | None, bool]]:
         if self._must_reconnect:
             self._must_reconnect = False
             await self.close()
@@ -176,10 +176,10 @@ class Heartbeat:
 
     async def _extend_on(
         self, conn: asyncpg.Connection, claims: list[tuple[int, FenceToken]], patience: float
-    ) -> dict[FenceToken, tuple[bool, bool]]:
+    ) -> dict[FenceToken, tuple[bool | None, bool]]:
         """Extend the leases in one statement. A row that the server refuses is skipped, so its lease ends."""
 
-        async def extend(batch: Sequence[tuple[int, FenceToken]]) -> dict[FenceToken, tuple[bool, bool]]:
+        async def extend(batch: Sequence[tuple[int, FenceToken]]) -> dict[FenceToken, tuple[bool | None, bool]]:
             return await queries.extend_leases(
                 conn,
                 node=self._node,
@@ -188,14 +188,16 @@ class Heartbeat:
                 patience=patience,
             )
 
-        async def refuse(row: tuple[int, FenceToken], error: Exception) -> dict[FenceToken, tuple[bool, bool]]:
+        async def refuse(row: tuple[int, FenceToken], error: Exception) -> dict[FenceToken, tuple[bool | None, bool]]:
             job_id, token = row
             self._telemetry.row_refused("heartbeat", error, job_id=job_id)
             return {token: (False, False)}
 
         return {token: answer for found in await salvage(claims, extend, refuse) for token, answer in found.items()}
 
-    def _on_extended(self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool, bool]], sent_at: float) -> None:
+    def _on_extended(
+        self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool | None, bool]], sent_at: float
+    ) -> None:
         """Take the answer of an extension, on the main loop: interrupt attempts that lost their lease or were asked to cancel."""
         extended = 0
         for attempt in chosen:
@@ -209,6 +211,8 @@ class Heartbeat:
                 attempt.interrupt(LeaseLost(), grace=self._grace)
                 continue
             was_extended, cancel_requested = answer
+            if was_extended is None:
+                self._telemetry.row_refused("heartbeat", ChangeIgnored(), job_id=claim.job_id, handler=claim.handler)
             if was_extended:
                 extended += 1
                 attempt.trusted_until = sent_at + attempt.lease - margin(attempt.lease)

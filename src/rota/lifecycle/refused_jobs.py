@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from rota.db import queries
-from rota.db.salvage import ROW_CLIENT_ERRORS, Fault, fault_of
+from rota.db.salvage import ROW_CLIENT_ERRORS, ChangeIgnored, Fault, fault_of
 from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rota.db.pool import Connection
-    from rota.db.queries import DueJob
+    from rota.db.queries import Claimed, DueJob
     from rota.observability.telemetry import Telemetry
 
 SET_ASIDE_SECONDS = 10.0
@@ -28,6 +28,12 @@ With a fixed time, the first refused jobs would return before the looks have rea
 
 MAX_SET_ASIDE = 10_000
 """Most jobs set aside at a time, to bound the claim's parameters. Further refused jobs are tried again at each look."""
+
+IGNORED_SECONDS = 10.0
+"""A job is refused if its claims have changed nothing for this long. A row that changes during a claim is claimed by the next."""
+
+FORGET_SECONDS = 30.0
+"""A job is forgotten if it was not found for this long after the time for which it was set aside."""
 
 VALUE_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
 """Server errors about a row's own values. An error with a context was raised by a trigger and does not count.
@@ -47,6 +53,11 @@ class RefusedJobs:
         self._job_ended = job_ended
         self._until: dict[int, float] = {}
         """job_id -> when the job may be claimed again."""
+        self._ignored: dict[int, tuple[float, float]] = {}
+        """job_id -> when a claim first changed nothing, and when to forget that."""
+        self._obstructed_until = 0.0
+        self.obstacle: str | None = None
+        """Why claims have no effect; None once one has."""
 
     def __len__(self) -> int:
         return len(self._until)
@@ -59,6 +70,31 @@ class RefusedJobs:
     def drop_expired(self, now: float) -> None:
         """Allow the jobs to be claimed again whose time has passed."""
         self._until = {job_id: until for job_id, until in self._until.items() if until > now}
+        self._ignored = {job_id: times for job_id, times in self._ignored.items() if times[1] > now}
+        if now > self._obstructed_until:
+            self.obstacle = None
+
+    def add_ignored(self, found: Claimed) -> None:
+        """Set aside the jobs whose claims have changed nothing for IGNORED_SECONDS."""
+        if found.claims:
+            self.obstacle = None
+            if self._ignored:
+                for claim in found.claims:
+                    self._ignored.pop(claim.job_id, None)
+        now = boottime()
+        for job_id in found.ignored:
+            first, _ = self._ignored.get(job_id, (now, now))
+            seconds = 0.0
+            if now - first >= IGNORED_SECONDS:
+                seconds = self._set_aside(job_id)
+                self._obstructed_until = now + seconds + FORGET_SECONDS
+                if not found.claims:
+                    self.obstacle = (
+                        f"of job {job_id} have changed nothing for {now - first:.0f} s: a trigger drops the change"
+                    )
+                self._telemetry.row_refused("claim", ChangeIgnored(), again_in=seconds, job_id=job_id)
+            if job_id in self._ignored or len(self._ignored) < MAX_SET_ASIDE:
+                self._ignored[job_id] = first, now + seconds + FORGET_SECONDS
 
     async def add(self, db: Connection, job: DueJob, error: Exception) -> None:
         """Bury a job whose own values make its claim fail. Set it aside if a trigger or a constraint refuses the claim."""
@@ -68,11 +104,16 @@ class RefusedJobs:
             if attempts is not None:
                 self._report_buried(job, kind, attempts)
                 return
-        seconds = 0.0
-        if (count := len(self._until)) < MAX_SET_ASIDE:
-            seconds = SET_ASIDE_SECONDS * (1 + count // SET_ASIDE_BLOCK)
-            self._until[job.job_id] = boottime() + seconds
+        seconds = self._set_aside(job.job_id)
         self._telemetry.row_refused("claim", error, again_in=seconds, **job._asdict())
+
+    def _set_aside(self, job_id: int) -> float:
+        """Set a job aside; return for how many seconds."""
+        if (count := len(self._until)) >= MAX_SET_ASIDE:
+            return 0.0
+        seconds = SET_ASIDE_SECONDS * (1 + count // SET_ASIDE_BLOCK)
+        self._until[job_id] = boottime() + seconds
+        return seconds
 
     async def _bury(self, db: Connection, job: DueJob, kind: str) -> int | None:
         try:

@@ -13,7 +13,7 @@ import asyncpg
 
 from rota.db import queries
 from rota.db.pool import Connection, Pool, connection, is_connection_lost
-from rota.db.salvage import Fault, fault_of, salvage
+from rota.db.salvage import ChangeIgnored, Fault, fault_of, salvage
 from rota.domain.outcome import Committed, LeaseLost, Outcome, Succeeded
 from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.settlement_rows import report_settlement, settlement_row, simpler_outcome
@@ -35,6 +35,12 @@ MAX_BATCH = 1000
 
 LOCKED_RETRY_SECONDS = 0.1
 """Pause before a job is tried again whose row another session has locked."""
+
+MAX_IGNORED = 20
+"""A job counts as refused if so many settlements in a row changed nothing and its row was not locked afterwards."""
+
+IGNORED_RETRY_SECONDS = 10.0
+"""Pause before such a job is tried again."""
 
 MAX_SETTLE_CRASHES = 3
 """After this many crashes on one outcome, its attempt is pending until its lease expires."""
@@ -240,13 +246,28 @@ class Settler:
                     self._telemetry.settlement_confirmed(job_id=claim.job_id, handler=claim.handler)
                     self._report_end(attempt, succeeded=None)
                     self._finish(pending, attempt)
-                case "free" | "held":  # nothing was written and the claim may still hold: try again
+                case "free" | "held" as finding:  # nothing was written and the claim may still hold: try again
                     del pending[claim.fence_token]
-                    asyncio.get_running_loop().call_later(LOCKED_RETRY_SECONDS, self.add, attempt, outcome)
+                    pause = self._pause_after_unsettled(attempt, locked=finding == "held")
+                    asyncio.get_running_loop().call_later(pause, self.add, attempt, outcome)
                 case _:
                     self._telemetry.write_refused(job_id=claim.job_id, handler=claim.handler, what="settlement")
                     self._telemetry.lease_lost(job_id=claim.job_id, handler=claim.handler)
                     self._finish(pending, attempt)
+
+    def _pause_after_unsettled(self, attempt: Attempt, *, locked: bool) -> float:
+        """Return the seconds until the next try. Report a job whose settlements a trigger drops."""
+        attempt.settlements_ignored = 0 if locked else attempt.settlements_ignored + 1
+        if attempt.settlements_ignored < MAX_IGNORED:
+            return LOCKED_RETRY_SECONDS
+        self._telemetry.row_refused(
+            "settlement",
+            ChangeIgnored(),
+            again_in=IGNORED_RETRY_SECONDS,
+            job_id=attempt.claim.job_id,
+            handler=attempt.claim.handler,
+        )
+        return IGNORED_RETRY_SECONDS
 
     def _finish_succeeded(self, pending: Pending, attempts: Sequence[Attempt]) -> None:
         self._telemetry.jobs_succeeded(

@@ -30,6 +30,8 @@ class ServiceMonitor:
         """Service -> when its current series of failures began, and the cause of the last failure."""
         self._waiting_since: dict[str, float] = {}
         """Service -> since when it has been waiting for an answer from the database."""
+        self._obstacles: dict[str, str] = {}
+        """Service -> why its changes have no effect."""
 
     def record_start(self, service: str) -> None:
         """Measure the service's age from now on. Has no effect at a restart after a crash."""
@@ -54,10 +56,18 @@ class ServiceMonitor:
         self._failing[service] = first_failure_at, _describe_cause(error)
         return self.failures[service]
 
+    def record_obstacle(self, service: str, cause: str | None) -> None:
+        """Record that the service succeeds without any effect; None: it has one."""
+        if cause is None:
+            self._obstacles.pop(service, None)
+        else:
+            self._obstacles[service] = cause
+
     def record_stop(self, service: str) -> None:
         """Remove a service that has stopped on purpose."""
         self.last_success_at.pop(service, None)
         self._failing.pop(service, None)
+        self._obstacles.pop(service, None)
 
     @contextmanager
     def waiting_for_database(self, service: str) -> Iterator[None]:
@@ -69,7 +79,7 @@ class ServiceMonitor:
             self._waiting_since.pop(service, None)
 
     def stalled_services(self, *, for_seconds: float) -> dict[str, str]:
-        """Return service -> cause, for the services that have been failing or waiting for at least `for_seconds`."""
+        """Return service -> cause, for services without effect, and those failing or waiting for at least `for_seconds`."""
         now = boottime()
         waiting = {
             service: f"have waited {now - since:.0f} s for an answer of the database"
@@ -81,7 +91,7 @@ class ServiceMonitor:
             for service, (since, cause) in self._failing.copy().items()
             if now - since >= for_seconds
         }
-        return waiting | failing
+        return self._obstacles | waiting | failing
 
 
 def _describe_cause(error: BaseException) -> str:

@@ -10,6 +10,17 @@ if TYPE_CHECKING:
     from rota.db.node_reports import LivingNode
 
 
+REFUSED_CURE = (
+    "correct the row's values, or the trigger, foreign key or constraint that refuses it; the log of the daemon names the error as "
+    "row.refused"
+)
+
+IGNORED_CURE = (
+    "drop or correct the trigger on rota.jobs that drops the change without an error: psql's \\d rota.jobs lists the triggers, and "
+    "one that runs BEFORE and returns NULL has this effect"
+)
+
+
 async def check_zone_data(facts: "Facts") -> list[Finding]:
     """Report daemons with different time zone data. They compute different fires for zones that have changed."""
     releases: dict[str, list[str]] = {}
@@ -68,8 +79,8 @@ async def check_refused_rows(facts: "Facts") -> list[Finding]:
             object=f"{each.what} {each.id}",
             finding=f"the database refuses the daemons' {each.doing} of {each.what} {each.id}, for {format_duration(each.age)}: "
             f"{each.kind} on {each.node}",
-            do="correct the row's values, or the trigger, foreign key or constraint that refuses it; the log of the daemon "
-            "names the error as row.refused",
+            do=IGNORED_CURE if each.kind == "ChangeIgnored" else REFUSED_CURE,
+            alert="RotaLagging" if each.doing == "claim" else None,
         )
         for each in rows[:MAX_FINDINGS]
     ]
