@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from servers import Database
 
-OVERFLOWS = "interval '106751000 days -2562023976 hours'"
-"""Equal to 24 hours, but adding its days alone to any instant overflows."""
+OVERFLOWS = "(interval '106751000 days' - 2562023976 * interval '1 hour')"
+"""Equal to 24 hours, but adding its days alone to any instant overflows. PostgreSQL 14 can't read such a value as text."""
 
 SECOND = timedelta(seconds=1)
 

@@ -523,7 +523,10 @@ async def test_a_job_due_at_the_epoch_crashes_no_daemon(
         assert node.crash is None
 
 
-@pytest.mark.parametrize(("column", "value"), [("lease", "106751000 days -2562023976 hours"), ("created_by", "nobody")])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("lease", "interval '106751000 days' - 2562023976 * interval '1 hour'"), ("created_by", "'nobody'")],
+)
 async def test_a_job_whose_claim_fails_on_its_values_becomes_a_dead_letter_and_blocks_no_other_job(
     database: Database, conn: Connection[Record], column: str, value: str
 ) -> None:
@@ -535,7 +538,7 @@ async def test_a_job_whose_claim_fails_on_its_values_becomes_a_dead_letter_and_b
     ahead = [await insert_job(conn, "record", run_at="now() - interval '3 hours'") for _ in range(3)]
     bad = await insert_job(conn, "record", run_at="now() - interval '2 hours'")
     async with no_checks(conn, "rota.jobs"):
-        await conn.execute(f"update rota.jobs set {column} = '{value}' where job_id = $1", bad)
+        await conn.execute(f"update rota.jobs set {column} = {value} where job_id = $1", bad)
     await conn.execute("alter table rota.jobs add constraint odd check (created_by <> 'nobody') not valid")
     behind = [await insert_job(conn, "record") for _ in range(5)]
 

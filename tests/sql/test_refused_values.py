@@ -76,9 +76,11 @@ async def test_every_interval_column_takes_only_intervals_of_one_sign_within_366
         for value in (*HOSTILE_INTERVALS, *ZEROS):
             if (column, value) == ("schedules.jitter", "0"):
                 continue
-            with pytest.raises(asyncpg.CheckViolationError) as refused:
+            # PostgreSQL 14 can't read the largest hours.
+            with pytest.raises((asyncpg.CheckViolationError, asyncpg.IntervalFieldOverflowError)) as refused:
                 await conn.execute(_insert(column), value)
-            assert column.split(".")[1] in str(refused.value), (column, value)
+            if isinstance(refused.value, asyncpg.CheckViolationError):
+                assert column.split(".")[1] in str(refused.value), (column, value)
         for value in (
             "30 seconds",
             "90 minutes",
@@ -122,7 +124,7 @@ async def test_functions_refuse_the_same_values(conn: Connection[Record], call: 
     await conn.execute("select rota.put_schedule('paused', handler => 'h', every => '1 h')")
     with pytest.raises((asyncpg.CheckViolationError, asyncpg.PostgresError)) as refused:
         await conn.execute(f"select {call}")
-    assert refused.value.sqlstate in {"23514", "22008", "RT006"}, refused.value
+    assert refused.value.sqlstate in {"23514", "22008", "22015", "RT006"}, refused.value
 
 
 @pytest.mark.parametrize("losses", [-1, 4])
@@ -139,7 +141,7 @@ async def test_one_bad_dead_letter_keeps_no_other_from_being_redriven(conn: Conn
         insert into rota.dead_letters (job_id, run_at, scheduled_for, created_at, attempt, losses, releases, priority,
             exclusive, handler, queue, created_by, payload, lease, backoff_cap, reason)
         select n, now(), now(), now(), 1, 0, 0, 5, false, 'h', 'default', 'me', '{}',
-            case when n = 2 then interval '106751000 days -2562023976 hours' end,
+            case when n = 2 then interval '106751000 days' - 2562023976 * interval '1 hour' end,
             case when n = 2 then interval '-2 days' end, 'permanent'
         from generate_series(1, 3) as n
         """
@@ -149,5 +151,6 @@ async def test_one_bad_dead_letter_keeps_no_other_from_being_redriven(conn: Conn
     ) == (2, 1)
     assert await conn.fetchval("select max(run_at) > now() + interval '1 minute' from rota.jobs")
     assert await conn.fetchval("select array_agg(job_id) from rota.dead_letters") == [2]
-    with pytest.raises(asyncpg.CheckViolationError, match="must"):
+    # PostgreSQL 14 fails while it writes the interval into the error's detail.
+    with pytest.raises((asyncpg.CheckViolationError, asyncpg.DatetimeFieldOverflowError), match=r"must|out of range"):
         await conn.execute("select rota.redrive(2)")
