@@ -283,7 +283,9 @@ async def test_a_node_serves_its_own_shards_and_after_two_seconds_those_of_other
     assert await dispositions(conn) == ["enqueued"]
 
 
-async def test_a_leaving_node_decides_nothing(conn: Connection[Record], pool: asyncpg.Pool[Record]) -> None:
+async def test_a_node_that_is_leaving_decides_about_no_schedule(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
     await make_due(conn, await make_schedule(conn), ago=HOUR)
     await Planner(pool, shards=None).turn()
     assert await fires(conn) == []

@@ -281,7 +281,7 @@ async def test_the_completion_counter_fires_once_when_all_jobs_are_done(place: R
             assert jobs == (1 if remaining == 0 else 0)
 
 
-async def test_the_other_sql_examples_run(place: RoleDatabase) -> None:
+async def test_the_other_sql_examples_of_the_docs_run(place: RoleDatabase) -> None:
     (first,) = blocks(README, "rota", "sql")
     (login,) = blocks(SQL, "Roles", "sql")
     async with place.connect("app") as app, place.connect() as root:
