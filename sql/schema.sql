@@ -422,7 +422,7 @@ CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, qu
         enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta) as put
 $$;
 
-COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace rewrites it unless it is running, and error raises RT005.';
+COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace rewrites it unless it is running, queue_one also runs the new values after a running job, and error raises RT005.';
 
 CREATE FUNCTION rota.fill_in_job() RETURNS trigger
     LANGUAGE plpgsql
@@ -572,6 +572,24 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s transaction: store the highest fence token seen for the resource, and refuse a lower one (RT001).';
+
+CREATE FUNCTION rota.insert_follow_up() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into rota.jobs (handler, unique_key, created_by, payload, queue, run_at, priority, max_attempts, backoff_base,
+        backoff_cap, retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
+    select old.handler, old.unique_key, job.created_by, job.payload, job.queue, job.run_at, job.priority, job.max_attempts,
+        job.backoff_base, job.backoff_cap, job.retry_for, job.timeout, job.lease, job.delivery, job.start_by,
+        job.idempotency_key, job.meta
+    from jsonb_to_record(old.follow_up) as job (
+        created_by text, payload jsonb, queue text, run_at timestamptz, priority smallint, max_attempts integer,
+        backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
+        start_by timestamptz, idempotency_key text, meta jsonb
+    );
+    return null;
+end $$;
 
 CREATE FUNCTION rota.is_cron(expression text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -1016,11 +1034,11 @@ begin
         raise exception using errcode = 'RT006', message = 'handler must be given',
             hint = 'rota.handlers lists the names that daemons have registered.';
     end if;
-    if put_job.on_conflict not in ('keep', 'replace', 'error') then
+    if put_job.on_conflict not in ('keep', 'replace', 'queue_one', 'error') then
         raise exception using errcode = 'RT006',
-            message = format('on_conflict must be keep, replace or error, not %L', left(put_job.on_conflict, 40)),
+            message = format('on_conflict must be keep, replace, queue_one or error, not %L', left(put_job.on_conflict, 40)),
             hint = 'keep (the default) does not change the live job with this unique_key, replace rewrites it unless it is running, '
-                   'error raises RT005.';
+                   'queue_one also lets the new values run after a running job, error raises RT005.';
     end if;
 
     -- The insert waits for a transaction that has inserted or deleted the same key. If the live job ends before the select below, the
@@ -1045,13 +1063,15 @@ begin
             raise exception using errcode = 'RT005',
                 message = format('live job %s of handler %s already has this unique_key', live_job_id, put_job.handler),
                 hint = 'Wait until that job has ended, cancel it, or pass on_conflict => ''keep'' or ''replace''.';
-        elsif put_job.on_conflict = 'replace' then
+        elsif put_job.on_conflict in ('replace', 'queue_one') then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta);
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta,
+                put_job.on_conflict = 'queue_one');
             continue when replacement = 'gone';
         end if;
-        return query select live_job_id, false, case when replacement = 'rewritten' then 'replaced' else 'kept' end;
+        return query select live_job_id, false,
+            case replacement when 'rewritten' then 'replaced' when 'queued' then 'queued' else 'kept' end;
         return;
     end loop;
     raise exception using errcode = 'serialization_failure',
@@ -1059,7 +1079,7 @@ begin
         hint = 'Nothing was inserted. Try again.';
 end $$;
 
-COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, replaced or kept (with replace: the job is running).';
+COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, replaced, queued (behind a running job) or kept (with replace: the job is running).';
 
 CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -1452,18 +1472,19 @@ end $$;
 
 COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule. Its history and its live jobs stay.';
 
-CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) RETURNS text
+CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
     job_owner text;
+    job_handler text;
 begin
     if replace_job.priority not between 0 and 9 then
         raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
     end if;
-    select created_by into job_owner from rota.jobs
+    select created_by, handler into job_owner, job_handler from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
     if not found then  -- it has ended, or belongs to a schedule and must not change
         return 'gone';
@@ -1510,6 +1531,30 @@ begin
         return 'gone';
     end if;
 
+    if replace_job.queue_one then
+        -- Check the values now, by an insert that is rolled back: an error later would keep the running job from being settled.
+        begin
+            insert into rota.jobs (handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for,
+                timeout, lease, delivery, start_by, idempotency_key, meta)
+            values (job_handler, replace_job.payload, replace_job.queue, replace_job.run_at, replace_job.priority,
+                replace_job.max_attempts, replace_job.backoff_base, replace_job.backoff_cap, replace_job.retry_for,
+                replace_job.timeout, replace_job.lease, replace_job.delivery, replace_job.start_by,
+                replace_job.idempotency_key, replace_job.meta);
+            raise exception using errcode = 'RT000';
+        exception when sqlstate 'RT000' then
+            null;
+        end;
+        update rota.jobs
+        set follow_up = jsonb_strip_nulls(jsonb_build_object(
+            'created_by', rota.caller(), 'queue', replace_job.queue, 'run_at', replace_job.run_at,
+            'priority', replace_job.priority, 'max_attempts', replace_job.max_attempts, 'backoff_base', replace_job.backoff_base,
+            'backoff_cap', replace_job.backoff_cap, 'retry_for', replace_job.retry_for, 'timeout', replace_job.timeout,
+            'lease', replace_job.lease, 'delivery', replace_job.delivery, 'start_by', replace_job.start_by,
+            'idempotency_key', replace_job.idempotency_key
+        )) || jsonb_build_object('payload', coalesce(replace_job.payload, '{}'), 'meta', replace_job.meta)
+        where job_id = replace_job.job_id and state = 'running';
+        return case when found then 'queued' else 'gone' end;
+    end if;
     if exists (select from rota.jobs where job_id = replace_job.job_id) then
         return 'kept';
     end if;
@@ -2144,6 +2189,7 @@ CREATE TABLE rota.jobs (
     checkpoint jsonb,
     progress real,
     progress_note text,
+    follow_up jsonb,
     CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_base))),
     CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_cap))),
     CONSTRAINT "checkpoint must be at most 64 KiB as text" CHECK ((octet_length((checkpoint)::text) <= 65536)),
@@ -2682,6 +2728,8 @@ CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(
 
 CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
 
+CREATE TRIGGER insert_follow_up AFTER DELETE ON rota.jobs FOR EACH ROW WHEN ((old.follow_up IS NOT NULL)) EXECUTE FUNCTION rota.insert_follow_up();
+
 CREATE TRIGGER note_server BEFORE INSERT ON rota.jobs FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
 
 CREATE TRIGGER note_server BEFORE INSERT ON rota.schedule_definitions FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
@@ -2744,6 +2792,8 @@ REVOKE ALL ON FUNCTION rota.forget_node(node_id uuid, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.guard(resource text, token bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.insert_follow_up() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.is_cron(expression text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.is_duration(value interval) FROM PUBLIC;
@@ -2798,7 +2848,7 @@ REVOKE ALL ON FUNCTION rota.refuse_unknown(job_id bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.remove_schedule(name text, reason text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.replan_schedule() FROM PUBLIC;
 

@@ -65,6 +65,8 @@ create table rota.jobs (
         constraint "progress must lie between 0 and 1" check (progress between 0 and 1),
     progress_note     text
         constraint "progress_note must have at most 500 characters" check (length(progress_note) <= 500),
+    -- The columns of the job that is inserted when this running job ends: put_job() with on_conflict => 'queue_one'.
+    follow_up         jsonb,
     constraint "running means an owner, a lease and a token; waiting, no owner"
         check (case state when 'running'
                then leased_by is not null and lease_expires_at is not null and fence_token is not null
@@ -157,6 +159,27 @@ create trigger note_server before insert on rota.jobs for each statement
 
 -- Record the server on which this database was created.
 select rota.note_server();
+
+-- Every end of a job deletes its row. replace_job() has checked the values by an insert that it rolled back.
+create function rota.insert_follow_up() returns trigger
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    insert into rota.jobs (handler, unique_key, created_by, payload, queue, run_at, priority, max_attempts, backoff_base,
+        backoff_cap, retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
+    select old.handler, old.unique_key, job.created_by, job.payload, job.queue, job.run_at, job.priority, job.max_attempts,
+        job.backoff_base, job.backoff_cap, job.retry_for, job.timeout, job.lease, job.delivery, job.start_by,
+        job.idempotency_key, job.meta
+    from jsonb_to_record(old.follow_up) as job (
+        created_by text, payload jsonb, queue text, run_at timestamptz, priority smallint, max_attempts integer,
+        backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
+        start_by timestamptz, idempotency_key text, meta jsonb
+    );
+    return null;
+end $$;
+
+create trigger insert_follow_up after delete on rota.jobs for each row
+    when (old.follow_up is not null)
+    execute function rota.insert_follow_up();
 
 -- A request to cancel a running job is a row here, so that the request never locks the job's row.
 create table rota.cancel_requests (

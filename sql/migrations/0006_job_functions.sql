@@ -71,23 +71,25 @@ create function rota.signed_note(verb text, note text) returns text
 -- Replace the live job that has the unique_key by the values of a new job. Returns:
 --   'rewritten'  the job had never been claimed, and now has the new values under its old job_id
 --   'kept'       the job is running, and is unchanged
+--   'queued'     the job is running, and the new values are inserted as a job when it ends (queue_one)
 --   'gone'       the job has ended, or was waiting for a retry and is cancelled now. It is not rewritten, because its idempotency key
 --                may already be known outside, and its checkpoint belongs to the old payload
 -- Only for put_job(), which runs as its caller and may not write these rows.
 create function rota.replace_job(
     job_id bigint, payload jsonb, queue text, run_at timestamptz, priority integer, max_attempts integer,
     backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
-    start_by timestamptz, idempotency_key text, meta jsonb
+    start_by timestamptz, idempotency_key text, meta jsonb, queue_one boolean
 ) returns text
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     job_owner text;
+    job_handler text;
 begin
     if replace_job.priority not between 0 and 9 then
         raise exception using errcode = 'check_violation', message = 'priority must lie between 0 (first) and 9 (last)';
     end if;
-    select created_by into job_owner from rota.jobs
+    select created_by, handler into job_owner, job_handler from rota.jobs
     where job_id = replace_job.job_id and unique_key is not null and schedule_id is null;
     if not found then  -- it has ended, or belongs to a schedule and must not change
         return 'gone';
@@ -134,6 +136,30 @@ begin
         return 'gone';
     end if;
 
+    if replace_job.queue_one then
+        -- Check the values now, by an insert that is rolled back: an error later would keep the running job from being settled.
+        begin
+            insert into rota.jobs (handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for,
+                timeout, lease, delivery, start_by, idempotency_key, meta)
+            values (job_handler, replace_job.payload, replace_job.queue, replace_job.run_at, replace_job.priority,
+                replace_job.max_attempts, replace_job.backoff_base, replace_job.backoff_cap, replace_job.retry_for,
+                replace_job.timeout, replace_job.lease, replace_job.delivery, replace_job.start_by,
+                replace_job.idempotency_key, replace_job.meta);
+            raise exception using errcode = 'RT000';
+        exception when sqlstate 'RT000' then
+            null;
+        end;
+        update rota.jobs
+        set follow_up = jsonb_strip_nulls(jsonb_build_object(
+            'created_by', rota.caller(), 'queue', replace_job.queue, 'run_at', replace_job.run_at,
+            'priority', replace_job.priority, 'max_attempts', replace_job.max_attempts, 'backoff_base', replace_job.backoff_base,
+            'backoff_cap', replace_job.backoff_cap, 'retry_for', replace_job.retry_for, 'timeout', replace_job.timeout,
+            'lease', replace_job.lease, 'delivery', replace_job.delivery, 'start_by', replace_job.start_by,
+            'idempotency_key', replace_job.idempotency_key
+        )) || jsonb_build_object('payload', coalesce(replace_job.payload, '{}'), 'meta', replace_job.meta)
+        where job_id = replace_job.job_id and state = 'running';
+        return case when found then 'queued' else 'gone' end;
+    end if;
     if exists (select from rota.jobs where job_id = replace_job.job_id) then
         return 'kept';
     end if;
@@ -144,6 +170,8 @@ end $$;
 --   created   a job was inserted, and no live job had the unique_key
 --   kept      the live job with the unique_key is unchanged: on_conflict is keep, or the job is running
 --   replaced  the new values replaced the live job: in its row, or as a new job if it had been claimed before
+--   queued    the job is running, and on_conflict is queue_one: when it has ended, the new values are inserted as a job. job_id is
+--             the running job. A later call replaces the queued values
 create function rota.put_job(
     handler text,
     payload jsonb default null,
@@ -177,11 +205,11 @@ begin
         raise exception using errcode = 'RT006', message = 'handler must be given',
             hint = 'rota.handlers lists the names that daemons have registered.';
     end if;
-    if put_job.on_conflict not in ('keep', 'replace', 'error') then
+    if put_job.on_conflict not in ('keep', 'replace', 'queue_one', 'error') then
         raise exception using errcode = 'RT006',
-            message = format('on_conflict must be keep, replace or error, not %L', left(put_job.on_conflict, 40)),
+            message = format('on_conflict must be keep, replace, queue_one or error, not %L', left(put_job.on_conflict, 40)),
             hint = 'keep (the default) does not change the live job with this unique_key, replace rewrites it unless it is running, '
-                   'error raises RT005.';
+                   'queue_one also lets the new values run after a running job, error raises RT005.';
     end if;
 
     -- The insert waits for a transaction that has inserted or deleted the same key. If the live job ends before the select below, the
@@ -206,13 +234,15 @@ begin
             raise exception using errcode = 'RT005',
                 message = format('live job %s of handler %s already has this unique_key', live_job_id, put_job.handler),
                 hint = 'Wait until that job has ended, cancel it, or pass on_conflict => ''keep'' or ''replace''.';
-        elsif put_job.on_conflict = 'replace' then
+        elsif put_job.on_conflict in ('replace', 'queue_one') then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta);
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta,
+                put_job.on_conflict = 'queue_one');
             continue when replacement = 'gone';
         end if;
-        return query select live_job_id, false, case when replacement = 'rewritten' then 'replaced' else 'kept' end;
+        return query select live_job_id, false,
+            case replacement when 'rewritten' then 'replaced' when 'queued' then 'queued' else 'kept' end;
         return;
     end loop;
     raise exception using errcode = 'serialization_failure',
@@ -220,7 +250,7 @@ begin
         hint = 'Nothing was inserted. Try again.';
 end $$;
 comment on function rota.put_job is
-    'rota.enqueue with an outcome: created, replaced or kept (with replace: the job is running).';
+    'rota.enqueue with an outcome: created, replaced, queued (behind a running job) or kept (with replace: the job is running).';
 
 create function rota.enqueue(
     handler text,
@@ -250,7 +280,7 @@ create function rota.enqueue(
 $$;
 comment on function rota.enqueue is
     'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace '
-    'rewrites it unless it is running, and error raises RT005.';
+    'rewrites it unless it is running, queue_one also runs the new values after a running job, and error raises RT005.';
 
 
 -- -------------------------------------------------------------------------------------------------------- running jobs

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from factories import held_up, make_job, make_running_job, state_of
+from rota.db.sql import SQL
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -77,7 +78,7 @@ async def test_error_names_the_live_job_and_not_its_payload(conn: Connection[Rec
 @pytest.mark.parametrize("word", ["skip", "KEEP", ""])
 async def test_an_unknown_on_conflict_is_refused(conn: Connection[Record], word: str) -> None:
     """A typing error must not become some policy or other."""
-    with pytest.raises(asyncpg.PostgresError, match="keep, replace or error") as refused:
+    with pytest.raises(asyncpg.PostgresError, match="keep, replace, queue_one or error") as refused:
         await conn.fetchrow(ENQUEUE, word)
     assert refused.value.sqlstate == "RT006"
 
@@ -189,6 +190,58 @@ async def test_replace_leaves_a_running_job_alone(conn: Connection[Record]) -> N
     assert await conn.fetchrow("select * from rota.jobs") == before
 
 
+QUEUE_ONE = (
+    "select * from rota.put_job('h', $1, unique_key => 'k', on_conflict => 'queue_one', priority => 2, lease => '9 s')"
+)
+
+
+@pytest.mark.parametrize("end", ["complete", "force cancel", "settle"])
+async def test_queue_one_runs_the_latest_values_after_the_running_job(conn: Connection[Record], end: str) -> None:
+    """However the running job ends, one new job takes its key."""
+    job_id, token = await make_running_job(conn, unique_key="k")
+    for payload in ('{"n": 2}', '{"n": null}'):
+        assert tuple(await conn.fetchrow(QUEUE_ONE, payload) or ()) == (job_id, False, "queued")
+    assert await conn.fetchval("select count(*) from rota.jobs") == 1
+
+    if end == "complete":
+        await conn.execute("select rota.complete($1, $2)", job_id, token)
+    elif end == "force cancel":
+        await conn.execute("select rota.cancel($1, force => true)", job_id)
+    else:
+        node = await conn.fetchval("select leased_by from rota.jobs")
+        assert await conn.fetchval(SQL["settle_succeeded"], node, [job_id], [token], [], [])
+    columns = "payload, priority, lease, queue, unique_key, state, attempt, created_by = rota.caller()"
+    (job,) = await conn.fetch(f"select {columns} from rota.jobs where job_id > $1 and run_at <= now()", job_id)
+    assert tuple(job) == ('{"n": null}', 2, timedelta(seconds=9), "default", "k", "scheduled", 0, True)
+
+    assert tuple(await conn.fetchrow(QUEUE_ONE, "[3]") or ())[1:] == (False, "replaced")
+    assert await conn.fetchval("select payload from rota.jobs") == "[3]"
+
+
+async def test_queue_one_refuses_values_that_could_not_be_inserted_later(conn: Connection[Record]) -> None:
+    """A failing insert at the end of the running job would keep it from being settled."""
+    await make_running_job(conn, unique_key="k")
+    for column in ("run_at => '20000-01-01'", "lease => '1 s'", "meta => '[]'", "priority => 10"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await conn.execute(f"select rota.put_job('h', unique_key => 'k', on_conflict => 'queue_one', {column})")
+    assert await conn.fetchval("select follow_up is null from rota.jobs")
+
+
+async def test_queue_one_replaces_a_job_that_waits_for_its_retry_and_the_values_queued_behind_it(
+    conn: Connection[Record],
+) -> None:
+    """There is one live job with the key, and it has the latest values."""
+    job_id, _ = await make_running_job(conn, unique_key="k")
+    await conn.execute(QUEUE_ONE, "[2]")
+    await conn.execute("update rota.jobs set state = 'scheduled', leased_by = null, lease_expires_at = null")
+    made = await conn.fetchrow(QUEUE_ONE, "[3]")
+    assert made is not None
+    assert made["outcome"] == "replaced"
+    (job,) = await conn.fetch("select job_id, payload from rota.jobs")
+    assert tuple(job) == (made["job_id"], "[3]")
+    assert await state_of(conn, job_id) == "cancelled"
+
+
 async def test_replace_puts_a_new_job_in_the_place_of_one_that_waits_for_its_retry(conn: Connection[Record]) -> None:
     """An idempotency key that the world has seen, and a checkpoint, never go with another payload."""
     old = (await make_job(conn, attempt=3, run_at=timedelta(hours=1), unique_key="k")).job_id
@@ -276,7 +329,7 @@ async def test_concurrent_calls_for_one_key_leave_one_job_and_all_know_it(
     [
         "rota.enqueue('h', priority => 40000)",
         "rota.enqueue('h', priority => -2147483648, unique_key => 'u', on_conflict => 'replace')",
-        "rota.replace_job(1, '{}', null, null, 32768, null, null, null, null, null, null, null, null, null, null)",
+        "rota.replace_job(1, '{}', null, null, 32768, null, null, null, null, null, null, null, null, null, null, false)",
         "rota.put_schedule('s', 'h', every => '1 hour', priority => 2147483647)",
     ],
 )

@@ -14,6 +14,7 @@ import sqlalchemy
 
 import rota
 from drivers import ASYNC, SYNC
+from factories import make_running_job
 from rota.client.columns import COLUMNS, option
 
 if TYPE_CHECKING:
@@ -108,6 +109,28 @@ async def test_a_refusal_is_the_same_on_every_driver_and_shows_no_payload(driver
             await rota.enqueue(theirs, "h", SECRET, priority=10)
     assert refused.value.sqlstate == "23514"
     assert "S3CRET-canary" not in _as_logged(refused)
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_new_values_are_queued_behind_a_running_job(
+    driver: str, database: Database, conn: Connection[Record]
+) -> None:
+    """They run as a job of their own once it has ended."""
+    job_id, token = await make_running_job(conn, unique_key="k")
+    async with ASYNC[driver](database.dsn) as theirs:
+        made = await rota.enqueue(theirs, "h", [2], unique_key="k", on_conflict="queue_one")
+    assert (made.job_id, made.created, made.outcome) == (job_id, False, "queued")
+    await conn.execute("select rota.complete($1, $2)", job_id, token)
+    assert await conn.fetchval("select payload from rota.jobs") == "[2]"
+
+
+@pytest.mark.parametrize("driver", SYNC)
+def test_new_values_are_queued_behind_a_running_job_sync(driver: str, database: Database) -> None:
+    """The blocking twin."""
+    with SYNC[driver](database.dsn) as theirs:
+        rota.enqueue_sync(theirs, "h", unique_key="k")
+        made = rota.enqueue_sync(theirs, "h", [2], unique_key="k", on_conflict="queue_one")
+    assert made.outcome == "replaced"
 
 
 @pytest.mark.parametrize("driver", SYNC)

@@ -321,7 +321,7 @@ async def test_the_identity_of_a_fire_cannot_be_rewritten_by_its_schedules_maker
     """The scheduler's jobs are created_by who made the schedule, who may cancel them; their instant is the fire's."""
     fire = await make_job(root, schedule_id=7, created_by=f"{place.prefix}_app")
     before = await root.fetchval("select scheduled_for from rota.jobs")
-    arguments = "$1, null, null, now() + interval '1 day'" + ", null" * 11
+    arguments = "$1, null, null, now() + interval '1 day'" + ", null" * 11 + ", false"
     assert await app.fetchval(f"select rota.replace_job({arguments})", fire.job_id) == "gone"
     assert await root.fetchval("select scheduled_for from rota.jobs") == before
     assert await app.fetchval("select rota.cancel($1)", fire.job_id) == "cancelled"

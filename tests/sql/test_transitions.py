@@ -439,7 +439,7 @@ async def test_a_dead_letter_keeps_every_column_of_the_job(conn: Connection[Reco
     letter = await conn.fetchrow("select * from rota.dead_letters")
     assert job is not None
     assert letter is not None
-    of_the_claim = {"state", "leased_by", "lease_expires_at", "start_by"}
+    of_the_claim = {"state", "leased_by", "lease_expires_at", "start_by", "follow_up"}
     kept = {name: value for name, value in job.items() if name not in of_the_claim}
     assert {name: letter[name] for name in kept} == kept
     assert (letter["node"], letter["reason"], letter["error_kind"], letter["error"]) == (

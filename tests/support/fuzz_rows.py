@@ -303,7 +303,7 @@ ENUMS: Mapping[str, tuple[str, ...]] = {
     "overlap": ("skip", "allow", "queue_one", "replace", "x"),
     "dst_gap": ("after", "skip", "before"),
     "dst_fold": ("first", "both", "last"),
-    "on_conflict": ("keep", "replace", "error", "ignore"),
+    "on_conflict": ("keep", "replace", "queue_one", "error", "ignore"),
     "timezone": ZONES,
     "cron": CRONS,
 }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rota.db.drivers import AsyncConn, SyncConn
 
 
-JobOutcome = Literal["created", "kept", "replaced"]
+JobOutcome = Literal["created", "kept", "replaced", "queued"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Enqueued:
     created: bool
     outcome: JobOutcome = field(default="created", compare=False)
     """created: no live job had the unique_key. replaced: the live job got the new values. kept: the live job is unchanged,
-    because on_conflict is 'keep' or because it is running."""
+    because on_conflict is 'keep' or because it is running. queued: with on_conflict='queue_one', the new values run as a job after
+    the running one, which is `job_id`."""
 
 
 async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
@@ -47,8 +48,8 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
 
     `payload` is anything that is JSON, a dataclass or a pydantic model. `columns` are the public columns of rota.jobs: `queue`,
     `run_at` and `start_by` (datetimes with a zone), `priority` (0 first, 9 last), `unique_key` with `on_conflict` ('keep',
-    'replace', 'error'), `max_attempts`, `backoff_base`, `backoff_cap`, `retry_for`, `timeout` and `lease` (timedeltas),
-    `delivery`, `idempotency_key`, `meta`.
+    'replace', 'queue_one', 'error'), `max_attempts`, `backoff_base`, `backoff_cap`, `retry_for`, `timeout` and `lease`
+    (timedeltas), `delivery`, `idempotency_key`, `meta`.
     Raises TypeError for a wrong connection, an unknown column or a value of the wrong kind, ValueError for a datetime without a
     zone, InvalidPayload for a payload that is not JSON or can't be stored, Refused for values that the database rejects. All
     arguments are checked before anything is sent. Other errors of the driver propagate unchanged.

@@ -23,7 +23,7 @@ class Columns(TypedDict, total=False):
     run_at: datetime | None
     priority: int | None
     unique_key: str | None
-    on_conflict: Literal["keep", "replace", "error"] | None
+    on_conflict: Literal["keep", "replace", "queue_one", "error"] | None
     max_attempts: int | None
     backoff_base: timedelta | None
     backoff_cap: timedelta | None
@@ -41,6 +41,7 @@ COLUMNS = frozenset(Columns.__annotations__)
 DAEMON_COLUMNS = frozenset({
     "job_id", "scheduled_for", "schedule_id", "created_at", "created_by", "state", "attempt", "losses", "releases", "fence_token",
     "leased_by", "lease_expires_at", "started_at", "checkpoint", "progress", "progress_note", "exclusive",
+    "follow_up",
 })  # fmt: skip
 """Columns that only daemons write."""
 

@@ -36,7 +36,12 @@ def enqueue(
     key: Annotated[str | None, option("--key", "TEXT", "Unique key among the handler's live jobs.")] = None,
     on_conflict: Annotated[
         str | None,
-        option("--on-conflict", "TEXT", "If a live job has the --key: keep, replace or error.", show_default="keep"),
+        option(
+            "--on-conflict",
+            "TEXT",
+            "If a live job has the --key: keep, replace, queue_one or error.",
+            show_default="keep",
+        ),
     ] = None,
     priority: Annotated[
         int | None,
@@ -75,8 +80,14 @@ def enqueue(
     typer.echo(job_id)
     if outcome == "replaced":
         typer.echo("the live job with this key now has the new payload", err=True)
+    elif outcome == "queued":
+        typer.echo("this job has the key and is running: the new payload runs after it", err=True)
     elif not created:
-        why = " and is running. --on-conflict replace changes only waiting jobs" if on_conflict == "replace" else ""
+        why = (
+            " and is running. --on-conflict replace changes only waiting jobs; queue_one runs after it"
+            if on_conflict == "replace"
+            else ""
+        )
         typer.echo(f"nothing was inserted: this live job has the key{why}", err=True)
     if warning:
         typer.echo(f"warning: {printable(warning)}", err=True)

@@ -156,7 +156,10 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
         ("first due", format_instant(job.scheduled_for)),
         ("created", f"{format_instant(job.created_at)} by {job.created_by}" if job.created_by else ""),
         ("schedule", "" if job.schedule_id is None else str(job.schedule_id)),
-        ("unique key", job.unique_key or ""),
+        (
+            "unique key",
+            (job.unique_key or "") + (", and a new job with it runs after this one" if job.follow_up else ""),
+        ),
         ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
         ("do", _format_remedy(job.job_id) if job.state == "dead" else ""),
     ]

@@ -55,6 +55,8 @@ class JobDescription:
     fence_token: int | None
     lease_expires_at: datetime | None
     cancel_requested: bool
+    follow_up: bool
+    """Whether new values with the same unique_key are queued behind the running job."""
     last_error_kind: str | None
     progress: float | None
     progress_note: str | None
