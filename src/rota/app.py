@@ -91,7 +91,7 @@ class App:
         handlers = dict(self._handlers)
         for other in self._included:
             handlers |= other.handlers
-        return {name: handler.inside(self._middleware) for name, handler in handlers.items()}
+        return {name: handler.with_outer_middleware(self._middleware) for name, handler in handlers.items()}
 
     def handler(
         self,

@@ -29,7 +29,7 @@ from rota.errors import StaleToken
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.attempt import STOP_OUTCOMES, Attempt
 from rota.handlers.database_port import NO_DATABASE, AsyncpgSession, DatabasePort, PsycopgSession, fetch_blocking
-from rota.handlers.failure import describe, retry_error_text
+from rota.handlers.failure import failure_of, retry_error_text
 from rota.handlers.job import Job, Mark, SyncJob
 from rota.handlers.python import is_async
 from rota.observability import logs
@@ -228,7 +228,7 @@ def main() -> None:
     except Cancel as cancel:
         line.say({"is": "cancel", "text": cancel.reason})
     except BaseException as error:  # noqa: BLE001  a handler may also raise CancelledError
-        failed = describe(error, attempt, handler.permanent)
+        failed = failure_of(error, attempt, handler.permanent)
         line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 

@@ -27,7 +27,7 @@ from rota.db.node_reports import LivingNode, why_unclaimed
 from rota.db.reports import LaneCounts
 from rota.db.server_reports import ServerFacts
 from rota.domain.backoff import backoff
-from rota.domain.forecast import given_up
+from rota.domain.forecast import predict_dead_letter
 from rota.domain.preview import preview
 from rota.domain.schedule import Rule
 from rota.errors import DatabaseUnusable, RotaError, SchemaMismatch
@@ -57,7 +57,7 @@ def test_no_job_that_goes_on_failing_is_given_up_outside_of_the_span(
     """What `job show` promises is what the retry planner does, whatever it draws."""
     until = None if deadline is None else NOW + seconds(deadline)
     terms = {"base": seconds(base), "cap": seconds(cap)}
-    span = given_up(attempt=attempt, at=NOW, max_attempts=attempt + more, deadline=until, **terms)
+    span = predict_dead_letter(attempt=attempt, at=NOW, max_attempts=attempt + more, deadline=until, **terms)
 
     at = NOW
     for failures, draw in zip(range(attempt, attempt + more), draws, strict=False):
@@ -71,12 +71,12 @@ def test_no_job_that_goes_on_failing_is_given_up_outside_of_the_span(
 
 def test_a_last_attempt_is_given_up_when_it_fails() -> None:
     """No delay follows it."""
-    assert given_up(attempt=4, at=NOW, max_attempts=4, base=seconds(5), cap=seconds(60)) == (NOW, NOW)
+    assert predict_dead_letter(attempt=4, at=NOW, max_attempts=4, base=seconds(5), cap=seconds(60)) == (NOW, NOW)
 
 
 def test_delays_of_the_default_policy_last_a_night() -> None:
     """Twenty attempts from five seconds up to an hour: an outage of a night is survived."""
-    span = given_up(attempt=1, at=NOW, max_attempts=20, base=seconds(5), cap=timedelta(hours=1))
+    span = predict_dead_letter(attempt=1, at=NOW, max_attempts=20, base=seconds(5), cap=timedelta(hours=1))
     assert timedelta(hours=5) < span.earliest - NOW < span.latest - NOW < timedelta(hours=11)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rota import App
-from rota.domain.declaration import Declaration, Step, Stored, declare, is_older, reconcile
-from rota.domain.payload import seconds
+from rota.domain.declaration import Declaration, Step, StoredSchedule, declare, is_older, reconcile
+from rota.domain.payload import interval_text
 from rota.errors import ConfigError, InvalidCron
 
 
@@ -22,14 +22,16 @@ def declaration(name: str = "s", *, cron: str | None = "0 6 * * *", **columns: A
     return declare(name, cron=cron, **given)
 
 
-def applied(step: Step, *, by: str = "shop") -> Stored:
+def applied(step: Step, *, by: str = "shop") -> StoredSchedule:
     """What stands in the database once the step has been written."""
     # As jsonb gives it back: keys in another order, numbers spelled otherwise.
     kept = json.dumps(json.loads(step.declared or "{}"), sort_keys=True)
-    return Stored(name=step.name, declared_by=by, declared=kept)
+    return StoredSchedule(name=step.name, declared_by=by, declared=kept)
 
 
-def one(wanted: Declaration | None, there: Stored | None, *, release: str | None = None, force: bool = False) -> Step:
+def one(
+    wanted: Declaration | None, there: StoredSchedule | None, *, release: str | None = None, force: bool = False
+) -> Step:
     """What becomes of it."""
     (step,) = reconcile([wanted] if wanted else [], [there] if there else [], app="shop", release=release, force=force)
     return step
@@ -54,7 +56,7 @@ def test_a_declaration_that_has_not_changed_writes_nothing(number: float) -> Non
     there = applied(one(wanted, None))
     assert there.declared is not None
     as_numeric = there.declared.replace("1e+308", "1" + "0" * 308).replace("1e+22", "1" + "0" * 22)
-    assert one(wanted, Stored(name="s", declared_by="shop", declared=as_numeric)).what == "unchanged"
+    assert one(wanted, StoredSchedule(name="s", declared_by="shop", declared=as_numeric)).what == "unchanged"
 
 
 def test_only_what_has_changed_in_the_declaration_is_written() -> None:
@@ -129,7 +131,7 @@ def test_going_back_is_possible_when_asked_for() -> None:
 @pytest.mark.parametrize("whose", [None, "billing"])
 def test_what_somebody_else_made_is_left_alone(whose: str | None) -> None:
     """Two services may come upon the same name; neither takes the other's over unasked."""
-    there = Stored(name="s", declared_by=whose, declared=None)
+    there = StoredSchedule(name="s", declared_by=whose, declared=None)
     assert one(declaration(), there).what == "not_ours"
     assert one(declaration(), there, force=True).what == "updated"
 
@@ -139,14 +141,16 @@ def test_what_is_no_longer_declared_is_told_of_unless_a_newer_release_has_it() -
     there = applied(one(declaration(), None, release="2"))
     assert one(None, there, release="3").what == "undeclared"
     assert one(None, there, release="1").what == "newer_release"
-    assert reconcile([], [Stored(name="s", declared_by="billing", declared="{}")], app="shop", release="3") == []
+    assert (
+        reconcile([], [StoredSchedule(name="s", declared_by="billing", declared="{}")], app="shop", release="3") == []
+    )
 
 
 def test_durations_are_written_exactly() -> None:
     """In seconds: PostgreSQL's days are of another kind."""
-    assert seconds(timedelta(days=1, microseconds=1)) == "86400.000001 seconds"
-    assert seconds(timedelta(minutes=5)) == "300 seconds"
-    assert seconds(timedelta(seconds=-1.5)) == "-1.500000 seconds"
+    assert interval_text(timedelta(days=1, microseconds=1)) == "86400.000001 seconds"
+    assert interval_text(timedelta(minutes=5)) == "300 seconds"
+    assert interval_text(timedelta(seconds=-1.5)) == "-1.500000 seconds"
 
 
 def test_what_cannot_be_is_refused_where_it_is_declared() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.handler_exceptions import Permanent
-from rota.handlers.failure import ERROR_LIMIT, describe, readable
+from rota.handlers.failure import ERROR_LIMIT, failure_of, reason_text
 
 
 @dataclass
@@ -52,7 +52,7 @@ def raised(error: BaseException) -> BaseException:
 )
 def test_every_exception_has_a_text_that_can_be_stored(error: BaseException) -> None:
     """Bounded in bytes, without NUL, in UTF-8; its kind is the class's name."""
-    failed = describe(raised(error), Carrier())
+    failed = failure_of(raised(error), Carrier())
     assert failed.kind == type(error).__name__
     assert len(failed.text.encode()) <= ERROR_LIMIT
     assert "\x00" not in failed.text
@@ -61,9 +61,9 @@ def test_every_exception_has_a_text_that_can_be_stored(error: BaseException) -> 
 
 def test_permanent_is_what_says_so_and_what_was_declared() -> None:
     """Subclasses included."""
-    assert describe(Permanent(), Carrier()).permanent
-    assert describe(KeyError(), Carrier(), (LookupError,)).permanent
-    assert not describe(KeyError(), Carrier(), (ValueError,)).permanent
+    assert failure_of(Permanent(), Carrier()).permanent
+    assert failure_of(KeyError(), Carrier(), (LookupError,)).permanent
+    assert not failure_of(KeyError(), Carrier(), (ValueError,)).permanent
 
 
 SECRETS = ["S3CRET-canary", 'with "quotes" and \\', "ümläut € 😀", "line\nbreak"]
@@ -74,7 +74,7 @@ def test_the_payloads_values_are_masked(secret: str) -> None:
     """B103: exceptions like to repeat their input, as it is, as repr, as JSON."""
     payload = json.dumps({"deep": [{"password": secret}]})
     told = f"bad: {secret} / {secret!r} / {json.dumps(secret)} / {payload}"
-    text = describe(raised(ValueError(told)), Carrier(payload)).text
+    text = failure_of(raised(ValueError(told)), Carrier(payload)).text
     assert secret not in text
     assert repr(secret)[1:-1] not in text
     assert "***" in text
@@ -83,7 +83,7 @@ def test_the_payloads_values_are_masked(secret: str) -> None:
 @given(st.text())
 def test_payloads_that_are_no_json_do_not_matter(payload: str) -> None:
     """Describing a failure never fails."""
-    assert describe(ValueError("x"), Carrier(payload)).text
+    assert failure_of(ValueError("x"), Carrier(payload)).text
 
 
 def test_a_large_payload_beside_a_long_text_holds_up_nobody() -> None:
@@ -92,7 +92,7 @@ def test_a_large_payload_beside_a_long_text_holds_up_nobody() -> None:
     payload = json.dumps(items)
     error = raised(ValueError(f"can't use {items}"))
     began = time.monotonic()
-    failed = describe(error, Carrier(payload))
+    failed = failure_of(error, Carrier(payload))
     assert time.monotonic() - began < 3
     assert failed.kind == "ValueError"
     assert "value59999" not in failed.text
@@ -105,8 +105,8 @@ def test_a_large_payload_beside_a_long_text_holds_up_nobody() -> None:
 )
 def test_a_reason_becomes_text_whatever_it_is(reason: Any, text: str) -> None:
     """It stands in the ledger, where a person reads it."""
-    assert readable(reason).startswith(text)
-    assert len(readable("x" * 10**6).encode()) <= 1000
+    assert reason_text(reason).startswith(text)
+    assert len(reason_text("x" * 10**6).encode()) <= 1000
 
 
 def test_an_error_beside_a_payload_of_many_strings_is_masked_in_milliseconds() -> None:
@@ -114,9 +114,9 @@ def test_an_error_beside_a_payload_of_many_strings_is_masked_in_milliseconds() -
     values = [f"customer-{n:06}" for n in range(80_000)]
     carrier = Carrier(json.dumps([*values, "s3cret words"]))
     began = time.process_time()
-    failed = describe(raised(ValueError("can't use s3cret words")), carrier)
+    failed = failure_of(raised(ValueError("can't use s3cret words")), carrier)
     assert "s3cret" not in failed.text
-    describe(raised(ValueError("can't use customer-000007 " * 400)), carrier)
+    failure_of(raised(ValueError("can't use customer-000007 " * 400)), carrier)
     assert time.process_time() - began < 0.6, "0.1 s on an idle machine"
 
 
@@ -125,5 +125,5 @@ def test_masking_finds_values_in_every_way_of_writing_them() -> None:
     secret = 'pass "word"\n\u00e9'
     carrier = Carrier(json.dumps([*(f"other {n}" for n in range(100)), secret]))
     for text in (secret, repr(secret), json.dumps(secret), str({"a": secret})):
-        failed = describe(raised(ValueError(text)), carrier)
+        failed = failure_of(raised(ValueError(text)), carrier)
         assert "word" not in failed.text

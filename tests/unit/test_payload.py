@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.domain.payload import encode, encode_result, plain
+from rota.domain.payload import encode, encode_result, storable_text
 from rota.errors import InvalidPayload
 
 values = st.recursive(
@@ -132,7 +132,7 @@ def test_objects_of_a_handlers_own_making_are_no_result(value: Any) -> None:
 @given(st.text(), st.integers(10, 300))
 def test_plain_text_can_be_stored(text: str, limit: int) -> None:
     """No NUL, no surrogate, at most so many bytes, twice as many as JSON, and its end is kept."""
-    made = plain(text, limit)
+    made = storable_text(text, limit)
     assert "\x00" not in made
     assert len(made.encode()) <= limit
     assert len(json.dumps(made, ensure_ascii=False).encode()) <= 2 * limit + 2
@@ -142,4 +142,4 @@ def test_plain_text_can_be_stored(text: str, limit: int) -> None:
 
 def test_surrogates_and_nuls_stay_readable() -> None:
     """Escaped, not dropped: the text is there for a person to find the fault."""
-    assert plain("a\x00b\udcffc", 100) == "a\\x00b\\udcffc"
+    assert storable_text("a\x00b\udcffc", 100) == "a\\x00b\\udcffc"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.cron import Cron
-from rota.domain.preview import between, moments, neighbours, preview
+from rota.domain.preview import adjacent_instants, instants_between, moments_of_local_time, preview
 from rota.domain.schedule import Rule
 from schedule_rows import utc
 
@@ -74,19 +74,20 @@ def test_what_fires_is_what_the_scheduler_fires(naive: datetime, expr: str, time
 
 def test_a_reading_is_shown_once_twice_or_at_the_jump() -> None:
     """What `rota why --at` without a zone means."""
-    assert moments(datetime(2026, 7, 1, 2, 30), BERLIN) == [utc(2026, 7, 1, 0, 30)]  # noqa: DTZ001
-    assert moments(datetime(2026, 10, 25, 2, 30), BERLIN) == [utc(2026, 10, 25, 0, 30), utc(2026, 10, 25, 1, 30)]  # noqa: DTZ001
-    assert moments(datetime(2026, 3, 29, 2, 30), BERLIN) == [utc(2026, 3, 29, 1)]  # noqa: DTZ001
+    assert moments_of_local_time(datetime(2026, 7, 1, 2, 30), BERLIN) == [utc(2026, 7, 1, 0, 30)]  # noqa: DTZ001
+    both = [utc(2026, 10, 25, 0, 30), utc(2026, 10, 25, 1, 30)]
+    assert moments_of_local_time(datetime(2026, 10, 25, 2, 30), BERLIN) == both  # noqa: DTZ001
+    assert moments_of_local_time(datetime(2026, 3, 29, 2, 30), BERLIN) == [utc(2026, 3, 29, 1)]  # noqa: DTZ001
 
 
 def test_neighbours_are_the_nearest_on_either_side() -> None:
     """The instant itself is neither."""
     rule = Rule(cron="0 6 * * *")
-    assert neighbours(rule, utc(2026, 1, 2, 6)) == (utc(2026, 1, 1, 6), utc(2026, 1, 3, 6))
-    assert neighbours(rule, utc(2026, 1, 2, 7)) == (utc(2026, 1, 2, 6), utc(2026, 1, 3, 6))
+    assert adjacent_instants(rule, utc(2026, 1, 2, 6)) == (utc(2026, 1, 1, 6), utc(2026, 1, 3, 6))
+    assert adjacent_instants(rule, utc(2026, 1, 2, 7)) == (utc(2026, 1, 2, 6), utc(2026, 1, 3, 6))
 
 
 def test_a_stretch_has_its_start_and_not_its_end() -> None:
     """So that two stretches which meet share no instant."""
     rule = Rule(every=timedelta(hours=1), anchor=utc(2026, 1, 1), start_at=utc(2026, 1, 1))
-    assert list(between(rule, utc(2026, 1, 1), utc(2026, 1, 1, 2))) == [utc(2026, 1, 1), utc(2026, 1, 1, 1)]
+    assert list(instants_between(rule, utc(2026, 1, 1), utc(2026, 1, 1, 2))) == [utc(2026, 1, 1), utc(2026, 1, 1, 1)]

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rota.domain.job import instant
-from rota.domain.payload import plain
+from rota.domain.payload import storable_text
 from rota.handler_exceptions import Permanent
 from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
-from rota.handlers.local_port import inside
+from rota.handlers.local_port import attempt_and_environment
 from rota.handlers.pipes import PIPES_GRACE, describe_exit, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 
@@ -46,7 +46,7 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
     """Return the handler of one command. It stops the command's process group by SIGTERM, a grace period, and SIGKILL."""
 
     async def command(job: Job[Any]) -> dict[str, Any]:
-        attempt, _ = inside(job)
+        attempt, _ = attempt_and_environment(job)
         process = await asyncio.create_subprocess_exec(
             *_argv(settings.argv),
             cwd=settings.cwd,
@@ -70,10 +70,10 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
                 signal_group(process, signal.SIGKILL)
                 await process.wait()
         if code:
-            error_text = plain(errors.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES).strip()
+            error_text = storable_text(errors.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES).strip()
             failure = f"{settings.argv[0]} ended with {describe_exit(code)}" + (f": {error_text}" if error_text else "")
             raise Permanent(failure) if code in settings.permanent else CommandFailed(failure)
-        return {"exit_code": 0, "output": plain(output.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES)}
+        return {"exit_code": 0, "output": storable_text(output.decode("utf-8", "backslashreplace"), MAX_OUTPUT_BYTES)}
 
     return command
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from yarl import URL
 
 from rota.domain.job import instant
-from rota.domain.payload import plain
+from rota.domain.payload import storable_text
 from rota.handler_exceptions import Permanent, Retry
 from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
 
@@ -186,7 +186,7 @@ async def _exchange(
     ):
         if 200 <= answer.status < 300:
             excerpt = (await _excerpt(answer.content)).decode("utf-8", "backslashreplace")
-            return {"status": answer.status, "body": plain(excerpt, 2 * MAX_BODY_BYTES)}
+            return {"status": answer.status, "body": storable_text(excerpt, 2 * MAX_BODY_BYTES)}
         host = urlsplit(url).hostname
         message = f"{host} answered with status {answer.status}"
         if answer.status in permanent:

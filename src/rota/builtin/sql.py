@@ -16,7 +16,7 @@ from rota.db.connecting import close_connection, open_connection
 from rota.db.sessions import KEEPALIVES, format_milliseconds
 from rota.handler_exceptions import Permanent
 from rota.handlers.job import Job  # noqa: TC001  the codec reads the annotations at run time
-from rota.handlers.local_port import inside
+from rota.handlers.local_port import attempt_and_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,7 +28,7 @@ def execute_statement(settings: Statement) -> Callable[[Job[Any]], Coroutine[Any
     """Return the handler of one statement. It commits with the job's completion unless `transaction` is off."""
 
     async def sql(job: Job[Any]) -> dict[str, Any] | None:
-        attempt, _ = inside(job)
+        attempt, _ = attempt_and_environment(job)
         conn = await open_connection(
             DatabaseUrl(settings.url.get_secret_value()),
             server_settings={

@@ -54,7 +54,7 @@ def option(name: str, value: Any) -> Any:
         case datetime():
             return value.isoformat()
         case timedelta():
-            return json_text.seconds(value)
+            return json_text.interval_text(value)
         case _ if name == "meta":
             return json.loads(json_text.encode(value, what="meta"))
         case _:

@@ -246,14 +246,14 @@ def _format_remedy(job_id: int) -> str:
 
 def give_up_times(job: "JobDescription") -> TimeRange | None:
     """Return the earliest and latest time at which a job becomes a dead letter if every attempt fails. None if it has ended."""
-    from rota.domain.forecast import given_up
+    from rota.domain.forecast import predict_dead_letter
 
     if job.finished_at is not None or job.run_at is None:
         return None
     running = job.state == "running"
     attempt, at = (job.attempt, job.now) if running else (job.attempt + 1, max(job.run_at, job.now))
     try:
-        return given_up(
+        return predict_dead_letter(
             attempt=attempt,
             at=at,
             max_attempts=job.max_attempts,

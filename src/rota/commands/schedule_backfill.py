@@ -52,12 +52,12 @@ def backfill(
 
     async def work(db: "Connection") -> dict[str, Any]:
         from rota.db import operations, queries
-        from rota.domain.preview import between
+        from rota.domain.preview import instants_between
         from rota.errors import RotaError
 
         schedule = await read_schedule(db, name)
         now = await queries.read_clock(db)
-        instants = list(islice(between(schedule.rule, first, min(before, now)), MAX_INSTANTS + 1))
+        instants = list(islice(instants_between(schedule.rule, first, min(before, now)), MAX_INSTANTS + 1))
         has_more = len(instants) > MAX_INSTANTS
         del instants[MAX_INSTANTS:]
         if dry_run:

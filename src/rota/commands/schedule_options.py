@@ -16,10 +16,10 @@ Payload = Annotated[
 
 
 def _parse_seconds(text: str, flag: str) -> Any:
-    from rota.domain.payload import seconds
+    from rota.domain.payload import interval_text
 
     length = parse_duration_option(text, flag)
-    return length and seconds(length)
+    return length and interval_text(length)
 
 
 def _parse_instant(text: str, flag: str) -> Any:

@@ -60,21 +60,21 @@ async def explain_instants(db: "Connection", schedule: "ScheduleDescription", at
 def _explain_skipped_time(at: datetime, schedule: "ScheduleDescription") -> Answer | None:
     """Answer for local time that the clock skips, unless the cron expression matches it."""
     from rota.cron import zone
-    from rota.domain.preview import moments, names_reading
+    from rota.domain.preview import matches_local_time, moments_of_local_time
 
     if at.tzinfo is not None or schedule.cron is None or schedule.state == "invalid":
         return None
-    jump = moments(at, schedule.timezone)[0]
-    if jump.astimezone(zone(schedule.timezone)).replace(tzinfo=None) == at or names_reading(schedule.rule, at):
+    jump = moments_of_local_time(at, schedule.timezone)[0]
+    if jump.astimezone(zone(schedule.timezone)).replace(tzinfo=None) == at or matches_local_time(schedule.rule, at):
         return None
     text = f"it is not due then: the clock skips {at:%H:%M} at {format_instant(jump)}, and the schedule does not match that time"
     return Answer(schedule=schedule.name, at=jump, verdict="not_due", answer=text)
 
 
 def _instants_at(at: datetime, schedule: "ScheduleDescription") -> list[datetime]:
-    from rota.domain.preview import moments
+    from rota.domain.preview import moments_of_local_time
 
-    instants = [at] if at.tzinfo is not None else moments(at, schedule.timezone)
+    instants = [at] if at.tzinfo is not None else moments_of_local_time(at, schedule.timezone)
     return [_with_fraction(each, schedule) for each in instants]
 
 
@@ -145,9 +145,9 @@ def _add_note(text: str, fire: "FireRecord") -> str:
 async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription", at: datetime) -> Answer:
     """Explain an instant without a fire by the schedule's current rule."""
     from rota.db import schedule_reports
-    from rota.domain.preview import first_pass, instant, neighbours
+    from rota.domain.preview import adjacent_instants, first_pass_of_fold, instant
 
-    before, after = neighbours(schedule.rule, at)
+    before, after = adjacent_instants(schedule.rule, at)
     adjacent: dict[str, Any] = {}
     for name, each in (("before", before), ("after", after)):
         if each is not None:
@@ -157,7 +157,7 @@ async def _explain_without_fire(db: "Connection", schedule: "ScheduleDescription
     verdict, text = _explain_missing_fire(schedule, at) if preview.fires else ("not_due", "it is not due then")
     if verdict == "not_due" and schedule.created_at < at <= schedule.edited_at:
         text += f" by the current rule, which is in effect since {format_instant(schedule.edited_at)}; no row exists for it either"
-    if (first := first_pass(schedule.rule, at)) is not None:
+    if (first := first_pass_of_fold(schedule.rule, at)) is not None:
         fire = await schedule_reports.find_fire(db, schedule_id=schedule.schedule_id, at=first)
         text += (
             f": the clock shows {preview.local:%H:%M} twice, and with dst_fold = first the schedule fires only the first time, at "

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT = re.compile(r"(?<=[?&])connect_timeout=(\d+)(?:&|$)")
 
 _MIN_CONNECT_TIMEOUT_SECONDS = 2.0
-"""The minimum of libpq."""
+"""libpq raises shorter timeouts to this."""
 
 
 class DatabaseUrl:
@@ -29,16 +29,16 @@ class DatabaseUrl:
 
     @property
     def dsn(self) -> str:
-        """The URL for the driver, with the password. Without `connect_timeout`, which the driver would send to the server."""
+        """The URL for the driver, with the password. It omits `connect_timeout`, which the driver would send to the server."""
         return _CONNECT_TIMEOUT.sub("", self._url).rstrip("?&")
 
     @property
     def connect_timeout(self) -> float | None:
         """Seconds for connecting to one host, None if the URL doesn't set it. 0 (no limit in libpq) counts as unset."""
-        found = _CONNECT_TIMEOUT.search(self._url)
-        if found is None or not int(found[1]):
+        match = _CONNECT_TIMEOUT.search(self._url)
+        if match is None or not int(match[1]):
             return None
-        return max(_MIN_CONNECT_TIMEOUT_SECONDS, float(found[1]))
+        return max(_MIN_CONNECT_TIMEOUT_SECONDS, float(match[1]))
 
     def reload(self) -> bool:
         """Read the file again, and return whether the URL changed. Keeps the old URL if the file can't be read."""

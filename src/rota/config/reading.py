@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from rota.config.sections import Advice, Config, leaves
+from rota.config.sections import Advice, Config, iter_settings
 from rota.config.values import format_duration, parse_dsn, parse_duration
 from rota.errors import ConfigError
 
@@ -25,7 +25,7 @@ _POSSIBLE_PASSWORD = re.compile(r"(?i)(?<=://)(?![^/@\s:]*(:\d+)?(/[^@]*)?$).*|(
 _SERVICE_LINK_NAME = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
-SETTINGS = [path for path, _ in leaves(Config())]
+SETTINGS = [path for path, _ in iter_settings(Config())]
 """The path of every setting, such as `lease.duration`."""
 
 _SECTIONS = list(dict.fromkeys(path.partition(".")[0] for path in SETTINGS if "." in path))
@@ -48,8 +48,8 @@ def _nested_paths(path: str, value: object) -> Iterator[str]:
     """Yield a path, and the paths of all values in its table."""
     yield path
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _nested_paths(f"{path}.{name}", each)
+        for name, item in value.items():
+            yield from _nested_paths(f"{path}.{name}", item)
 
 
 def load(
@@ -103,7 +103,7 @@ def load(
 
 
 def _config_path(config_file: Path | None, environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the configuration file, and whether it was named explicitly. Only then must it exist."""
+    """Return the configuration file, and whether it was named explicitly. A file that was not named need not exist."""
     explicit = config_file or environ.get("ROTA_CONFIG", "").strip()
     return Path(explicit or "rota.toml"), bool(explicit)
 
@@ -148,8 +148,8 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
     values: dict[str, _Value] = {}
     environ = {name: value for name, value in environ.items() if not _is_service_link(name, value)}
     for path in SETTINGS:
-        present = [name for name in variables(path) if environ.get(name, "").strip()]
-        for name in present[:1]:
+        set_names = [name for name in variables(path) if environ.get(name, "").strip()]
+        for name in set_names[:1]:
             try:
                 values[path] = _Value(_read_variable(path, name, environ[name].strip()), name)
             except (OSError, ValueError) as error:
@@ -157,15 +157,15 @@ def _from_environment(environ: Mapping[str, str], problems: list[str], warnings:
                     f"{name} (from the environment): can't be read ({getattr(error, 'strerror', 'no text')})"
                 )
         warnings += [
-            Advice(f"{name} is ignored because {present[0]} is set", "unset one of the two")
-            for name in present[1:]
+            Advice(f"{name} is ignored because {set_names[0]} is set", "unset one of the two")
+            for name in set_names[1:]
             if name.startswith("ROTA_")
         ]
     known = {name for path in SETTINGS for name in variables(path)}
     for name in sorted(name for name in environ if name.startswith("ROTA_") and name not in known | NO_SETTINGS):
-        short = {other.removeprefix("ROTA_"): other for other in known if other.startswith("ROTA_")}
-        if close := get_close_matches(name.removeprefix("ROTA_"), short, n=1, cutoff=0.85):
-            problems.append(f"{name} (from the environment): no such setting; did you mean {short[close[0]]}?")
+        full_names = {other.removeprefix("ROTA_"): other for other in known if other.startswith("ROTA_")}
+        if similar := get_close_matches(name.removeprefix("ROTA_"), full_names, n=1, cutoff=0.85):
+            problems.append(f"{name} (from the environment): no such setting; did you mean {full_names[similar[0]]}?")
         else:
             remedy = "unset it, or use a setting from `rota config`"
             warnings.append(Advice(f"{name} is ignored because rota has no such setting", remedy))
@@ -191,10 +191,10 @@ def _suggest(path: str) -> str:
         other.removeprefix(section + dot) for other in [*SETTINGS, *_SECTIONS] if other.rpartition(".")[0] == section
     ]
     others = {other.rpartition(".")[2]: other for other in SETTINGS}
-    if close := get_close_matches(name, siblings, n=1, cutoff=0.7):
-        return f"no such setting; did you mean {section + dot + close[0]}?"
-    if close := get_close_matches(name, others, n=1, cutoff=0.8):
-        return f"no such setting; did you mean {others[close[0]]}?"
+    if similar := get_close_matches(name, siblings, n=1, cutoff=0.7):
+        return f"no such setting; did you mean {section + dot + similar[0]}?"
+    if similar := get_close_matches(name, others, n=1, cutoff=0.8):
+        return f"no such setting; did you mean {others[similar[0]]}?"
     return f"no such setting; choose from {', '.join(siblings)}"
 
 

@@ -23,7 +23,18 @@ from pydantic import (
 )
 
 from rota.config.database_url import DatabaseUrl
-from rota.config.values import Dsn, Keep, Name, Names, Queues, between, format_duration, mask_dsn, slots_by_queue, whole
+from rota.config.values import (
+    Dsn,
+    Name,
+    Names,
+    Queues,
+    RetentionPeriod,
+    duration_between,
+    format_duration,
+    mask_dsn,
+    slots_by_queue,
+    whole_number,
+)
 from rota.errors import NoDatabase
 
 
@@ -43,7 +54,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-_LOWERED = BeforeValidator(lambda value: str(value).strip().lower())
+_LOWERCASE = BeforeValidator(lambda value: str(value).strip().lower())
 
 
 class Database(Section):
@@ -51,21 +62,21 @@ class Database(Section):
 
     url: Dsn | None = None
     direct_url: Dsn | None = None
-    pool_size: Annotated[int, whole(2, 100)] = 5
-    handler_pool_size: Annotated[int, whole(1, 1000)] = 10
+    pool_size: Annotated[int, whole_number(2, 100)] = 5
+    handler_pool_size: Annotated[int, whole_number(1, 1000)] = 10
 
 
 class Lease(Section):
     """How long a claim is valid without a heartbeat, and how often expired leases are reaped.
 
-    Without `heartbeat`, leases are extended after a third of the shortest one. If the main loop is blocked for `wedged_after`, the
-    node stops extending its leases.
+    `heartbeat`: interval between extensions; by default a third of the lease. If the main loop is blocked for
+    `wedged_after`, the node stops extending its leases.
     """
 
-    duration: Annotated[timedelta, between("3s", "1d")] = timedelta(seconds=30)
-    heartbeat: Annotated[timedelta, between("100ms", "8h")] | None = None
-    reap_interval: Annotated[timedelta, between("100ms", "10m")] = timedelta(seconds=5)
-    wedged_after: Annotated[timedelta, between("10s", "1d")] = timedelta(minutes=10)
+    duration: Annotated[timedelta, duration_between("3s", "1d")] = timedelta(seconds=30)
+    heartbeat: Annotated[timedelta, duration_between("100ms", "8h")] | None = None
+    reap_interval: Annotated[timedelta, duration_between("100ms", "10m")] = timedelta(seconds=5)
+    wedged_after: Annotated[timedelta, duration_between("10s", "1d")] = timedelta(minutes=10)
 
     @field_validator("heartbeat")
     @classmethod
@@ -79,39 +90,39 @@ class Lease(Section):
 class Drain(Section):
     """`timeout`: how long jobs may finish after SIGTERM. `grace`: how long interrupted jobs then have to settle."""
 
-    timeout: Annotated[timedelta, between("0s", "1d")] = timedelta(seconds=30)
-    grace: Annotated[timedelta, between("0s", "10m")] = timedelta(seconds=5)
+    timeout: Annotated[timedelta, duration_between("0s", "1d")] = timedelta(seconds=30)
+    grace: Annotated[timedelta, duration_between("0s", "10m")] = timedelta(seconds=5)
 
 
 class Retention(Section):
     """How long history is kept. 0 in the file, None here, means forever."""
 
-    job_runs: Keep = timedelta(days=7)
-    attempts: Keep = timedelta(days=30)
-    fires: Keep = timedelta(days=30)
-    dead_letters: Keep = timedelta(days=90)
-    guards: Keep = timedelta(days=30)
-    audit: Keep = timedelta(days=400)
+    job_runs: RetentionPeriod = timedelta(days=7)
+    attempts: RetentionPeriod = timedelta(days=30)
+    fires: RetentionPeriod = timedelta(days=30)
+    dead_letters: RetentionPeriod = timedelta(days=90)
+    guards: RetentionPeriod = timedelta(days=30)
+    audit: RetentionPeriod = timedelta(days=400)
 
 
 class Payload(Section):
-    """Limit on the bytes of running jobs' payloads above 32 KiB each. As Python objects they need about ten times the memory."""
+    """Limit on the total bytes of running jobs' payloads above 32 KiB. Decoded, a payload needs about ten times its bytes."""
 
-    max_bytes_in_flight: Annotated[int, whole(1 << 20, 1 << 34)] = 1 << 24
+    max_bytes_in_flight: Annotated[int, whole_number(1 << 20, 1 << 34)] = 1 << 24
 
 
 class Http(Section):
     """The address of /metrics, /healthz and /readyz. Port 0 means any free port."""
 
     host: Name = "127.0.0.1"
-    port: Annotated[int, whole(0, 65535)] = 9843
+    port: Annotated[int, whole_number(0, 65535)] = 9843
 
 
 class Log(Section):
     """Format `auto` means console on a terminal and JSON elsewhere."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], _LOWERED] = "info"
-    format: Annotated[Literal["auto", "json", "console"], _LOWERED] = "auto"
+    level: Annotated[Literal["debug", "info", "warning", "error"], _LOWERCASE] = "info"
+    format: Annotated[Literal["auto", "json", "console"], _LOWERCASE] = "auto"
 
 
 class DeadLetters(Section):
@@ -124,8 +135,8 @@ class HandlerSettings(Section):
     """The settings that all configured handlers have."""
 
     queue: Name | None = None
-    timeout: Annotated[timedelta, between("100ms", "30d")] | None = timedelta(minutes=1)
-    max_attempts: Annotated[int, whole(1, 1000)] | None = None
+    timeout: Annotated[timedelta, duration_between("100ms", "30d")] | None = timedelta(minutes=1)
+    max_attempts: Annotated[int, whole_number(1, 1000)] | None = None
 
 
 _PERMANENT_STATUSES = (400, 405, 410, 413, 415, 422)
@@ -142,7 +153,7 @@ class Endpoint(HandlerSettings):
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
     secret: SecretStr | None = None
     private: bool = False
-    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_PERMANENT_STATUSES)
+    permanent: frozenset[Annotated[int, whole_number(300, 599)]] = frozenset(_PERMANENT_STATUSES)
 
     @field_validator("secret")
     @classmethod
@@ -161,7 +172,7 @@ class HttpJobs(HandlerSettings):
     """Each of the `endpoints` is a handler. `any_url` adds the handler `http`, whose payload contains the URL."""
 
     any_url: bool = False
-    permanent: frozenset[Annotated[int, whole(300, 599)]] = frozenset(_PERMANENT_STATUSES)
+    permanent: frozenset[Annotated[int, whole_number(300, 599)]] = frozenset(_PERMANENT_STATUSES)
     endpoints: dict[Name, Endpoint] = Field(default_factory=dict)
 
 
@@ -182,8 +193,8 @@ class Command(HandlerSettings):
     cwd: Path | None = None
     env: dict[Name, str] = Field(default_factory=dict)
     pass_env: list[Name] = Field(default_factory=list)
-    permanent: frozenset[Annotated[int, whole(1, 255)]] = frozenset()
-    grace: Annotated[timedelta, between("0s", "10m")] = timedelta(seconds=3)
+    permanent: frozenset[Annotated[int, whole_number(1, 255)]] = frozenset()
+    grace: Annotated[timedelta, duration_between("0s", "10m")] = timedelta(seconds=3)
 
 
 class Statement(HandlerSettings):
@@ -213,7 +224,7 @@ class Config(Section):
     """All settings. They are read once, at start."""
 
     app: Name | None = None
-    poll_interval: Annotated[timedelta, between("50ms", "1m")] = timedelta(seconds=1)
+    poll_interval: Annotated[timedelta, duration_between("50ms", "1m")] = timedelta(seconds=1)
     queues: Queues = Field(default_factory=lambda: slots_by_queue("default:100,*:10"))
     database: Database = Database()
     lease: Lease = Lease()
@@ -277,22 +288,22 @@ class Config(Section):
     def masked(self) -> dict[str, Any]:
         """Return every setting as in `rota.toml`, in a nested dict that fits JSON. Passwords are masked."""
         tree: dict[str, Any] = {}
-        for path, value in leaves(self):
+        for path, value in iter_settings(self):
             section, _, name = path.rpartition(".")
-            (tree.setdefault(section, {}) if section else tree)[name] = _to_plain(path, value)
+            (tree.setdefault(section, {}) if section else tree)[name] = _to_json_value(path, value)
         return tree
 
     def rendered(self) -> str:
         """Return every setting as a line of TOML with its source. Passwords are masked, unset settings commented out."""
         lines: list[str] = []
-        for path, value in leaves(self):
+        for path, value in iter_settings(self):
             section, _, name = path.rpartition(".")
             header = f"[{section}]"
             if section and header not in lines:
                 lines += ["", header]
-            text = _to_plain(path, value)
+            text = _to_json_value(path, value)
             if isinstance(text, dict):
-                text = f"{{ {', '.join(f'{_quoted(key)} = {json.dumps(each)}' for key, each in text.items())} }}"
+                text = f"{{ {', '.join(f'{_quoted(key)} = {json.dumps(item)}' for key, item in text.items())} }}"
             elif isinstance(text, str | bool | list):
                 text = json.dumps(text, ensure_ascii=False)  # TOML writes texts, booleans and lists as JSON does
             setting = f"# {name} =" if text is None else f"{name} = {text}"
@@ -300,20 +311,20 @@ class Config(Section):
         return "\n".join(lines) + "\n"
 
 
-def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iter_settings(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each setting, including nested sections."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
-            yield from leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, dict) and value and all(isinstance(each, Section) for each in value.values()):
-            for key, each in value.items():
-                yield from leaves(each, f"{prefix}{name}.{key}.")
+            yield from iter_settings(value, f"{prefix}{name}.")
+        elif isinstance(value, dict) and value and all(isinstance(item, Section) for item in value.values()):
+            for key, item in value.items():
+                yield from iter_settings(item, f"{prefix}{name}.{key}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _to_plain(path: str, value: object) -> Any:
+def _to_json_value(path: str, value: object) -> Any:
     match value:
         case SecretStr():
             return mask_dsn(value.get_secret_value())
@@ -324,7 +335,7 @@ def _to_plain(path: str, value: object) -> Any:
         case frozenset():
             return sorted(value)
         case Mapping():
-            return {key: _to_plain("", each) for key, each in value.items()}
+            return {key: _to_json_value("", item) for key, item in value.items()}
         case None if path.startswith("retention."):
             return 0
     return value

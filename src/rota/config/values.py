@@ -11,14 +11,14 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, SecretStr, StringConstraints
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
 _HOST = r"(?:\[[^\]@/?#]*\]|[^:,@/?#\[\]]*)(?::\d+)?"
-_PAIR = r"[^#&=%]+=[^#&]*"
+_QUERY_PAIR = r"[^#&=%]+=[^#&]*"
 _DSN = re.compile(
     r"(?P<start>postgres(?:ql)?://)(?:(?P<user>[^:@/?#]*)(?P<password>:[^@/?#]*)?@)?"
-    rf"(?P<rest>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*)?)?"
+    rf"(?P<location>{_HOST}(?:,{_HOST})*(?:/[^?#]*)?)(?:\?(?P<query>{_QUERY_PAIR}(?:&{_QUERY_PAIR})*)?)?"
 )
-_LIBPQ_ONLY = {
+_LIBPQ_ONLY_PARAMETERS = {
     "fallback_application_name",
     "keepalives",
     "keepalives_idle",
@@ -41,7 +41,7 @@ _UNSUPPORTED_SECURITY = {
     "require_auth": "",
     "requirepeer": "",
 }
-"""Parameters that require a protection which the driver lacks: with this value, or with any value if empty."""
+"""Parameter -> the value with which it requires a protection that the driver lacks; an empty string means any value."""
 
 _SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 
@@ -55,8 +55,10 @@ def parse_duration(value: object) -> timedelta:
     text = str(value).strip()
     try:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
-            if re.fullmatch(rf"(?:{_PART.pattern})+", text):
-                return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+            if re.fullmatch(rf"(?:{_DURATION_PART.pattern})+", text):
+                return timedelta(
+                    seconds=sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+                )
             return timedelta(seconds=float(text))
     except (ValueError, OverflowError):
         pass
@@ -76,27 +78,27 @@ def mask_dsn(dsn: str) -> str:
     """Replace the passwords in a PostgreSQL URL by ***. Any other text becomes ***."""
     if not (parts := _DSN.fullmatch(dsn)):
         return "***"
-    start, user, password, rest, query = parts.group("start", "user", "password", "rest", "query")
+    start, user, password, location, query = parts.group("start", "user", "password", "location", "query")
     login = "" if user is None else f"{user}{':***' if password else ''}@"
-    return f"{start}{login}{rest}" + ("?" + _PASSWORD_PARAMETER.sub(r"\1***", query) if query else "")
+    return f"{start}{login}{location}" + ("?" + _PASSWORD_PARAMETER.sub(r"\1***", query) if query else "")
 
 
-def between(low: str, high: str, *, or_for_ever: bool = False) -> BeforeValidator:
-    """Return a validator for durations within these bounds. With `or_for_ever`, 0 becomes None."""
+def duration_between(low: str, high: str, *, zero_is_forever: bool = False) -> BeforeValidator:
+    """Return a validator for durations from `low` to `high`. With `zero_is_forever`, 0 is valid, too, and becomes None."""
 
     def check(value: object) -> timedelta | None:
         duration = parse_duration(value)
-        if or_for_ever and not duration:
+        if zero_is_forever and not duration:
             return None
         if not parse_duration(low) <= duration <= parse_duration(high):
-            raise ValueError(f"choose {low} to {high}{', or 0 for ever' if or_for_ever else ''}")
+            raise ValueError(f"choose {low} to {high}{', or 0 for ever' if zero_is_forever else ''}")
         return duration
 
     return BeforeValidator(check)
 
 
-def whole(low: int, high: int) -> BeforeValidator:
-    """Return a validator for whole numbers within these bounds."""
+def whole_number(low: int, high: int) -> BeforeValidator:
+    """Return a validator for whole numbers from `low` to `high`."""
 
     def check(value: object) -> int:
         if isinstance(value, int | str) and not isinstance(value, bool):
@@ -115,7 +117,7 @@ def parse_dsn(value: object) -> SecretStr:
         raise ValueError(
             "write postgresql://user:password@host:5432/database?name=value, with @ : / ? # in a password as %40 and so on"
         )
-    _check_hosts(parts["rest"].partition("/")[0].split(","))
+    _check_hosts(parts["location"].partition("/")[0].split(","))
     return SecretStr(_without_libpq_parameters(text, parts["query"]) if parts["query"] else text)
 
 
@@ -140,8 +142,8 @@ def _without_libpq_parameters(dsn: str, query: str) -> str:
             raise ValueError(f"choose {', '.join(_SESSION_ATTRIBUTES)} for target_session_attrs")
         if name == "connect_timeout" and not re.fullmatch(r"[0-9]{1,6}", value):
             raise ValueError("write connect_timeout as a whole number of seconds")
-    query_left = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQ_ONLY)
-    return dsn[: -len(query)].removesuffix("?") + (f"?{query_left}" if query_left else "")
+    remaining_query = "&".join(pair for pair, name, _ in pairs if name not in _LIBPQ_ONLY_PARAMETERS)
+    return dsn[: -len(query)].removesuffix("?") + (f"?{remaining_query}" if remaining_query else "")
 
 
 def slots_by_queue(value: object) -> Mapping[str, int]:
@@ -170,12 +172,12 @@ def slots_by_queue(value: object) -> Mapping[str, int]:
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-def _names(value: object) -> object:
+def _split_names(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
-Names = Annotated[frozenset[Name], BeforeValidator(_names)]
+Names = Annotated[frozenset[Name], BeforeValidator(_split_names)]
 """A list of names, or a text with commas between them."""
 Dsn = Annotated[SecretStr, BeforeValidator(parse_dsn)]
 Queues = Annotated[Mapping[str, int], PlainValidator(slots_by_queue), PlainSerializer(dict)]
-Keep = Annotated[timedelta | None, between("1h", "36500d", or_for_ever=True)]
+RetentionPeriod = Annotated[timedelta | None, duration_between("1h", "36500d", zero_is_forever=True)]

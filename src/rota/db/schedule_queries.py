@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from rota.db.pool import Connection, fetch_one
 from rota.db.sql import SQL
-from rota.domain.declaration import Stored
+from rota.domain.declaration import StoredSchedule
 from rota.domain.schedule import Rule
 
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ async def note_fire_outcomes(db: Connection, outcomes: Sequence[tuple[int, bool,
     return set(await db.fetchval(SQL["note_fire_outcomes"], *zip(*outcomes, strict=True)) or ())
 
 
-async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[Stored]:
+async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> list[StoredSchedule]:
     """Return the schedules that the app has declared, and all schedules with these names."""
-    return [Stored(**row) for row in await db.fetch(SQL["read_declared"], app, names)]
+    return [StoredSchedule(**row) for row in await db.fetch(SQL["read_declared"], app, names)]
 
 
 async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step]) -> set[str]:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
-from rota.domain.payload import encode, seconds
+from rota.domain.payload import encode, interval_text
 from rota.domain.schedule import check_rule
 from rota.domain.validation import check_declaration
 from rota.errors import ConfigError, InvalidCron
@@ -18,7 +18,7 @@ from rota.errors import ConfigError, InvalidCron
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-What = Literal["inserted", "updated", "noted", "unchanged", "newer_release", "not_ours", "undeclared", "refused"]
+StepKind = Literal["inserted", "updated", "noted", "unchanged", "newer_release", "not_ours", "undeclared", "refused"]
 """What becomes of a schedule.
 
 inserted       it was missing
@@ -37,8 +37,8 @@ MAX_OLDER_RELEASES = 20
 MAX_PAYLOAD_CHARACTERS = 8192
 """Of a longer payload, only the hash is stored with the declaration."""
 
-_KEYS = {"release", "older"}
-_PAYLOAD = {"payload", "payload_sha256"}
+_RELEASE_KEYS = {"release", "older"}
+_PAYLOAD_KEYS = {"payload", "payload_sha256"}
 _VERSION = re.compile(r"v?\d+(?:[._-]\d+)*")
 
 
@@ -60,11 +60,11 @@ class Declaration:
             return {**self.columns}
         if len(self.payload) > MAX_PAYLOAD_CHARACTERS:
             return {**self.columns, "payload_sha256": sha256(self.payload.encode()).hexdigest()}
-        return {**self.columns, "payload": _read(self.payload)}
+        return {**self.columns, "payload": _parse_json(self.payload)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredSchedule:
     """A schedule in the database: the app that declared it, and the declaration as JSON text."""
 
     name: str
@@ -77,7 +77,7 @@ class Step:
     """What becomes of one schedule, and the values to write."""
 
     name: str
-    what: What
+    what: StepKind
     why: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     payload: str | None = None
@@ -115,7 +115,7 @@ def declare(
     given = {"cron": cron, "every": every, **columns}
     return Declaration(
         name=name,
-        columns={column: _value(name, column, value) for column, value in given.items() if value is not None},
+        columns={column: _json_value(name, column, value) for column, value in given.items() if value is not None},
         payload=payload,
         paused=paused,
     )
@@ -123,7 +123,7 @@ def declare(
 
 def reconcile(
     declarations: Iterable[Declaration],
-    stored: Iterable[Stored],
+    stored: Iterable[StoredSchedule],
     *,
     app: str,
     release: str | None,
@@ -134,11 +134,17 @@ def reconcile(
     Operators' edits survive: only columns that changed *in the declaration* are written. `force` also overwrites schedules that
     a newer release has declared, or that this app has not declared.
     """
-    existing = {each.name: each for each in stored}
-    wanted = {each.name: each for each in declarations}
-    steps = [_step(each, existing.get(name), app=app, release=release, force=force) for name, each in wanted.items()]
-    undeclared = [each for each in existing.values() if each.declared_by == app and each.name not in wanted]
-    steps += [_undeclared_step(each, release=release, force=force) for each in undeclared]
+    existing = {schedule.name: schedule for schedule in stored}
+    wanted = {declaration.name: declaration for declaration in declarations}
+    steps = [
+        _step(declaration, existing.get(name), app=app, release=release, force=force)
+        for name, declaration in wanted.items()
+    ]
+    steps += [
+        _undeclared_step(schedule, release=release, force=force)
+        for schedule in existing.values()
+        if schedule.declared_by == app and schedule.name not in wanted
+    ]
     return sorted(steps, key=lambda step: step.name)
 
 
@@ -151,25 +157,25 @@ def is_older(release: str | None, than: str | None, seen_before: Sequence[str] =
     if release is None or than is None or release == than:
         return False
     if _VERSION.fullmatch(release) and _VERSION.fullmatch(than):
-        return _numbers(release) < _numbers(than)
+        return _version_numbers(release) < _version_numbers(than)
     return release in seen_before
 
 
-def _step(wanted: Declaration, existing: Stored | None, *, app: str, release: str | None, force: bool) -> Step:
+def _step(wanted: Declaration, existing: StoredSchedule | None, *, app: str, release: str | None, force: bool) -> Step:
     new_columns = wanted.stored
     if existing is None:
-        declared = _declared(new_columns, release, ())
+        declared = _declared_json(new_columns, release, ())
         columns = {**wanted.columns, "name": wanted.name, "paused": wanted.paused}
         return Step(name=wanted.name, what="inserted", columns=columns, payload=wanted.payload, declared=declared)
-    ours = existing.declared_by == app
-    if not ours and not force:
-        whose = f"app {existing.declared_by} declares it" if existing.declared_by else "it was not declared by code"
-        return Step(name=wanted.name, what="not_ours", why=f"{whose}: give one of them another name, or sync --force")
-    declared_before = _read(existing.declared) if existing.declared else {}
-    old_columns = {key: value for key, value in declared_before.items() if key not in _KEYS} if ours else {}
+    is_ours = existing.declared_by == app
+    if not is_ours and not force:
+        owner = f"app {existing.declared_by} declares it" if existing.declared_by else "it was not declared by code"
+        return Step(name=wanted.name, what="not_ours", why=f"{owner}: give one of them another name, or sync --force")
+    declared_before = _parse_json(existing.declared) if existing.declared else {}
+    old_columns = {key: value for key, value in declared_before.items() if key not in _RELEASE_KEYS} if is_ours else {}
     last_release, older = (
-        declared_before.get("release") if ours else None,
-        declared_before.get("older", []) if ours else [],
+        declared_before.get("release") if is_ours else None,
+        declared_before.get("older", []) if is_ours else [],
     )
     changed = {
         key for key in old_columns.keys() | new_columns.keys() if _differ(old_columns.get(key), new_columns.get(key))
@@ -179,24 +185,24 @@ def _step(wanted: Declaration, existing: Stored | None, *, app: str, release: st
             return Step(name=wanted.name, what="unchanged")
         why = f"release {last_release} is newer than {release}; to go back: sync --force"
         return Step(name=wanted.name, what="newer_release", why=why)
-    if not changed and ours and release in {None, last_release}:
+    if not changed and is_ours and release in {None, last_release}:
         return Step(name=wanted.name, what="unchanged")
     if release is not None and last_release not in {None, release}:
-        older = [*(each for each in older if each not in {release, last_release}), last_release]
-    columns = {key: wanted.columns.get(key) for key in changed - _PAYLOAD}
+        older = [*(earlier for earlier in older if earlier not in {release, last_release}), last_release]
+    columns = {key: wanted.columns.get(key) for key in changed - _PAYLOAD_KEYS}
     return Step(
         name=wanted.name,
-        what="updated" if changed or not ours else "noted",
+        what="updated" if changed or not is_ours else "noted",
         why=", ".join(sorted(changed)),
         columns=columns,
-        payload=(wanted.payload or "{}") if _PAYLOAD & changed else None,
-        declared=_declared(new_columns, release if release is not None else last_release, older),
+        payload=(wanted.payload or "{}") if _PAYLOAD_KEYS & changed else None,
+        declared=_declared_json(new_columns, release if release is not None else last_release, older),
         expected=existing.declared,
     )
 
 
-def _undeclared_step(existing: Stored, *, release: str | None, force: bool) -> Step:
-    declared_before = _read(existing.declared) if existing.declared else {}
+def _undeclared_step(existing: StoredSchedule, *, release: str | None, force: bool) -> Step:
+    declared_before = _parse_json(existing.declared) if existing.declared else {}
     if not force and is_older(release, declared_before.get("release"), declared_before.get("older", [])):
         return Step(
             name=existing.name,
@@ -206,19 +212,19 @@ def _undeclared_step(existing: Stored, *, release: str | None, force: bool) -> S
     return Step(name=existing.name, what="undeclared", why="the code no longer declares it: sync --prune removes it")
 
 
-def _declared(columns: Mapping[str, Any], release: str | None, older: Sequence[str]) -> str:
-    kept: dict[str, Any] = {**columns}
+def _declared_json(columns: Mapping[str, Any], release: str | None, older: Sequence[str]) -> str:
+    content: dict[str, Any] = {**columns}
     if release is not None:
-        kept["release"] = release
+        content["release"] = release
     if older:
-        kept["older"] = list(older)[-MAX_OLDER_RELEASES:]
-    return json.dumps(kept, ensure_ascii=False, default=_number)
+        content["older"] = list(older)[-MAX_OLDER_RELEASES:]
+    return json.dumps(content, ensure_ascii=False, default=_as_int_or_float)
 
 
-def _value(name: str, column: str, value: Any) -> Any:
+def _json_value(name: str, column: str, value: Any) -> Any:
     match value:
         case timedelta():
-            return seconds(value)
+            return interval_text(value)
         case datetime():
             if value.utcoffset() is None:
                 raise ConfigError(f"schedule {name!r}: {column} carries no timezone; write datetime(…, tzinfo=UTC)")
@@ -229,26 +235,26 @@ def _value(name: str, column: str, value: Any) -> Any:
             return json.loads(encode(value))
 
 
-def _read(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     # As decimals: jsonb turns 1e2 into 100, and keeps digits that a float would lose.
     return json.loads(text, parse_int=Decimal, parse_float=Decimal)
 
 
-def _differ(one: Any, other: Any) -> bool:
-    return bool(_exact(one) != _exact(other))
+def _differ(left: Any, right: Any) -> bool:
+    return bool(_with_exact_numbers(left) != _with_exact_numbers(right))
 
 
-def _exact(value: Any) -> Any:
-    return _read(json.dumps(value, default=_number)) if not isinstance(value, str) else value
+def _with_exact_numbers(value: Any) -> Any:
+    return _parse_json(json.dumps(value, default=_as_int_or_float)) if not isinstance(value, str) else value
 
 
-def _number(value: object) -> Any:
-    assert isinstance(value, Decimal)  # noqa: S101  _read() makes no other types
+def _as_int_or_float(value: object) -> Any:
+    assert isinstance(value, Decimal)  # noqa: S101  _parse_json() makes no other types
     return int(value) if value == value.to_integral_value() else float(value)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(each) for each in re.findall(r"\d+", version)]
+def _version_numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(digits) for digits in re.findall(r"\d+", version)]
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -17,16 +17,16 @@ LONGEST_DELAY = timedelta(days=366)
 """The longest backoff that the table accepts."""
 
 
-class GivenUp(NamedTuple):
+class DeadLetterTime(NamedTuple):
     """The time range of the last failure, if every attempt fails at once. The attempts' own run time is not included."""
 
     earliest: datetime
     latest: datetime
 
 
-def given_up(
+def predict_dead_letter(
     *, attempt: int, at: datetime, max_attempts: int, base: timedelta, cap: timedelta, deadline: datetime | None = None
-) -> GivenUp:
+) -> DeadLetterTime:
     """Return when a job becomes a dead letter if attempt number `attempt` fails at `at` and all later ones fail, too.
 
     No retry is planned after `deadline`: the job becomes a dead letter as soon as its next retry would be later.
@@ -41,7 +41,7 @@ def given_up(
             possible = max(low, deadline - longest)
             earliest = possible if earliest is None else min(earliest, possible)
             if low + shortest > deadline:
-                return GivenUp(earliest, high)
+                return DeadLetterTime(earliest, high)
         low += shortest
         high = high + longest if deadline is None else max(at, min(high + longest, deadline))
-    return GivenUp(low if earliest is None else min(earliest, low), high)
+    return DeadLetterTime(low if earliest is None else min(earliest, low), high)

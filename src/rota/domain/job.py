@@ -17,12 +17,12 @@ FenceToken = NewType("FenceToken", int)
 
 
 class Suspects(IntEnum):
-    """Which jobs a claim takes, by their losses. A suspect is a job that lost its worker twice in a row."""
+    """Which suspects a claim takes. A suspect is a job that lost its worker twice in a row."""
 
     NONE = 0
-    """No suspects: every other job."""
+    """Only jobs that are not suspects."""
     ANY = 1
-    """Suspects, to run with no other suspect beside them."""
+    """Any suspect. It runs while no other suspect runs on the node."""
     ALONE = 2
     """Suspects that must run alone: they were lost beside others before, or are on their last attempt."""
     SHARED = 3
@@ -82,7 +82,7 @@ class Terms:
 
 
 def idempotency_key(claim: Claim, installation_id: str) -> str:
-    """Return the key that is the same for every attempt of a job: the one that it was inserted with, or one derived from its row.
+    """Return the key that is the same for every attempt of a job: the key of its row, or one derived from other columns.
 
     A standby promoted while it lags issues the same job_ids again, so a derived key contains the row's creation time. The key of a
     fire does not: every job that runs this fire must have the same key.

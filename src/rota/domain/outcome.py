@@ -29,7 +29,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The handler raised an error. `after` or `at` replaces the job's backoff, if the handler asked for that."""
+    """The handler raised an error. `after` or `at` replaces the job's backoff, if one is set."""
 
     kind: str
     text: str

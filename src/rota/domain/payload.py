@@ -27,11 +27,11 @@ def encode(value: Any, *, what: str = "payload") -> str:
         text = _JSON.encode(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        _check(value, what)
+        _raise_first_fault(value, what)
         raise InvalidPayload(f"{what}: {error}") from error
-    # _check() finds the path of a fault, but is slow. Call it only for values that may be invalid.
-    if "\\u0000" in text or not _is_plain(value, 0):
-        _check(value, what)
+    # _raise_first_fault() finds the path of a fault, but is slow. Call it only for values that may be invalid.
+    if "\\u0000" in text or not _is_valid_shape(value, 0):
+        _raise_first_fault(value, what)
     if size > LIMITS[what]:
         raise InvalidPayload(
             f"{what} has {size} bytes as JSON, at most {LIMITS[what]} fit: store it elsewhere and send a reference"
@@ -55,7 +55,7 @@ def encode_result(value: Any) -> str | None:
     return text if len(text.encode()) <= LIMITS["result"] else None
 
 
-def seconds(value: timedelta) -> str:
+def interval_text(value: timedelta) -> str:
     """Format a duration exactly for PostgreSQL. Not in days: there, a day may last 23 or 25 hours."""
     # Not in microseconds alone: PostgreSQL 14 limits them to 32 bits.
     whole, microseconds = divmod(abs(value // timedelta(microseconds=1)), 1_000_000)
@@ -63,7 +63,7 @@ def seconds(value: timedelta) -> str:
     return f"{sign}{whole}.{microseconds:06} seconds" if microseconds else f"{sign}{whole} seconds"
 
 
-def plain(text: str, limit: int) -> str:
+def storable_text(text: str, limit: int) -> str:
     """Return text that PostgreSQL can store: no NUL, no surrogates, and at most the last `limit` bytes.
 
     Other control characters are escaped, too, in fewer bytes than JSON needs: as JSON, the text is at most twice as long.
@@ -103,21 +103,21 @@ def _may_fit(value: Any, size: int) -> bool:
     return size >= 0
 
 
-def _refuse(value: Any) -> Any:
+def _reject_type(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON: turn it into text, a number, a list or an object")
 
 
-_LISTS = (list, tuple)
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=_refuse)
+_LIST_TYPES = (list, tuple)
+_SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=_reject_type)
 
 
-def _check(value: Any, what: str) -> None:
+def _raise_first_fault(value: Any, what: str) -> None:
     for path, fault in _faults(value, "$", 0):
         raise InvalidPayload(f"{what} {path}: {fault}")
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def _is_valid_shape(value: Any, depth: int) -> bool:
     """Return whether all keys are str and the nesting is not too deep. The JSON text shows neither."""
     items: Iterable[Any]
     if isinstance(value, dict):
@@ -125,14 +125,14 @@ def _is_plain(value: Any, depth: int) -> bool:
             if type(key) is not str:
                 return False
         items = value.values()
-    elif isinstance(value, _LISTS):
+    elif isinstance(value, _LIST_TYPES):
         items = value
     else:
         return True
     if depth > MAX_DEPTH:
         return False
     for item in items:  # noqa: SIM110  a generator is slower than this whole function
-        if type(item) not in _SCALARS and not _is_plain(item, depth + 1):
+        if type(item) not in _SCALAR_TYPES and not _is_valid_shape(item, depth + 1):
             return False
     return True
 

@@ -29,7 +29,7 @@ MAX_COUNTED = 1000
 """Missed instants are counted exactly up to this number."""
 
 _END = datetime(2200, 1, 1, tzinfo=UTC)
-_A_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +61,26 @@ class Rule:
     def first_after(self, moment: datetime) -> datetime | None:
         """Return the first instant strictly after `moment`, or None when there are no more. Raises InvalidCron."""
         if self.start_at is not None:
-            moment = max(moment, self.start_at - _A_MOMENT)
-        found = self._beat_after(moment) if self.every is not None else self._cron_after(moment)
-        return found if found is not None and found < (self.end_at or _END) and found < _END else None
+            moment = max(moment, self.start_at - _MICROSECOND)
+        instant = self._interval_instant_after(moment) if self.every is not None else self._cron_after(moment)
+        return instant if instant is not None and instant < (self.end_at or _END) and instant < _END else None
 
     def last_until(self, moment: datetime, count: int) -> tuple[datetime, ...]:
         """Return the last `count` instants up to and including `moment`, in order; fewer when there are no more."""
-        before = moment + _A_MOMENT
+        before = moment + _MICROSECOND
         if self.end_at is not None:
             before = min(before, self.end_at)
         if self.every is not None:
-            found = self._beats_before(before, count)
+            instants = self._interval_instants_before(before, count)
         else:
-            found = _last_before(self._cron(), _up_to_the_second(before), count)
-        return tuple(each for each in found if self.start_at is None or each >= self.start_at)
+            instants = _cron_instants_before(self._cron(), _round_up_to_second(before), count)
+        return tuple(instant for instant in instants if self.start_at is None or instant >= self.start_at)
 
     def count(self, first: datetime, last: datetime) -> int | None:
         """Return the number of instants from `first` to `last`, or None if there are more than a thousand."""
-        number = _count(self._cron(), first, last) if self.every is None else (last - first) // self.every + 1
+        number = (
+            _count_cron_instants(self._cron(), first, last) if self.every is None else (last - first) // self.every + 1
+        )
         return number if number <= MAX_COUNTED else None
 
     def gaps(self, after: datetime, before: datetime) -> tuple[datetime, ...]:
@@ -86,15 +88,15 @@ class Rule:
         if self.cron is None or self.dst_gap != "skip":
             return ()
         without_skip = replace(self, dst_gap="after")
-        found = []
+        skipped = []
         moment: datetime | None = after
         for _ in range(2):
             moment = without_skip.first_after(moment) if moment is not None else None
             if moment is None or moment >= before:
                 break
-            if self.first_after(moment - _A_MOMENT) != moment:
-                found.append(moment)
-        return tuple(found)
+            if self.first_after(moment - _MICROSECOND) != moment:
+                skipped.append(moment)
+        return tuple(skipped)
 
     def _cron(self) -> Cron:
         assert self.cron is not None  # noqa: S101  exactly one of the two is given
@@ -104,21 +106,21 @@ class Rule:
         assert self.cron is not None  # noqa: S101  exactly one of the two is given
         return next_fire(self.cron, moment, timezone=self.timezone, gap=self.dst_gap, fold=self.dst_fold)
 
-    def _beat_after(self, moment: datetime) -> datetime | None:
+    def _interval_instant_after(self, moment: datetime) -> datetime | None:
         assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
         if moment >= _END:
             return None
-        return self.anchor + max(self._first_beat, (moment - self.anchor) // self.every + 1) * self.every
+        return self.anchor + max(self._first_interval_number, (moment - self.anchor) // self.every + 1) * self.every
 
-    def _beats_before(self, before: datetime, count: int) -> tuple[datetime, ...]:
+    def _interval_instants_before(self, before: datetime, count: int) -> tuple[datetime, ...]:
         assert self.every is not None and self.anchor is not None  # noqa: S101, PT018  they come together
         newest = -((self.anchor - before) // self.every) - 1
-        oldest = max(self._first_beat, newest - count + 1)
+        oldest = max(self._first_interval_number, newest - count + 1)
         return tuple(self.anchor + number * self.every for number in range(oldest, newest + 1))
 
     @property
-    def _first_beat(self) -> int:
-        """0: a schedule with start_at fires at start_at. 1: without it, `every` counts from the creation, which is no fire."""
+    def _first_interval_number(self) -> int:
+        """0 with start_at, which is itself an instant. 1 without it: `every` counts from the creation, which is no instant."""
         return 0 if self.start_at is not None else 1
 
 
@@ -176,13 +178,13 @@ def plan(
     first = next_fire_at
     if base is not None:
         if paused_from is not None:
-            fires += _as_one_fire(rule, paused_from, base, plan="skipped_paused", note="it was paused")
+            fires += _one_fire_for_range(rule, paused_from, base, plan="skipped_paused", note="it was paused")
         if first is None:
             first = rule.first_after(base)
     if first is None or first > now:
         return Plan(next_fire_at=first, fires=tuple(fires))
     if base is not None:
-        fires += (Fire(scheduled_for=each, plan="skipped_gap") for each in rule.gaps(base, first))
+        fires += (Fire(scheduled_for=instant, plan="skipped_gap") for instant in rule.gaps(base, first))
     following = rule.first_after(first)
     if following is None or following > now:
         due: tuple[datetime, ...] = (first,)
@@ -190,11 +192,11 @@ def plan(
     else:
         due, missed = _newest_due(rule, first, now)
         following = rule.first_after(due[-1])
-    chosen = _chosen(rule, due, now)
-    if passed := [each for each in due if each not in chosen]:
-        missed = passed[-1]
+    chosen = _instants_to_run(rule, due, now)
+    if not_chosen := [instant for instant in due if instant not in chosen]:
+        missed = not_chosen[-1]
     if missed is not None:
-        fires.append(_missed(rule, first, missed, now))
+        fires.append(_missed_fire(rule, first, missed, now))
     fires += _attempted_fires(rule, chosen, now)
     return Plan(next_fire_at=following, decided_up_to=due[-1], fires=tuple(fires))
 
@@ -202,32 +204,32 @@ def plan(
 def _newest_due(rule: Rule, first: datetime, now: datetime) -> tuple[tuple[datetime, ...], datetime | None]:
     """Return the newest due instants, as many as may have to run, and the last due instant before them, if any."""
     wanted = 2
-    found = rule.last_until(now, wanted)
-    if len(found) == wanted and (rule.misfire == "all" or found[0] > now - rule.on_time_within):
+    newest = rule.last_until(now, wanted)
+    if len(newest) == wanted and (rule.misfire == "all" or newest[0] > now - rule.on_time_within):
         wanted = max(2, rule.catch_up_limit + 1)
-        found = rule.last_until(now, wanted)
+        newest = rule.last_until(now, wanted)
     # `first` is due even if newer zone data no longer contains it.
-    later = tuple(each for each in found if each > first)
+    later = tuple(instant for instant in newest if instant > first)
     if len(later) < wanted:
         return (first, *later), None
     return later[1:], later[0]
 
 
-def _chosen(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
-    """Return the due instants that should run."""
-    not_too_late = [each for each in due if rule.too_late_after is None or each >= now - rule.too_late_after]
-    on_time = [each for each in not_too_late if each > now - rule.on_time_within]
+def _instants_to_run(rule: Rule, due: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
+    """Return the due instants whose fires should run."""
+    not_too_late = [instant for instant in due if rule.too_late_after is None or instant >= now - rule.too_late_after]
+    on_time = [instant for instant in not_too_late if instant > now - rule.on_time_within]
     match rule.misfire:
         case "all":
             chosen = not_too_late
         case "latest":
-            chosen = on_time or [each for each in not_too_late if each == due[-1]]
+            chosen = on_time or [instant for instant in not_too_late if instant == due[-1]]
         case "skip":
             chosen = on_time
     return tuple(chosen[-rule.catch_up_limit :])
 
 
-def _missed(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
+def _missed_fire(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
     too_late = rule.too_late_after is not None and last < now - rule.too_late_after
     return Fire(
         scheduled_for=last,
@@ -241,7 +243,7 @@ def _missed(rule: Rule, first: datetime, last: datetime, now: datetime) -> Fire:
 def _attempted_fires(rule: Rule, chosen: tuple[datetime, ...], now: datetime) -> list[Fire]:
     """Return a fire for each instant that should run, oldest first, with the way to try it."""
     if rule.overlap == "allow":
-        return [Fire(scheduled_for=each, plan="enqueue") for each in chosen]
+        return [Fire(scheduled_for=instant, plan="enqueue") for instant in chosen]
     late = bool(chosen) and chosen[0] <= now - rule.on_time_within
     later = len(chosen) - 1
     plans: list[Attempted | Recorded] = ["enqueue"]
@@ -255,10 +257,10 @@ def _attempted_fires(rule: Rule, chosen: tuple[datetime, ...], now: datetime) ->
         plans += ["skipped_overlap"] * later
     else:
         plans += ["skipped_overlap"] * later
-    return [Fire(scheduled_for=each, plan=what) for each, what in zip(chosen, plans, strict=False)]
+    return [Fire(scheduled_for=instant, plan=how) for instant, how in zip(chosen, plans, strict=False)]
 
 
-def _as_one_fire(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, note: str) -> list[Fire]:
+def _one_fire_for_range(rule: Rule, after: datetime, until: datetime, *, plan: Recorded, note: str) -> list[Fire]:
     """Return one fire for all instants after `after` and up to `until`, or an empty list if there are none."""
     first = rule.first_after(after)
     if first is None or first > until:
@@ -269,16 +271,16 @@ def _as_one_fire(rule: Rule, after: datetime, until: datetime, *, plan: Recorded
     ]
 
 
-def _up_to_the_second(before: datetime) -> datetime:
+def _round_up_to_second(before: datetime) -> datetime:
     """Round up to a whole second, as all cron instants are whole seconds. This makes results cacheable."""
     return before if not before.microsecond else before.replace(microsecond=0) + timedelta(seconds=1)
 
 
 @lru_cache(maxsize=4096)
-def _last_before(cron: Cron, before: datetime, count: int) -> tuple[datetime, ...]:
+def _cron_instants_before(cron: Cron, before: datetime, count: int) -> tuple[datetime, ...]:
     return tuple(reversed(cron.previous(before, count)))
 
 
 @lru_cache(maxsize=4096)
-def _count(cron: Cron, first: datetime, last: datetime) -> int:
-    return sum(each <= last for each in cron.next(first - _A_MOMENT, MAX_COUNTED + 1))
+def _count_cron_instants(cron: Cron, first: datetime, last: datetime) -> int:
+    return sum(instant <= last for instant in cron.next(first - _MICROSECOND, MAX_COUNTED + 1))

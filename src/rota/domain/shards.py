@@ -17,10 +17,10 @@ EVERY_SHARD = tuple(range(SHARDS))
 
 @lru_cache(maxsize=8)
 def shards_of(node: NodeId, living: frozenset[NodeId]) -> tuple[int, ...]:
-    """Return this node's shards by rendezvous hashing: when a node ends, only its own shards move to other nodes."""
+    """Return the shards of `node` by rendezvous hashing: when a node ends, only the shards of that node move to others."""
     if node not in living:
         return ()
-    others = [each.bytes for each in living if each != node]
+    others = [other.bytes for other in living if other != node]
     return tuple(
         shard
         for shard in EVERY_SHARD

@@ -41,7 +41,7 @@ class Handler:
     function: Callable[..., Any]
     codec: Codec
     kind: Callable[[Handler], Step]
-    """How to call it: `on_loop`, `in_thread`, `in_process`."""
+    """`on_loop`, `in_thread` or `in_process`: returns the function that calls the handler in that way."""
     middleware: tuple[Middleware, ...] = ()
     """Functions that run around it, outermost first."""
     queue: str | None = None
@@ -66,7 +66,7 @@ class Handler:
             self.delivery,
         )
 
-    def inside(self, middleware: Sequence[Middleware]) -> Handler:
+    def with_outer_middleware(self, middleware: Sequence[Middleware]) -> Handler:
         """Return a copy with this middleware around its own."""
         return replace(self, middleware=(*middleware, *self.middleware)) if middleware else self
 
@@ -74,8 +74,8 @@ class Handler:
         """Return the function that each attempt calls. Called once at start, so that attempts don't compose the middleware."""
         decode = self.codec.decode
         step = self.kind(self)
-        for around in reversed(self.middleware):
-            step = _around(around, step)
+        for middleware in reversed(self.middleware):
+            step = _wrapped_step(middleware, step)
 
         async def call(attempt: Attempt, environment: Environment) -> Any:
             text = attempt.payload
@@ -93,13 +93,13 @@ class Handler:
             case Sequence() as delays:
                 last: timedelta = delays[min(attempt, len(delays)) - 1]
                 return last
-            case compute:
+            case compute_delay:
                 try:
-                    delay = compute(attempt)
+                    delay = compute_delay(attempt)
                 except Exception:  # noqa: BLE001  a failing backoff function must not decide about the job
                     return None
         return min(max(delay, timedelta(0)), LONGEST_DELAY) if isinstance(delay, timedelta) else None
 
 
-def _around(middleware: Middleware, step: Step) -> Step:
+def _wrapped_step(middleware: Middleware, step: Step) -> Step:
     return lambda job: middleware(job, step)

@@ -60,7 +60,7 @@ class Attempt:
         self.suspect = suspect
         self.claim_sent_at = claim_sent_at
         """When the claim was sent to the database, in seconds of boottime()."""
-        self.trusted_until = claim_sent_at + lease - margin(lease)
+        self.trusted_until = claim_sent_at + lease - safety_margin(lease)
         """Until then the lease certainly holds. The heartbeat moves it."""
         self.task: asyncio.Task[None] | None = None
         self.on_interrupt: Callable[[], None] | None = None
@@ -78,6 +78,7 @@ class Attempt:
         self.committed = False
         """The COMMIT succeeded: nothing is left to settle."""
         self.stuck = False
+        """The handler has not stopped by `stop_by`."""
         self.abandoned = False
         """It was settled although its handler still runs."""
         self.ended_at = 0.0
@@ -105,7 +106,7 @@ class Attempt:
 
         `grace`: seconds beyond the job's timeout for which the heartbeat may extend the lease.
         """
-        extended = self.trusted_until + margin(self.lease)
+        extended = self.trusted_until + safety_margin(self.lease)
         if self.claim.timeout is not None:
             extended = min(extended, self.claim_sent_at + self.claim.timeout.total_seconds() + grace)
         return max(self.claim_sent_at + self.lease, extended)
@@ -127,6 +128,6 @@ class Attempt:
 
 
 @lru_cache(maxsize=64)  # called for each attempt, nearly always with the daemon's lease
-def margin(lease: float) -> float:
+def safety_margin(lease: float) -> float:
     """Return the safety margin in seconds: this node treats a lease as ended that much before the database does."""
     return min(5.0, max(0.5, lease / 10))

@@ -34,22 +34,22 @@ def codec_of(function: Callable[..., Any], names: Mapping[str, Any] | None = Non
 
     `names` are local names where the function is declared, because a test may define the type locally.
     """
-    hint = _hint(function, names or {})
+    hint = _job_annotation(function, names or {})
     if get_origin(hint) is None or not get_args(hint):
-        return PLAIN
+        return JSON_CODEC
     payload: Any = get_args(hint)[0]
     if payload is Any or payload is object:
-        return PLAIN
+        return JSON_CODEC
     if payload is type(None):
-        return NOTHING
+        return EMPTY_CODEC
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(payload)
     except PydanticUserError as error:
         raise ConfigError(f"the payload type of handler {_name_of(function)} can't be used: {error.message}") from error
-    return _typed(adapter, getattr(payload, "__name__", str(payload)))
+    return _typed_codec(adapter, getattr(payload, "__name__", str(payload)))
 
 
-def _hint(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+def _job_annotation(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].annotation is inspect.Parameter.empty:
         return None
@@ -69,7 +69,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
+def _typed_codec(adapter: TypeAdapter[Any], name: str) -> Codec:
     def decode(text: str) -> Any:
         try:
             return adapter.validate_json(text)
@@ -80,7 +80,7 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
 
     def encode_typed(value: Any) -> Encoded:
         try:
-            for path in _not_finite(adapter.dump_python(value, by_alias=True, warnings="error"), "$"):
+            for path in _non_finite_paths(adapter.dump_python(value, by_alias=True, warnings="error"), "$"):
                 # pydantic would write null instead
                 raise InvalidPayload(f"payload {path}: neither NaN nor an infinity is JSON: use null or text")
             plain = adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
@@ -95,25 +95,27 @@ def _typed(adapter: TypeAdapter[Any], name: str) -> Codec:
     return Codec(decode, encode_typed)
 
 
-def _not_finite(value: Any, path: str) -> Iterator[str]:
+def _non_finite_paths(value: Any, path: str) -> Iterator[str]:
     match value:
         case float() if not math.isfinite(value):
             yield path
         case dict():
             for key, item in value.items():
-                yield from _not_finite(item, f"{path}.{key}")
+                yield from _non_finite_paths(item, f"{path}.{key}")
         case list() | tuple():
             for index, item in enumerate(value):
-                yield from _not_finite(item, f"{path}[{index}]")
+                yield from _non_finite_paths(item, f"{path}[{index}]")
 
 
 def _rule_violations(error: ValidationError) -> str:
     # The error's own text shows the input. Places and rules can be logged.
     violations = error.errors(include_input=False, include_url=False, include_context=False)[:10]
-    return "; ".join(f"{'.'.join(map(str, each['loc']))[:200] or '$'}: {each['type']}" for each in violations)
+    return "; ".join(
+        f"{'.'.join(map(str, violation['loc']))[:200] or '$'}: {violation['type']}" for violation in violations
+    )
 
 
-def _plain(text: str) -> Any:
+def _decode_json(text: str) -> Any:
     if text == "{}":
         return {}
     try:
@@ -122,9 +124,9 @@ def _plain(text: str) -> Any:
         raise InvalidPayload(f"the payload doesn't decode: {type(error).__name__}") from None
 
 
-def _nothing(_: str) -> None:
+def _decode_nothing(_: str) -> None:
     return
 
 
-PLAIN = Codec(_plain, lambda value: Encoded("{}" if value is None else encode_payload(value)))
-NOTHING = Codec(_nothing, lambda _: Encoded("{}"))
+JSON_CODEC = Codec(_decode_json, lambda value: Encoded("{}" if value is None else encode_payload(value)))
+EMPTY_CODEC = Codec(_decode_nothing, lambda _: Encoded("{}"))

@@ -8,7 +8,7 @@ import traceback
 from typing import Any, Protocol
 
 from rota.domain.outcome import Failed
-from rota.domain.payload import plain
+from rota.domain.payload import storable_text
 from rota.handler_exceptions import Permanent
 
 ERROR_LIMIT = 8000
@@ -39,24 +39,24 @@ class HasPayload(Protocol):
     payload: str
 
 
-def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[BaseException], ...] = ()) -> Failed:
+def failure_of(error: BaseException, claim: HasPayload, permanent: tuple[type[BaseException], ...] = ()) -> Failed:
     """Return the failure for an exception that a handler raised.
 
     Exceptions often repeat their input. Every text value of the payload is masked, so that an error can be shown to a person
     who may not see the payload.
     """
-    kind = _kind(error)
+    kind = _type_name(error)
     try:
         text = "".join(traceback.format_exception(error, limit=-12))
     except Exception as str_error:  # noqa: BLE001  an exception whose own __str__ raises
-        text = f"{kind} (its __str__ raised {_kind(str_error)})"
+        text = f"{kind} (its __str__ raised {_type_name(str_error)})"
     if (masked := _masked(text, claim.payload)) is not None:
         text = masked
     else:
         text = f"{kind} (its text is too long to mask all values of this payload)"
     return Failed(
-        kind=plain(kind, 200),
-        text=plain(text, ERROR_LIMIT),
+        kind=storable_text(kind, 200),
+        text=storable_text(text, ERROR_LIMIT),
         permanent=isinstance(error, (Permanent, *permanent)),
     )
 
@@ -64,25 +64,25 @@ def describe(error: BaseException, claim: HasPayload, permanent: tuple[type[Base
 def retry_error_text(retry: BaseException, claim: HasPayload) -> str:
     """Return the error text of an attempt that raised Retry: the text of the exception that it was raised from, if any."""
     cause = retry.__cause__ if retry.__suppress_context__ else retry.__context__
-    return "the handler asked to be called again" if cause is None else describe(cause, claim).text
+    return "the handler asked to be called again" if cause is None else failure_of(cause, claim).text
 
 
-def _kind(error: BaseException) -> str:
+def _type_name(error: BaseException) -> str:
     """Return the name of the exception's type, even if a metaclass overrides `__name__`."""
     return str(type.__dict__["__name__"].__get__(type(error)))
 
 
-def readable(reason: Any) -> str:
+def reason_text(reason: Any) -> str:
     """Return the reason that a handler gave, an object of any type, as text that can be stored."""
     try:
-        return plain(str(reason), REASON_LIMIT)
+        return storable_text(str(reason), REASON_LIMIT)
     except Exception as error:  # noqa: BLE001  an object whose own __str__ raises
-        return f"{type(reason).__name__} (its __str__ raised {_kind(error)})"
+        return f"{type(reason).__name__} (its __str__ raised {_type_name(error)})"
 
 
 def _masked(text: str, payload: str) -> str | None:
     """Return the text with the payload's values masked; None if masking would take too long."""
-    values = _texts(payload)
+    values = _string_values(payload)
     if len(values) > _FEW_VALUES:
         if len(text) > _MAX_TEXT_CHARACTERS:
             return None
@@ -96,7 +96,7 @@ def _masked(text: str, payload: str) -> str | None:
     return text
 
 
-def _texts(payload: str) -> set[str]:
+def _string_values(payload: str) -> set[str]:
     """Return the payload's strings, unescaped and as JSON and Python escape them."""
     try:
         value = json.loads(payload)

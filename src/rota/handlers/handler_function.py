@@ -24,7 +24,7 @@ J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 HANDLER_CODE: dict[CodeType, tuple[str, bool]] = {}
-"""code of each declared function -> its handler's name, and whether it is an `async def`. Read by the jobs of rota.testing."""
+"""Code object of a declared function -> its handler's name, and whether it is an `async def`. Used by rota.testing."""
 
 
 class HandlerFunction(Protocol[P_contra, J_contra, R_co]):
@@ -55,7 +55,7 @@ class HandlerFunction(Protocol[P_contra, J_contra, R_co]):
         ...
 
 
-class _Enqueueing:
+class _EnqueueMethods:
     """The enqueue methods of one handler."""
 
     def __init__(self, name: str, codec: Codec) -> None:
@@ -79,15 +79,15 @@ def declare(name: str, function: Callable[[Any], Any], codec: Codec) -> HandlerF
     """Add the attributes to the function and return it. A function that can't take them, or is declared already, is wrapped."""
     if (code := getattr(unwrap(function), "__code__", None)) is not None:
         HANDLER_CODE[code] = (name, is_async(function))
-    enqueueing = _Enqueueing(name, codec)
+    enqueue_methods = _EnqueueMethods(name, codec)
     if hasattr(function, "enqueue") or not hasattr(function, "__dict__") or hasattr(function, "__func__"):
-        function = _wrapped(function)
+        function = _wrap(function)
     for attribute in ("name", "enqueue", "enqueue_sync", "enqueue_many", "enqueue_many_sync"):
-        setattr(function, attribute, getattr(enqueueing, attribute))
+        setattr(function, attribute, getattr(enqueue_methods, attribute))
     return cast("HandlerFunction[Any, Any, Any]", function)
 
 
-def _wrapped(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _wrap(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(function)
     def call(job: Any) -> Any:
         return function(job)

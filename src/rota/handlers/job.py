@@ -228,9 +228,9 @@ class SyncJob(JobFacts[P]):
     def transaction(self, *, checkpoint: Any = KEEP) -> Iterator[psycopg.Connection[Any]]:
         """Run a transaction in which the effect and this job's completion commit together, or neither does.
 
-        Yields a psycopg connection at READ COMMITTED; needs `pip install 'rota[psycopg]'`. All else is as with `Job.transaction`.
+        Yields a psycopg connection at READ COMMITTED; needs `pip install 'rota[psycopg]'`. In all else it is `Job.transaction`.
         """
-        with _Blocking(self._job.transaction(checkpoint=checkpoint)) as conn:
+        with _BlockingContext(self._job.transaction(checkpoint=checkpoint)) as conn:
             yield conn
 
     def complete(self, conn: SyncConn, result: Any = None) -> None:
@@ -239,22 +239,22 @@ class SyncJob(JobFacts[P]):
         `conn` is psycopg's, SQLAlchemy's Connection or Session, or Django's. `result` is JSON of at most 8 KiB.
         Raises StaleToken if the lease was lost; roll back then.
         """
-        _run(self._job.complete(conn, result))
+        _run_without_suspending(self._job.complete(conn, result))
 
     def guard(self, conn: SyncConn, resource: str) -> None:
         """Order effects on `resource` by fence token, in the transaction open on `conn`. Raises StaleToken as `Job.guard` does."""
-        _run(self._job.guard(conn, resource))
+        _run_without_suspending(self._job.guard(conn, resource))
 
     def save_checkpoint(self, value: Any, conn: SyncConn | None = None) -> None:
         """Keep a JSON value of at most 64 KiB for the next attempt. With `conn`, it commits with your own transaction.
 
         Raises StaleToken if the lease was lost, InvalidPayload if the value isn't JSON.
         """
-        _run(self._job.save_checkpoint(value, conn))
+        _run_without_suspending(self._job.save_checkpoint(value, conn))
 
     def report_progress(self, done: float, note: str | None = None) -> None:
         """Show the progress, from 0 to 1, with a note of at most 500 characters. Raises StaleToken if the lease was lost."""
-        _run(self._job.report_progress(done, note))
+        _run_without_suspending(self._job.report_progress(done, note))
 
     def wait_for_stop(self, timeout: timedelta) -> bool:
         """Sleep for `timeout`, or until this attempt should end if that is sooner; return whether it should end."""
@@ -263,23 +263,23 @@ class SyncJob(JobFacts[P]):
         return flag is not None and flag.wait(timeout.total_seconds())
 
 
-class _Blocking:
+class _BlockingContext:
     """The blocking form of an asynchronous context manager that never suspends."""
 
     def __init__(self, manager: AbstractAsyncContextManager[Any]) -> None:
         self._manager = manager
 
     def __enter__(self) -> Any:
-        return _run(self._manager.__aenter__())
+        return _run_without_suspending(self._manager.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        suppressed: bool | None = _run(self._manager.__aexit__(kind, error, traceback))
+        suppressed: bool | None = _run_without_suspending(self._manager.__aexit__(kind, error, traceback))
         return suppressed
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
+def _run_without_suspending(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)

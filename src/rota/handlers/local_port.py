@@ -166,6 +166,6 @@ class BlockingLocalPort(LocalPort):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def inside(job: JobFacts[Any]) -> tuple[Attempt, Environment]:
-    """Return the attempt and the environment of a job in this process. For the ways to call handlers, not for handlers."""
+def attempt_and_environment(job: JobFacts[Any]) -> tuple[Attempt, Environment]:
+    """Return the attempt and the environment of a job in this process. Handlers of apps must not use this."""
     return job._attempt, cast("NodePort", job._port).environment  # noqa: SLF001

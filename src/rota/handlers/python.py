@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rota.errors import ConfigError
 from rota.handler_exceptions import Cancel, Retry, Snooze
-from rota.handlers.local_port import inside
+from rota.handlers.local_port import attempt_and_environment
 from rota.handlers.pipes import PIPES_GRACE, describe_exit, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
 from rota.supervision.loop import run_both
@@ -58,7 +58,7 @@ def in_thread(handler: Handler) -> Step:
     function = handler.function
 
     async def step(job: Job[Any]) -> Any:
-        attempt, environment = inside(job)
+        attempt, environment = attempt_and_environment(job)
         loop = asyncio.get_running_loop()
         attempt.stop_flag = threading.Event()
         if attempt.interruption is not None:
@@ -94,12 +94,12 @@ def in_process(handler: Handler) -> Step:
     """Call the handler in its own process and process group. It is stopped by SIGTERM, then SIGKILL after TERM_GRACE seconds."""
 
     async def step(job: Job[Any]) -> Any:
-        attempt, environment = inside(job)
+        attempt, environment = attempt_and_environment(job)
         if environment.app_reference is None:
             raise ConfigError(
                 f"handler {handler.name!r} runs in a process, which imports the app by name: start with --app module:app"
             )
-        order = _order(environment, environment.app_reference, attempt, job)
+        order = _child_order(environment, environment.app_reference, attempt, job)
         read_end, write_end = os.pipe()
         with os.fdopen(read_end, "rb", buffering=0) as answers:
             try:
@@ -119,7 +119,7 @@ def in_process(handler: Handler) -> Step:
                 if attempt.interruption is not None:
                     _stop(child, attempt.stop_reason)
                 try:
-                    return await _exchange(child, answers, order, job)
+                    return await _run_child(child, answers, order, job)
                 finally:
                     attempt.on_interrupt = None
                     signal_group(child, signal.SIGKILL)
@@ -128,7 +128,7 @@ def in_process(handler: Handler) -> Step:
     return step
 
 
-def _order(environment: Environment, app_reference: str, attempt: Attempt, job: Job[Any]) -> dict[str, Any]:
+def _child_order(environment: Environment, app_reference: str, attempt: Attempt, job: Job[Any]) -> dict[str, Any]:
     """Return what the process needs to build the claim and run the handler."""
     claim = attempt.claim
     return {
@@ -171,12 +171,12 @@ def _stop(child: Process, reason: str | None) -> None:
     asyncio.get_running_loop().call_later(TERM_GRACE, kill)
 
 
-async def _exchange(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
+async def _run_child(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
     reader = asyncio.StreamReader(limit=1 << 21)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
     try:
-        result, _ = await run_both(_take_answers(child, reader, order, job), _kill_forks(child, reader))
+        result, _ = await run_both(_handle_answers(child, reader, order, job), _kill_forks(child, reader))
     finally:
         transport.close()
     return result
@@ -189,7 +189,7 @@ async def _kill_forks(child: Process, reader: asyncio.StreamReader) -> None:
     asyncio.get_running_loop().call_later(PIPES_GRACE, reader.feed_eof)
 
 
-async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dict[str, Any], job: Job[Any]) -> Any:
+async def _handle_answers(child: Process, reader: asyncio.StreamReader, order: dict[str, Any], job: Job[Any]) -> Any:
     assert child.stdin is not None  # noqa: S101  asked for above
     await send(child.stdin, json.dumps(order).encode() + b"\n")
     async for line in reader:
@@ -200,11 +200,11 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
             case "progress":
                 await _relay(child, job.report_progress(answer["done"], answer["note"]))
             case "stale":
-                attempt, environment = inside(job)
+                attempt, environment = attempt_and_environment(job)
                 environment.stale_write(attempt, answer["what"])
             case "mark":
-                setattr(inside(job)[0], answer["mark"], answer["value"])
-                await _relay(child, _nothing())
+                setattr(attempt_and_environment(job)[0], answer["mark"], answer["value"])
+                await _relay(child, _no_work())
             case "returned":
                 signal_group(child, signal.SIGKILL)  # threads that the handler left running would keep it alive
                 return answer["result"]
@@ -218,7 +218,7 @@ async def _take_answers(child: Process, reader: asyncio.StreamReader, order: dic
     )
 
 
-async def _nothing() -> None:
+async def _no_work() -> None:
     return
 
 

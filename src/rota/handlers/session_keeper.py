@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-ROUNDS = 100
+MAX_KILL_ROUNDS = 100
 """How often to search for processes left in the sessions: they may fork while they are being killed."""
 
 
@@ -31,8 +31,8 @@ def main() -> None:
     for leader in leaders:
         with suppress(OSError):
             os.killpg(leader, signal.SIGKILL)
-    for _ in range(ROUNDS):
-        members = [pid for pid in _processes() if _session(pid) in leaders] if leaders else []
+    for _ in range(MAX_KILL_ROUNDS):
+        members = [pid for pid in _processes() if _session_of(pid) in leaders] if leaders else []
         if not members:
             return
         for pid in members:
@@ -48,7 +48,7 @@ def _processes() -> list[int]:
     return []
 
 
-def _session(pid: int) -> int | None:
+def _session_of(pid: int) -> int | None:
     """Return the session id of a process; None if it has ended."""
     with suppress(OSError, ValueError, IndexError):
         # The name, in parentheses, may contain spaces and parentheses.

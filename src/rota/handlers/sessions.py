@@ -30,7 +30,7 @@ class _Keeper:
             self._leaders.add(leader)
             if self._process is None or self._process.poll() is not None:
                 self._start()
-                self._write("".join(f"+{each}\n" for each in self._leaders))
+                self._write("".join(f"+{known}\n" for known in self._leaders))
             else:
                 self._write(f"+{leader}\n")
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
-from rota.domain.payload import encode_result, plain
+from rota.domain.payload import encode_result, storable_text
 from rota.errors import InvalidPayload
 from rota.handler_exceptions import Cancel, Retry, Snooze
 from rota.handlers.byte_budget import OFF_LOOP_BYTES, off_the_loop
-from rota.handlers.failure import ERROR_LIMIT, describe, readable, retry_error_text
+from rota.handlers.failure import ERROR_LIMIT, failure_of, reason_text, retry_error_text
 from rota.handlers.python import ChildFailed
 from rota.supervision.loop import uncancel
 
@@ -75,7 +75,7 @@ def _outcome_of_error(error: BaseException, attempt: Attempt, handler: Handler) 
     try:
         match error:
             case InvalidPayload() if not attempt.handler_called:
-                return Undecodable(type(error).__name__, plain(str(error), ERROR_LIMIT))
+                return Undecodable(type(error).__name__, storable_text(str(error), ERROR_LIMIT))
             case Snooze():
                 return Snoozed(error.after, error.at)
             case Retry():
@@ -83,11 +83,11 @@ def _outcome_of_error(error: BaseException, attempt: Attempt, handler: Handler) 
                 text = str(cause) if isinstance(cause, ChildFailed) else retry_error_text(error, attempt)
                 return Failed(kind="Retry", text=text, after=error.after, at=error.at)
             case Cancel():
-                return Cancelled(readable(error.reason))
+                return Cancelled(reason_text(error.reason))
         if attempt.interruption is not None:
             return attempt.interruption
         if isinstance(error, ChildFailed):
             return Failed(kind=error.kind, text=str(error), permanent=error.permanent)
-        return describe(error, attempt, handler.permanent)
+        return failure_of(error, attempt, handler.permanent)
     except Exception as second:  # noqa: BLE001  the handler's own subclass of Snooze, say, that never called super().__init__
-        return describe(second, attempt)
+        return failure_of(second, attempt)

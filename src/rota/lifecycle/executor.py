@@ -17,7 +17,7 @@ from rota.db.salvage import TRANSIENT
 from rota.domain.outcome import Interrupted, LeaseLost, Outcome, TimedOut
 from rota.domain.payload import LIMITS
 from rota.handlers.byte_budget import ByteBudget
-from rota.handlers.failure import describe
+from rota.handlers.failure import failure_of
 from rota.lifecycle.call_outcome import apply_commit_and_backoff, outcome_of_call
 from rota.observability.logs import set_job_context, set_shared_context
 from rota.runtime.clock import boottime
@@ -88,11 +88,11 @@ class Executor:
             if self._tasks.ending:
                 self._abandon(attempt)
                 raise
-            outcome = describe(error, attempt)
+            outcome = failure_of(error, attempt)
         except KeyboardInterrupt:
             raise  # the third Ctrl-C, which must end the process
         except BaseException as error:  # noqa: BLE001  an error of any kind fails this attempt only
-            outcome = describe(error, attempt)
+            outcome = failure_of(error, attempt)
         attempt.ended_at = boottime()
         if attempt.abandoned:
             self._abandon(attempt)  # already settled by settle_abandoned(); this frees its slot

@@ -21,7 +21,7 @@ from rota.db.salvage import TRANSIENT, ChangeIgnored, salvage
 from rota.db.sessions import STATEMENT_SECONDS
 from rota.domain.job import FenceToken
 from rota.domain.outcome import Cancelled, LeaseLost, TimedOut
-from rota.handlers.attempt import margin
+from rota.handlers.attempt import safety_margin
 from rota.runtime.clock import boottime
 from rota.supervision import stacks
 
@@ -143,7 +143,7 @@ class Heartbeat:
 
     def _extended_at(self, attempt: Attempt) -> float:
         """Return when the statement that last extended the lease was sent; before the first extension, the claim."""
-        return attempt.trusted_until - attempt.lease + margin(attempt.lease)
+        return attempt.trusted_until - attempt.lease + safety_margin(attempt.lease)
 
     def _is_past_stop(self, attempt: Attempt, now: float) -> bool:
         return attempt.stop_by is not None and now > attempt.stop_by
@@ -215,7 +215,7 @@ class Heartbeat:
                 self._telemetry.row_refused("heartbeat", ChangeIgnored(), job_id=claim.job_id, handler=claim.handler)
             if was_extended:
                 extended += 1
-                attempt.trusted_until = sent_at + attempt.lease - margin(attempt.lease)
+                attempt.trusted_until = sent_at + attempt.lease - safety_margin(attempt.lease)
             if cancel_requested:
                 attempt.interrupt(Cancelled("cancelled on request"), grace=self._grace)
         self._telemetry.leases_extended(held=len(chosen), extended=extended)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
-from rota.domain.forecast import given_up
+from rota.domain.forecast import predict_dead_letter
 from rota.domain.outcome import (
     Cancelled,
     Committed,
@@ -151,7 +151,7 @@ def gives_up_in(terms: Terms, due: timedelta) -> timedelta:
 @lru_cache(1024)
 def _later_waits(attempt: int, max_attempts: int, base: timedelta, cap: timedelta) -> timedelta:
     # Cached: it adds up the delays of up to a thousand attempts, and a thousand jobs may fail together.
-    return given_up(attempt=attempt, at=EPOCH, max_attempts=max_attempts, base=base, cap=cap).latest - EPOCH
+    return predict_dead_letter(attempt=attempt, at=EPOCH, max_attempts=max_attempts, base=base, cap=cap).latest - EPOCH
 
 
 def _due_in(settlement: Retry | Release) -> timedelta | None:
