@@ -100,7 +100,7 @@ async def find_crowding(db: "Connection", schedule: "ScheduleDescription") -> st
     if schedule.jitter or fires_at is None:
         return None
     count = await schedule_reports.count_crowd(db, at=fires_at, cron=schedule.cron, timezone=schedule.timezone)
-    if count <= schedule_reports.CROWD:
+    if count <= schedule_reports.CROWD_SIZE:
         return None
     return f"{plural(count, 'schedule')} without jitter fire together at {format_instant(fires_at)}: {JITTER_ADVICE}"
 

@@ -27,7 +27,7 @@ FIRST_CHECK_SECONDS = 0.3
 CHECK_EVERY_SECONDS = 1.0
 
 CHECK_TIMEOUT_SECONDS = 3.0
-"""Limit for connecting and for each query, so that this delays nothing else."""
+"""Limit for connecting and for each query. A check that takes longer must not delay its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Blocker:
 
     @property
     def cure(self) -> str:
-        """What a person can do to release the lock."""
+        """How an operator can release the lock."""
         if self.pid == 0:
             return "commit or roll back the transactions in pg_prepared_xacts"
         return f"commit or roll back there, or run select pg_terminate_backend({self.pid})"
@@ -55,13 +55,13 @@ def session_name(pid: int, user_name: str | None, application: str | None) -> st
     """Return the description of a session for messages."""
     if pid == 0:
         return "a prepared transaction"
-    known = [f"user {user_name}"] if user_name else []
-    known += [f"application {application[:64]}"] if application else []
-    return f"pid {pid}" + (f" ({', '.join(known)})" if known else "")
+    details = [f"user {user_name}"] if user_name else []
+    details += [f"application {application[:64]}"] if application else []
+    return f"pid {pid}" + (f" ({', '.join(details)})" if details else "")
 
 
 async def find_blockers(db: Connection, *, pid: int | None, at_least: timedelta) -> list[Blocker]:
-    """Return the sessions that block `pid`, or any session of rota (None), for `at_least` this long; the longest wait first."""
+    """Return the sessions that have blocked `pid`, or any session of rota if None, for `at_least` that long; longest wait first."""
     rows = await db.fetch(SQL["find_blockers"], pid, at_least, timeout=CHECK_TIMEOUT_SECONDS)
     return [Blocker(**row) for row in rows]
 
@@ -97,13 +97,13 @@ async def report_blockers(
 
 async def _watch(target: Target, pid: int, on_blocked: Callable[[Sequence[Blocker]], None]) -> None:
     await asyncio.sleep(FIRST_CHECK_SECONDS)
-    # Best effort: if the server accepts no further connection, that must not become a second error.
+    # Best effort: if the server accepts no further connection, report nothing instead of raising a second error.
     with suppress(*LOST, asyncpg.PostgresError, ValueError):
         db = await connect(target, route=ROUTE_OF_COMMANDS, name="rota lock watch", patience=CHECK_TIMEOUT_SECONDS)
         try:
             while not db.is_closed():
-                if found := await find_blockers(db, pid=pid, at_least=timedelta(0)):
-                    on_blocked(found)
+                if blockers := await find_blockers(db, pid=pid, at_least=timedelta(0)):
+                    on_blocked(blockers)
                 await asyncio.sleep(CHECK_EVERY_SECONDS)
         finally:
             db.terminate()

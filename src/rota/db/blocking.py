@@ -37,7 +37,7 @@ class Login:
     url: DatabaseUrl = field(repr=False)
     settings: Mapping[str, str]
     pooled: bool = False
-    """Whether the URL leads through a pooler, where prepared statements of one session show up in, or are missing from, another."""
+    """Whether the URL leads through a pooler. Prepared statements don't work there: the next one may run in another session."""
 
     history: ServerHistory = field(default_factory=ServerHistory)
 
@@ -74,7 +74,7 @@ def connect(login: Login) -> psycopg.Connection[Any]:
     # libpq has the same settings for the client's side, without the prefix tcp_.
     keepalives: dict[str, Any] = {setting.removeprefix("tcp_"): value for setting, value in KEEPALIVES.items()}
 
-    def attempt() -> psycopg.Connection[Any]:
+    def open_psycopg() -> psycopg.Connection[Any]:
         return psycopg.connect(
             login.url.dsn,
             autocommit=True,
@@ -86,11 +86,11 @@ def connect(login: Login) -> psycopg.Connection[Any]:
         )
 
     try:
-        conn = attempt()
+        conn = open_psycopg()
     except psycopg.OperationalError:
         if not login.url.reload():
             raise
-        conn = attempt()
+        conn = open_psycopg()
     close_in_child(conn, conn)
     try:
         with _shut_down_after(conn, ANSWER_SECONDS):

@@ -30,10 +30,10 @@ CLOSE_SECONDS = 2.0
 """Limit for closing. Over a dead network link, closing would never return."""
 
 FIRST_TRY_SECONDS = 2.0
-"""Each of several hosts gets this long at first. If none answers in time, each gets its share of what is left of the limit."""
+"""With several hosts, each gets this long at first. If none answers, each gets an equal share of the remaining time."""
 
 UNRESPONSIVE_SECONDS = 30.0
-"""A host that did not answer is tried after the other hosts for this long."""
+"""For this long, a host that did not answer is tried last."""
 
 _unresponsive_until: dict[Address, float] = {}
 
@@ -43,7 +43,7 @@ class NoServerFits(OSError):
 
 
 FAILED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""The errors of a connection attempt. OSError includes TimeoutError."""
+"""The errors that a connection attempt raises. OSError includes TimeoutError."""
 
 LOGIN_REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -65,7 +65,7 @@ async def open_connection(
     only: Address | None = None,
     **options: Any,
 ) -> asyncpg.Connection:
-    """Connect to the first host that fits. Further options are asyncpg's.
+    """Connect to the first host that fits. Further options are passed to asyncpg.
 
     limit: seconds for all hosts together, divided among them
     accept: checks the new connection, and raises one of FAILED to try the next host
@@ -116,7 +116,7 @@ def _limit_silence(link: Any) -> None:
 def host_addresses(target: Target) -> list[Address]:
     """Return the addresses of the URL's hosts in order: (name, port), or the path of a socket."""
     url = target if isinstance(target, DatabaseUrl) else DatabaseUrl(target or "")
-    addresses, _ = _parse(url.dsn or None)
+    addresses, _ = _parse_dsn(url.dsn or None)
     return list(addresses)
 
 
@@ -133,7 +133,7 @@ async def _try_hosts(
     options: dict[str, Any],
 ) -> asyncpg.Connection:
     dsn = url.dsn or None
-    addresses, parameters = _parse(dsn)
+    addresses, parameters = _parse_dsn(dsn)
     wanted: SessionAttribute = parameters.target_session_attrs
     if only is not None:
         addresses, wanted = [only], SessionAttribute.any
@@ -141,10 +141,12 @@ async def _try_hosts(
     if wanted == SessionAttribute.prefer_standby:  # with a single host, the driver would accept any server
         attributes = [SessionAttribute.standby, SessionAttribute.any]
     attempts = [(address, attribute) for attribute in attributes for address in sorted(addresses, key=_is_unresponsive)]
-    several = len(attempts) > 1
     deadline = time.monotonic() + limit
     failures: list[tuple[Address, Exception]] = []
-    for most in [url.connect_timeout] if url.connect_timeout else [FIRST_TRY_SECONDS, limit] if several else [limit]:
+    host_limits = [FIRST_TRY_SECONDS, limit] if len(attempts) > 1 else [limit]
+    if url.connect_timeout:
+        host_limits = [url.connect_timeout]
+    for host_limit in host_limits:
         unanswered = []
         for number, (address, attribute) in enumerate(attempts):
             share = (deadline - time.monotonic()) / (len(attempts) - number)
@@ -152,7 +154,7 @@ async def _try_hosts(
                 _unresponsive_until[address] = time.monotonic() + UNRESPONSIVE_SECONDS
             host, port = (address, 5432) if isinstance(address, str) else address
             try:
-                async with asyncio.timeout(max(0.1, min(share, most))):
+                async with asyncio.timeout(max(0.1, min(share, host_limit))):
                     conn: asyncpg.Connection = await asyncpg.connect(
                         dsn,
                         host=host,
@@ -180,13 +182,24 @@ async def _try_hosts(
     raise _combined_error(failures)
 
 
-def _parse(dsn: str | None) -> tuple[Sequence[Address], Any]:
-    names = ("host", "port", "user", "password", "passfile", "database", "ssl", "service", "servicefile", "direct_tls")
-    others = ("server_settings", "target_session_attrs", "krbsrvname", "gsslib")
-    found: tuple[Sequence[Address], Any] = connect_utils._parse_connect_dsn_and_args(  # type: ignore[attr-defined]  # noqa: SLF001
-        dsn=dsn, **dict.fromkeys((*names, *others))
+def _parse_dsn(dsn: str | None) -> tuple[Sequence[Address], Any]:
+    connection_names = (
+        "host",
+        "port",
+        "user",
+        "password",
+        "passfile",
+        "database",
+        "ssl",
+        "service",
+        "servicefile",
+        "direct_tls",
     )
-    return found
+    other_names = ("server_settings", "target_session_attrs", "krbsrvname", "gsslib")
+    parsed: tuple[Sequence[Address], Any] = connect_utils._parse_connect_dsn_and_args(  # type: ignore[attr-defined]  # noqa: SLF001
+        dsn=dsn, **dict.fromkeys((*connection_names, *other_names))
+    )
+    return parsed
 
 
 def _is_unresponsive(address: Address) -> bool:
@@ -198,7 +211,7 @@ def _combined_error(failures: list[tuple[Address, Exception]]) -> Exception:
     for _, error in failures:
         if isinstance(error, LOGIN_REFUSED):
             return error
-    reasons = [(address_text(address), _reason(error)) for address, error in failures]
+    reasons = [(address_text(address), _failure_reason(error)) for address, error in failures]
     text = "; ".join(f"{address}: {reason}" for address, reason in dict(reasons).items())
     if any(isinstance(error, UNFIT) for _, error in failures):
         return NoServerFits(text)
@@ -208,7 +221,7 @@ def _combined_error(failures: list[tuple[Address, Exception]]) -> Exception:
     return OSError(text)
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     match error:
         case asyncpg.TargetServerAttributeNotMatched():
             return "does not fit target_session_attrs"

@@ -124,12 +124,12 @@ def _errors_naming_row(first: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (found := server_error(error)) is None:
+        if (server_message := server_error(error)) is None:
             raise
         # Only the row's number is used: the rest of the context repeats the row's values.
         context = getattr(error, "context", None) or getattr(getattr(error, "diag", None), "context", None) or ""
         row = _LINE.search(context)
         where = f"payloads[{first + int(row[1]) - 1}]: " if row else ""
-        if (refused := refused_error(*found, where=where)) is None:
+        if (refused := refused_error(*server_message, where=where)) is None:
             raise
         raise refused from None

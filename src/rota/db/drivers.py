@@ -137,19 +137,19 @@ def _psycopg(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
 
 
 async def _sqlalchemy_async(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
-    result = await conn.execute(_clause(query, tuple(map(type, arguments))), _named(arguments))
+    result = await conn.execute(_sqlalchemy_clause(query, tuple(map(type, arguments))), _parameters_by_name(arguments))
     return result.first()
 
 
 def _sqlalchemy(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
-    return conn.execute(_clause(query, tuple(map(type, arguments))), _named(arguments)).first()
+    return conn.execute(_sqlalchemy_clause(query, tuple(map(type, arguments))), _parameters_by_name(arguments)).first()
 
 
 def _django(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
     with conn.cursor() as cursor:
         raw = getattr(cursor.cursor, "connection", None)
         if (type(raw).__module__, type(raw).__name__) != ("psycopg", "Connection"):
-            cursor.execute(_pyformat(query), _named(arguments))
+            cursor.execute(_sql_in_pyformat(query), _parameters_by_name(arguments))
             return cursor.fetchone()
         # Django's cursors write the arguments into the statement's text, which appears in pg_stat_activity and Django's debug log.
         conn.validate_no_broken_transaction()
@@ -160,29 +160,31 @@ def _django(conn: Any, query: Query, arguments: Sequence[Any]) -> Any:
 _PARAMETER = re.compile(r"\$(\d+)")
 
 
-def _named(arguments: Sequence[Any]) -> dict[str, Any]:
+def _parameters_by_name(arguments: Sequence[Any]) -> dict[str, Any]:
     return {f"p{number}": argument for number, argument in enumerate(arguments, 1)}
 
 
 @cache
-def _statement(query: Query) -> str:
+def _sql_without_comments(query: Query) -> str:
     """Return the statement without comments, which may contain characters that look like parameters."""
     return "\n".join(line for line in SQL[query].splitlines() if not line.lstrip().startswith("--"))
 
 
 @cache
-def _pyformat(query: Query) -> str:
-    return _PARAMETER.sub(r"%(p\1)s", _statement(query).replace("%", "%%"))
+def _sql_in_pyformat(query: Query) -> str:
+    return _PARAMETER.sub(r"%(p\1)s", _sql_without_comments(query).replace("%", "%%"))
 
 
 @cache
-def _clause(query: Query, types: tuple[type, ...]) -> sqlalchemy.TextClause:
+def _sqlalchemy_clause(query: Query, types: tuple[type, ...]) -> sqlalchemy.TextClause:
     from sqlalchemy import BigInteger, Float, Text, Uuid, bindparam, text  # noqa: PLC0415
 
     # Without a type, SQLAlchemy casts a number to INTEGER, which is too small for a fence token.
-    known: dict[type, Any] = {int: BigInteger(), str: Text(), type(None): Text(), float: Float(), UUID: Uuid()}
-    sql = _PARAMETER.sub(r":p\1", _statement(query).replace(":", r"\:"))
-    return text(sql).bindparams(*(bindparam(f"p{number}", type_=known[t]) for number, t in enumerate(types, 1)))
+    sql_types: dict[type, Any] = {int: BigInteger(), str: Text(), type(None): Text(), float: Float(), UUID: Uuid()}
+    sql = _PARAMETER.sub(r":p\1", _sql_without_comments(query).replace(":", r"\:"))
+    return text(sql).bindparams(
+        *(bindparam(f"p{number}", type_=sql_types[kind]) for number, kind in enumerate(types, 1))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,30 +225,30 @@ _SYNC_COUNTERPARTS |= {counterpart: name for name, counterpart in _SYNC_COUNTERP
 
 
 def _runner_for(
-    cls: type, wanted: dict[tuple[str, str], _Driver], caller: str
+    cls: type, accepted_drivers: dict[tuple[str, str], _Driver], caller: str
 ) -> Callable[[Any, Query, Sequence[Any]], Any]:
     for base in cls.__mro__:
-        if (driver := wanted.get(_origin(base))) is not None:
+        if (driver := accepted_drivers.get(_package_and_name(base))) is not None:
             return driver.run
-    raise TypeError(_type_error_text(cls, wanted, caller))
+    raise TypeError(_type_error_text(cls, accepted_drivers, caller))
 
 
 def is_instance_of(conn: object, driver: str, names: set[str]) -> bool:
     """Return whether the class of `conn`, or a base class, is one of these classes of the driver."""
-    return any(origin == driver and name in names for origin, name in map(_origin, type(conn).__mro__))
+    return any(origin == driver and name in names for origin, name in map(_package_and_name, type(conn).__mro__))
 
 
-def _origin(cls: type) -> tuple[str, str]:
+def _package_and_name(cls: type) -> tuple[str, str]:
     return cls.__module__.partition(".")[0], cls.__name__
 
 
-def _type_error_text(cls: type, wanted: dict[tuple[str, str], _Driver], caller: str) -> str:
+def _type_error_text(cls: type, accepted_drivers: dict[tuple[str, str], _Driver], caller: str) -> str:
     given = f"{cls.__module__}.{cls.__qualname__}"
-    others = _SYNC if wanted is _ASYNC else _ASYNC
-    names = list(dict.fromkeys(driver.name for driver in wanted.values()))
+    others = _SYNC if accepted_drivers is _ASYNC else _ASYNC
+    names = list(dict.fromkeys(driver.name for driver in accepted_drivers.values()))
     accepted = f"{caller} takes {', '.join(names[:-1])} or {names[-1]}"
     for base in cls.__mro__:
-        origin = _origin(base)
+        origin = _package_and_name(base)
         if (driver := others.get(origin)) is not None:
             default = f"{caller} of a {'plain def' if others is _SYNC else 'async def'} handler"
             counterpart = _SYNC_COUNTERPARTS.get(caller, default)
@@ -260,7 +262,7 @@ def _type_error_text(cls: type, wanted: dict[tuple[str, str], _Driver], caller: 
 
 def _as_refused(error: Exception) -> Refused | None:
     """Return Refused if the database rejected the values, else None. Also hides the parameters in SQLAlchemy's error."""
-    if (found := server_error(error)) is not None and (refused := refused_error(*found)) is not None:
+    if (from_server := server_error(error)) is not None and (refused := refused_error(*from_server)) is not None:
         return refused
     if hasattr(error, "hide_parameters"):
         error.hide_parameters = True  # the payload is one of them
@@ -279,13 +281,13 @@ def refused_error(sqlstate: str, message: str, *, where: str = "") -> Refused | 
 def server_error(error: BaseException) -> tuple[str, str] | None:
     """Return the server's SQLSTATE and message, without the detail, which repeats the row; None for an error of the client."""
     cause: BaseException | None = error
-    found: tuple[str, str] | None = None
+    state_and_message: tuple[str, str] | None = None
     while cause is not None:
         state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
         message = getattr(getattr(cause, "diag", None), "message_primary", None) or getattr(cause, "message", None)
         if isinstance(state, str):
-            found = state, message if isinstance(message, str) else type(cause).__name__
+            state_and_message = state, message if isinstance(message, str) else type(cause).__name__
             if isinstance(message, str):
-                return found
+                return state_and_message
         cause = getattr(cause, "orig", None) or cause.__cause__
-    return found
+    return state_and_message

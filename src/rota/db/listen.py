@@ -57,7 +57,7 @@ class Listener:
         self._on_schedules = on_schedules
         self._on_nodes = on_nodes
         self._conn: asyncpg.Connection | None = None
-        self._wanted = False
+        self._wants_lock = False
         self._is_locked = False
         self._try_lock_at = 0.0
         self._answered_at = 0.0
@@ -66,21 +66,21 @@ class Listener:
 
     @property
     def armed(self) -> bool:
-        """Whether every insert that commits from now on wakes this daemon."""
-        return self._is_locked and self._wanted and self._conn is not None
+        """Whether inserts wake this daemon: every insert that commits from now on sends a notification."""
+        return self._is_locked and self._wants_lock and self._conn is not None
 
     def want(self, armed: bool, /) -> None:
-        """Choose whether inserts shall notify. They need not while the dispatcher polls anyway."""
-        if armed != self._wanted:
-            self._wanted = armed
+        """Request notifications of inserts, or stop them. They are not needed while the dispatcher polls anyway."""
+        if armed != self._wants_lock:
+            self._wants_lock = armed
             self._changed.set()
 
     async def run_once(self) -> None:
         """Connect if needed, take or release the lock as wanted, and check that the connection still answers."""
         try:
             conn = self._conn or await self._open()
-            if self._has_to_change():
-                if self._wanted:
+            if self._must_change_lock():
+                if self._wants_lock:
                     self._is_locked = await conn.fetchval(SQL["await_inserts"], timeout=PONG_SECONDS)
                     self._try_lock_at = 0.0 if self._is_locked else boottime() + LOCK_RETRY_SECONDS
                     if self._is_locked:
@@ -91,7 +91,7 @@ class Listener:
                     await conn.execute(SQL["ignore_inserts"], timeout=PONG_SECONDS)
                     self._is_locked = False
                 self._answered_at = boottime()
-            elif self._ping_in() <= 0:
+            elif self._seconds_until_ping() <= 0:
                 await conn.execute("select 1", timeout=PONG_SECONDS)
                 self._answered_at = boottime()
         except LOST as error:
@@ -99,22 +99,22 @@ class Listener:
             if isinstance(error, TRANSIENT):
                 raise
             raise ConnectionLost(str(error)) from error
-        if not self._has_to_change():
+        if not self._must_change_lock():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause()):
+                async with asyncio.timeout(self._seconds_to_wait()):
                     await self._changed.wait()
             self._changed.clear()
 
-    def _has_to_change(self) -> bool:
-        return self._wanted != self._is_locked and (not self._wanted or boottime() >= self._try_lock_at)
+    def _must_change_lock(self) -> bool:
+        return self._wants_lock != self._is_locked and (not self._wants_lock or boottime() >= self._try_lock_at)
 
-    def _pause(self) -> float:
-        if self._wanted and not self._is_locked:
-            return min(self._ping_in(), self._try_lock_at - boottime())
-        return self._ping_in()
+    def _seconds_to_wait(self) -> float:
+        if self._wants_lock and not self._is_locked:
+            return min(self._seconds_until_ping(), self._try_lock_at - boottime())
+        return self._seconds_until_ping()
 
-    def _ping_in(self) -> float:
-        # Counted from the last answer, not from the last call: calls that only change what is wanted prove nothing about the link.
+    def _seconds_until_ping(self) -> float:
+        # Counted from the last answer, not from the last call: a call that sends nothing does not test the link.
         return self._answered_at + PING_SECONDS - boottime()
 
     def close(self, why: str | None = None) -> None:
@@ -140,13 +140,12 @@ class Listener:
         return conn
 
     def _on_wake_notification(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:
-        # An unknown payload wakes the dispatcher, too.
         match payload:
             case "schedules":
                 self._on_schedules()
             case "nodes":
                 self._on_nodes()
-            case _:
+            case _:  # an unknown payload wakes the dispatcher, too
                 self._on_wake()
 
     def _on_cancel_notification(self, *_: Any) -> None:

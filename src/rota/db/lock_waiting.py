@@ -49,20 +49,20 @@ class LockWaiter:
         self._blockers: Sequence[Blocker] = ()
 
     async def run(self, work: Callable[[], Awaitable[None]], *, what: str) -> None:
-        """Do the work in short attempts with pauses between them, so that other sessions do not queue behind an attempt for long.
+        """Do the work in short attempts with pauses. Without the pauses, other sessions would queue behind this one for long.
 
         Raises DatabaseUnusable, naming the blocking session, after LOCK_SECONDS.
         """
         deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
-        async with report_blockers(self._target, self._conn, on_blocked=self._blocked):
+        async with report_blockers(self._target, self._conn, on_blocked=self._report_blocked):
             while asyncio.get_running_loop().time() < deadline:
                 try:
                     return await work()
                 except asyncpg.LockNotAvailableError:
                     await asyncio.sleep(RETRY_SECONDS)
-        named = f": {self._blockers[0]}. To end it: {self._blockers[0].cure}" if self._blockers else ""
+        blocker_text = f": {self._blockers[0]}. To end it: {self._blockers[0].cure}" if self._blockers else ""
         raise DatabaseUnusable(
-            f"{what} waits for a lock that another session has held for {LOCK_SECONDS:.0f} s{named}; "
+            f"{what} waits for a lock that another session has held for {LOCK_SECONDS:.0f} s{blocker_text}; "
             "nothing of it counts as applied, so run this again afterwards"
         )
 
@@ -109,7 +109,7 @@ class LockWaiter:
         await lock_conn.execute("rollback")
         return False
 
-    def _blocked(self, blockers: Sequence[Blocker]) -> None:
+    def _report_blocked(self, blockers: Sequence[Blocker]) -> None:
         self._blockers = blockers
         for blocker in blockers:
             if blocker.pid not in self._reported_pids:

@@ -34,8 +34,10 @@ VERSION = len(MIGRATIONS)
 BREAKING = "-- Breaks older daemons: "
 """Prefix of a line in a migration that removes something that the previous release uses. Additive migrations have none."""
 
-OLDEST_COMPATIBLE = max((n for n, text in enumerate(MIGRATIONS.values(), 1) if f"\n{BREAKING}" in text), default=1)
-"""Daemons of this schema version or later may work on the schema: the version of the last migration that breaks older ones."""
+OLDEST_COMPATIBLE = max(
+    (number for number, text in enumerate(MIGRATIONS.values(), 1) if f"\n{BREAKING}" in text), default=1
+)
+"""The version of the last migration that breaks older daemons. Daemons of this version or later may work on the schema."""
 
 NO_TRANSACTION = "-- no transaction\n"
 
@@ -46,7 +48,7 @@ ANSWER_SECONDS = 10.0
 """Limit for the first, short statements."""
 
 SAFE_NAMES = "set local search_path = pg_catalog, pg_temp"
-"""Runs first in each transaction, so that a function of another login can't run with the migrator's rights."""
+"""Runs first in each transaction, so that no function of another login runs with the migrator's rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +83,10 @@ def script(version: int = 0) -> str:
     if version == VERSION:
         return f"-- The schema of rota is at version {VERSION}: nothing is missing.\n"
     begin = f"begin;\n{SAFE_NAMES};\n"
-    what = f"migrations {version + 1} to {VERSION}, for a database at version {version}"
+    contents = f"migrations {version + 1} to {VERSION}, for a database at version {version}"
     if not version:
-        what = "all migrations in order, for a database that has none of them yet"
-    parts = [f"-- The schema of rota, {what}.\n\n{begin}{_version_guard(version) if version else ''}"]
+        contents = "all migrations in order, for a database that has none of them yet"
+    parts = [f"-- The schema of rota, {contents}.\n\n{begin}{_version_guard(version) if version else ''}"]
     for number, (name, text) in list(enumerate(MIGRATIONS.items(), 1))[version:]:
         row = SQL["record_migration"].replace("$1", str(number)).replace("$2", f"'{name}'")
         if statements_outside_transaction(text):
@@ -127,7 +129,7 @@ async def migrate(
     """
     conn = await open_connection(target, statement_cache_size=0)
     notices: list[str] = []
-    conn.add_log_listener(lambda _, said: notices.append(". ".join(filter(None, (said.message, said.hint)))))
+    conn.add_log_listener(lambda _, notice: notices.append(". ".join(filter(None, (notice.message, notice.hint)))))
     try:
         encoding = await conn.fetchval("select pg_catalog.current_setting('server_encoding')", timeout=ANSWER_SECONDS)
         require_utf8(encoding)
@@ -152,11 +154,11 @@ async def migrate(
             notices=notices,
         )
     except asyncpg.InsufficientPrivilegeError as error:
-        refused, hint = str(error.args[0]), error.hint
+        denial, hint = str(error.args[0]), error.hint
     finally:
         await close_connection(conn)
     raise DatabaseUnusable(
-        f"{refused}. "
+        f"{denial}. "
         + (
             hint
             or "The login that migrates must own the schema rota or be a member of its owner; "
@@ -273,14 +275,14 @@ async def read_installation(conn: Connection) -> Installation:
     row = await conn.fetchrow("select installation_id::text, schema_version, oldest_compatible from rota.meta")
     if row is None:
         raise SchemaMismatch("rota.meta is empty: the migration did not finish; run `rota migrate`")
-    found = Installation(**row)
-    if found.schema_version < VERSION:
+    installation = Installation(**row)
+    if installation.schema_version < VERSION:
         raise SchemaMismatch(
-            f"the schema is at version {found.schema_version}, this rota needs {VERSION}: run `rota migrate`"
+            f"the schema is at version {installation.schema_version}, this rota needs {VERSION}: run `rota migrate`"
         )
-    if found.oldest_compatible > VERSION:
+    if installation.oldest_compatible > VERSION:
         raise SchemaMismatch(
-            f"the schema is at version {found.schema_version} and works with rota of schema version "
-            f"{found.oldest_compatible} or later; this one has {VERSION}: upgrade rota"
+            f"the schema is at version {installation.schema_version} and works with rota of schema version "
+            f"{installation.oldest_compatible} or later; this one has {VERSION}: upgrade rota"
         )
-    return found
+    return installation

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
     from rota.db.reports import JobDescription
 
-MOST_AHEAD = 1000
-"""How many jobs ahead of another are counted at most."""
+MAX_COUNTED_AHEAD = 1000
+"""Jobs ahead of another are counted up to this number."""
 
 SILENT_AFTER = timedelta(seconds=7)
 """A node that was not seen for this long is shown as silent. It should be seen every 5 seconds."""
@@ -56,7 +56,7 @@ class LivingNode:
         """Return whether this node claims jobs of the handler from the queue."""
         return self.claims_from(queue) and handler in self.handlers
 
-    def group(self, queue: str) -> str:
+    def slot_group(self, queue: str) -> str:
         """Return the queue if it has slots of its own on this node, else `*`."""
         return queue if queue in self.slots else "*"
 
@@ -86,7 +86,7 @@ class LostNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHandler:
-    """A handler that was registered or paused; `nodes` is the number of living nodes that have it."""
+    """A handler that a daemon has registered or an operator has paused. `nodes` is the number of living nodes that have it."""
 
     handler: str
     app: str | None
@@ -103,7 +103,7 @@ class KnownHandler:
     paused_at: datetime | None
     now: datetime
     total: int
-    """How many handlers there are, listed or not."""
+    """The number of all handlers, listed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class ServingNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePosition:
-    """The number of jobs that are claimed before a due job (`more`: there are more than that), and the nodes that may claim it."""
+    """The number of jobs that are claimed before a due job, and the nodes that may claim it. `more`: `ahead` is a lower bound."""
 
     ahead: int
     more: bool
@@ -188,11 +188,11 @@ async def count_running_jobs(db: Connection) -> list[RunningJobs]:
 
 def count_slots_by_handler(node: LivingNode, queue: str, running: Sequence[RunningJobs]) -> Counter[str]:
     """Return handler -> number of its jobs that take the node's slots for the queue."""
-    found: Counter[str] = Counter()
-    for each in running:
-        if str(each.node) == str(node.node_id) and node.group(each.queue) == node.group(queue):
-            found[each.handler] += each.running
-    return found
+    slots: Counter[str] = Counter()
+    for jobs in running:
+        if str(jobs.node) == str(node.node_id) and node.slot_group(jobs.queue) == node.slot_group(queue):
+            slots[jobs.handler] += jobs.running
+    return slots
 
 
 async def find_queue_position(db: Connection, *, job: JobDescription) -> QueuePosition | None:
@@ -203,7 +203,7 @@ async def find_queue_position(db: Connection, *, job: JobDescription) -> QueuePo
         return None
     handlers = sorted({name for node in living if node.claims_from(job.queue) for name in node.handlers})
     ahead: int = await db.fetchval(
-        SQL["count_jobs_ahead"], job.queue, handlers, job.priority, job.run_at, job.job_id, MOST_AHEAD + 1
+        SQL["count_jobs_ahead"], job.queue, handlers, job.priority, job.run_at, job.job_id, MAX_COUNTED_AHEAD + 1
     )
     running = await count_running_jobs(db)
     nodes = [
@@ -211,12 +211,12 @@ async def find_queue_position(db: Connection, *, job: JobDescription) -> QueuePo
             node_id=node.node_id,
             host=node.host,
             pid=node.pid,
-            slots=node.slots.get(node.group(job.queue), 0),
+            slots=node.slots.get(node.slot_group(job.queue), 0),
             taken=count_slots_by_handler(node, job.queue, running).total(),
         )
         for node in serving
     ]
-    return QueuePosition(ahead=min(ahead, MOST_AHEAD), more=ahead > MOST_AHEAD, nodes=nodes)
+    return QueuePosition(ahead=min(ahead, MAX_COUNTED_AHEAD), more=ahead > MAX_COUNTED_AHEAD, nodes=nodes)
 
 
 def is_built_in(handler: str) -> bool:
@@ -229,17 +229,17 @@ def find_foreign_handlers(
 ) -> list[ForeignHandler]:
     """Return the app's handlers that nodes of other apps have, with one node for each handler and app."""
     own = {name for name in handlers if not is_built_in(name)}
-    found = {
+    foreign = {
         (handler, node.app): ForeignHandler(handler=handler, node=node)
         for node in nodes
         if node.app not in (None, app)
         for handler in own.intersection(node.handlers)
     }
-    return sorted(found.values(), key=lambda each: (each.handler, each.node.app or ""))
+    return sorted(foreign.values(), key=lambda handler: (handler.handler, handler.node.app or ""))
 
 
 async def find_why_unclaimed(db: Connection, *, handler: str, queue: str) -> str | None:
-    """Read the living nodes and call `why_unclaimed`."""
+    """Return the same as `why_unclaimed`, for the living nodes."""
     return why_unclaimed(handler, queue, await list_nodes(db), await list_handler_names(db))
 
 

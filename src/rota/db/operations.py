@@ -21,8 +21,8 @@ BATCH = 1000
 
 async def cancel_job(db: Connection, *, job_id: int, force: bool, note: str | None) -> str:
     """Cancel a job; return 'cancelled', 'requested' (it is running) or 'finished'."""
-    became: str = await db.fetchval(SQL["cancel_job"], job_id, force, note)
-    return became
+    outcome: str = await db.fetchval(SQL["cancel_job"], job_id, force, note)
+    return outcome
 
 
 async def cancel_jobs(
@@ -37,16 +37,16 @@ async def reschedule_job(
     db: Connection, *, job_id: int, run_at: datetime | None, delay: timedelta | None, note: str | None
 ) -> datetime:
     """Change when a job is due; return its new run_at."""
-    due: datetime = await db.fetchval(SQL["reschedule_job"], job_id, run_at, delay, note)
-    return due
+    new_run_at: datetime = await db.fetchval(SQL["reschedule_job"], job_id, run_at, delay, note)
+    return new_run_at
 
 
 async def retry_jobs_now(
     db: Connection, *, handler: str | None, queue: str | None, limit: int, note: str | None
 ) -> int:
     """Make jobs that wait for a retry due now; return their number."""
-    woken: int = await db.fetchval(SQL["retry_jobs_now"], handler, queue, limit, note)
-    return woken
+    retried: int = await db.fetchval(SQL["retry_jobs_now"], handler, queue, limit, note)
+    return retried
 
 
 async def redrive_dead_letter(db: Connection, *, job_id: int, payload: str | None, note: str | None) -> None:
@@ -75,8 +75,8 @@ async def discard_dead_letter(db: Connection, *, job_id: int, note: str) -> None
 
 async def discard_dead_letters(db: Connection, *, which: DeadLetterFilter, limit: int, note: str) -> int:
     """Move dead letters to the ledger; return their number."""
-    ended: int = await db.fetchval(SQL["discard_dead_letters"], *which.values, limit, note)
-    return ended
+    discarded: int = await db.fetchval(SQL["discard_dead_letters"], *which.values, limit, note)
+    return discarded
 
 
 async def pause_queue(db: Connection, *, name: str, reason: str | None) -> bool:
@@ -101,8 +101,8 @@ async def resume_handler(db: Connection, *, name: str, reason: str | None) -> bo
 
 async def add_schedule(db: Connection, *, columns: str, payload: str | None) -> int | None:
     """Insert a schedule, with `columns` as a JSON object; return the schedule_id, or None if the name is taken."""
-    made: int | None = await db.fetchval(SQL["add_schedule"], columns, payload)
-    return made
+    schedule_id: int | None = await db.fetchval(SQL["add_schedule"], columns, payload)
+    return schedule_id
 
 
 async def edit_schedule(db: Connection, *, name: str, columns: str, payload: str | None) -> bool:
@@ -120,30 +120,30 @@ async def pause_schedule(
     reason: str | None,
 ) -> bool:
     """Pause a schedule; return whether it was running. Raises server error RT002."""
-    changed: bool = await db.fetchval(SQL["pause_schedule"], name, resume_at, delay, cancel_live, reason)
-    return changed
+    paused: bool = await db.fetchval(SQL["pause_schedule"], name, resume_at, delay, cancel_live, reason)
+    return paused
 
 
 async def resume_schedule(db: Connection, *, name: str, reason: str | None) -> bool:
     """Resume a schedule; return whether it was paused. Raises server error RT002."""
-    changed: bool = await db.fetchval(SQL["resume_schedule"], name, reason)
-    return changed
+    resumed: bool = await db.fetchval(SQL["resume_schedule"], name, reason)
+    return resumed
 
 
 async def pause_schedules(
     db: Connection, *, which: ScheduleFilter, resume_at: datetime | None, limit: int, reason: str | None
 ) -> int:
     """Pause a batch of schedules; return their number. 0 means that all remaining ones are locked."""
-    changed: int = await db.fetchval(SQL["pause_schedules"], *which.values, resume_at, limit, reason)
-    return changed
+    paused: int = await db.fetchval(SQL["pause_schedules"], *which.values, resume_at, limit, reason)
+    return paused
 
 
 async def resume_schedules(
     db: Connection, *, which: ScheduleFilter, paused_since: datetime | None, limit: int, reason: str | None
 ) -> int:
     """Resume a batch of schedules; return their number. 0 means that all remaining ones are locked."""
-    changed: int = await db.fetchval(SQL["resume_schedules_by_filter"], *which.values, paused_since, limit, reason)
-    return changed
+    resumed: int = await db.fetchval(SQL["resume_schedules_by_filter"], *which.values, paused_since, limit, reason)
+    return resumed
 
 
 async def run_schedule_now(db: Connection, *, name: str, payload: str | None, reason: str | None) -> int:

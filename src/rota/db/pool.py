@@ -66,8 +66,8 @@ async def connection(pool: Pool, patience: float = STATEMENT_SECONDS) -> AsyncIt
         with raising_connection_lost(conn):
             yield conn
     except (TimeoutError, asyncpg.ReadOnlySQLTransactionError) as error:
-        # Without this, a dead connection, or one to a server that has become a standby, would go back to the pool. The idle ones
-        # probably lead to the same server.
+        # The connection is dead, or its server has become a standby: keep it out of the pool. Idle ones probably lead to the same
+        # server.
         expire_connections(pool)
         with suppress(*LOST):
             if isinstance(error, TimeoutError):
@@ -87,9 +87,9 @@ async def connection(pool: Pool, patience: float = STATEMENT_SECONDS) -> AsyncIt
 
 
 async def fetch_one(db: Connection, query: str, *arguments: object) -> asyncpg.Record:
-    """Run a statement that always returns a row; return the first one."""
+    """Run a statement that always returns at least one row; return the first row."""
     row = await db.fetchrow(query, *arguments)
-    assert row is not None  # noqa: S101  see the docstring
+    assert row is not None  # noqa: S101  the statement always returns a row
     return row
 
 
@@ -111,7 +111,7 @@ async def open_pool(
         return
 
     pool: Pool = await asyncpg.create_pool(
-        connect=_opener(target, accept=on_connect),
+        connect=_connection_opener(target, accept=on_connect),
         min_size=0,
         max_size=size,
         reset=keep_session,
@@ -132,7 +132,7 @@ async def open_handler_pool(
         await conn.reset_for_next_handler()
 
     return await asyncpg.create_pool(
-        connect=_opener(target, accept=accept),
+        connect=_connection_opener(target, accept=accept),
         min_size=0,
         max_size=size,
         max_inactive_connection_lifetime=IDLE_SECONDS,
@@ -146,13 +146,13 @@ async def open_handler_pool(
 async def connect(
     target: Target, *, route: Route, name: str, patience: float = STATEMENT_SECONDS, accept: Accept | None = None
 ) -> asyncpg.Connection:
-    """Open one connection for rota's own statements, outside of any pool. `accept` is as `on_connect` of open_pool."""
-    return await _opener(target, accept=accept)(
+    """Open one connection for rota's own statements, outside of any pool. `accept` works like `on_connect` of open_pool."""
+    return await _connection_opener(target, accept=accept)(
         limit=patience, command_timeout=patience, **own_session_options(route, name)
     )
 
 
-def _opener(
+def _connection_opener(
     target: Target, *, accept: Accept | None = None
 ) -> Callable[..., Coroutine[None, None, asyncpg.Connection]]:
     """Return a function that opens a connection. It raises only TRANSIENT errors, and those of `accept`."""
@@ -162,14 +162,14 @@ def _opener(
             if accept is not None:
                 await accept(conn)
 
-    async def reopen(*_: Any, **options: Any) -> asyncpg.Connection:
+    async def open_or_raise_transient(*_: Any, **options: Any) -> asyncpg.Connection:
         try:
             return await open_connection(target, accept=accept_safely, **options)
         except asyncpg.ClientConfigurationError as error:
             # The URL was valid at start, so this is a certificate or service file that is being replaced.
             raise ConnectionLost(f"the database URL can't be used: {error}") from error
 
-    return reopen
+    return open_or_raise_transient
 
 
 def expire_connections(pool: Pool) -> None:

@@ -26,7 +26,7 @@ MAX_SAMPLED_PAUSES = 100
 """How many paused queues, and how many paused handlers, the metrics show."""
 
 ANY_TIME = datetime.min.replace(tzinfo=UTC)
-"""The floor that excludes nothing. Sent as -infinity, because an owner can write a run_at before 1970."""
+"""The floor that excludes nothing. It is sent as -infinity, because the owner of the tables can store a run_at before 1970."""
 
 Lane = tuple[str, str, str, int, datetime]
 """Slot group (the queue whose slots the jobs take, or *), queue, handler, priority, floor (the run_at to start the search from)."""
@@ -43,7 +43,7 @@ class Claimed(NamedTuple):
     due_lanes: Sequence[Lane] = ()
     """The lanes that had a due job before the claim, each with the run_at of the first one."""
     ignored: Sequence[int] = ()
-    """Jobs that were locked for the claim and yet not changed."""
+    """Jobs that the claim locked but did not change, because a trigger dropped the change."""
 
 
 class DueJob(NamedTuple):
@@ -287,13 +287,13 @@ async def rotate_ledger(db: Connection, *, keep: timedelta) -> tuple[int, int]:
 
 
 async def replace_lost_node(db: Connection, *, node: NodeId, host: str, app: str, started: bool) -> bool:
-    """Delete the node's entry from the lost nodes, and if it has just started, one of its host and app. Return whether any was."""
+    """Delete the node from the lost nodes; if it has just started, also one of its host and app. Return whether one was deleted."""
     replaced: int = await db.fetchval(SQL["replace_lost_node"], node, host, app, started)
     return replaced > 0
 
 
 async def remove_node(db: Connection, *, node: NodeId) -> None:
-    """Delete this node."""
+    """Delete this node's row."""
     await db.execute(SQL["remove_node"], node)
 
 
@@ -360,7 +360,7 @@ async def register_node(
         shards,
         refused,
     )
-    return frozenset(NodeId(UUID(bytes=each.bytes)) for each in row[0]), row[1]
+    return frozenset(NodeId(UUID(bytes=node_id.bytes)) for node_id in row[0]), row[1]
 
 
 async def sample_backlog(db: Connection) -> dict[str, Any]:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
-COUNTED = 1_000_000
-"""Up to this many live jobs, a summary counts exactly."""
+MAX_COUNTED_JOBS = 1_000_000
+"""A summary counts exactly up to this many live jobs."""
 
-EXPLORED = 50_000
-"""How many lanes a summary finds at most if there are more live jobs."""
+MAX_SEARCHED_LANES = 50_000
+"""With more live jobs than that, a summary searches at most this many lanes."""
 
-SHOWN = 1000
-"""How many lanes a summary names at most."""
+MAX_NAMED_LANES = 1000
+"""A summary names at most this many lanes. It sums up the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class UnsuccessfulAttempt:
     error_kind: str | None
     error: str | None
     redriven_at: datetime | None
-    """This and the next two: when and by whom the dead letter of this attempt was redriven, and its reason."""
+    """When the dead letter of this attempt was redriven. The next two: by which user, and the dead letter's reason."""
     redriven_by: str | None
     dead_reason: str | None
 
@@ -116,7 +116,7 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Selects dead letters. None matches everything; `before`: only those that died before."""
+    """Selects dead letters. None matches everything. `before`: only letters that died before this instant."""
 
     handler: str | None = None
     queue: str | None = None
@@ -163,7 +163,7 @@ class DeadLetterGroup:
     sample: int
     now: datetime
     total: int
-    """How many groups there are, listed or not."""
+    """The number of all groups, listed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +225,8 @@ class Backlog:
         return list(merged.values())
 
 
-def _longest(one: timedelta | None, other: timedelta | None) -> timedelta | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+def _longest(*ages: timedelta | None) -> timedelta | None:
+    return max((age for age in ages if age is not None), default=None)
 
 
 async def describe_job(db: Connection, *, job_id: int) -> JobDescription | None:
@@ -275,7 +275,7 @@ async def summarise_dead_letters(
 
 
 async def summarise_live_jobs(
-    db: Connection, *, counted: int = COUNTED, explored: int = EXPLORED, shown: int = SHOWN
+    db: Connection, *, counted: int = MAX_COUNTED_JOBS, explored: int = MAX_SEARCHED_LANES, shown: int = MAX_NAMED_LANES
 ) -> Backlog:
     """Return the live jobs by lane. The SQL file explains the limits."""
     named: list[LaneCounts] = []
@@ -284,8 +284,8 @@ async def summarise_live_jobs(
     for row in await db.fetch(SQL["summarise_live_jobs"], counted, explored, shown):
         values = dict(row)
         totals = {name: values.pop(name) for name in ("at_least", "unexplored", "more_lanes", "more_queues")}
-        into = unnamed if values["handler"] is None else named
-        into.append(LaneCounts(**values | {"queue": values["queue"] or "", "handler": values["handler"] or ""}))
+        lanes = unnamed if values["handler"] is None else named
+        lanes.append(LaneCounts(**values | {"queue": values["queue"] or "", "handler": values["handler"] or ""}))
     return Backlog(lanes=named, unnamed=unnamed, **totals)
 
 

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class ChangeIgnored(Exception):
-    """A statement locked a row but changed nothing: a trigger of the user dropped the change."""
+    """A statement locked a row but did not change it, because a trigger of the user dropped the change."""
 
 
 class Fault(Enum):
@@ -63,10 +63,10 @@ FATAL_SERVER_ERRORS = (
     asyncpg.InvalidSQLStatementNameError,
     asyncpg.InvalidTransactionStateError,
 )
-"""Server errors that no row can cause. Any other one may be about a row: bad values, constraints, triggers, bad pages."""
+"""Server errors that no row can cause. Any other server error may concern a row: its values, constraints, triggers, pages."""
 
 ROW_CLIENT_ERRORS = (ValueError, ArithmeticError)
-"""Errors of the driver or of Python for a value that one of them can't represent, such as a timestamp after year 9999."""
+"""Errors of the driver or of Python for a value that Python can't represent, such as a timestamp after the year 9999."""
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -115,7 +115,7 @@ async def salvage_selected(
     find: Callable[[], Awaitable[Sequence[int]]],
     put_aside: Callable[[int, Exception], Awaitable[Result]],
 ) -> list[Result]:
-    """Do the same for a statement that selects its rows itself.
+    """Do the same as `salvage` for a statement that selects its rows itself.
 
     `run(None)` handles all rows. If one of them is bad, `find` lists their ids, and `run(ids)` handles batches of these.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 EARLIEST, LATEST = datetime(1000, 1, 1, tzinfo=UTC), datetime(8000, 1, 1, tzinfo=UTC)
-"""Inside of Python's range by a margin, so that commands can add and subtract."""
+"""These lie well inside of Python's range, so that commands can add and subtract."""
 
 LONGEST = LATEST - EARLIEST
 
@@ -29,11 +29,12 @@ INFINITE = {
 
 def decode_instant(sent: tuple[int]) -> datetime:
     """Return the instant for microseconds since 2000, clamped to EARLIEST and LATEST."""
+    (microseconds,) = sent
     try:
-        found = POSTGRES_EPOCH + timedelta(microseconds=sent[0])
+        instant = POSTGRES_EPOCH + timedelta(microseconds=microseconds)
     except OverflowError:
-        found = LATEST if sent[0] > 0 else EARLIEST
-    return min(max(found, EARLIEST), LATEST)
+        instant = LATEST if microseconds > 0 else EARLIEST
+    return min(max(instant, EARLIEST), LATEST)
 
 
 def encode_instant(instant: datetime) -> tuple[int]:
@@ -58,7 +59,7 @@ def encode_interval(length: timedelta) -> tuple[int, int, int]:
 
 
 async def saturate(conn: asyncpg.Connection) -> None:
-    """Set these codecs on a connection."""
+    """Make a connection use these codecs for timestamptz and interval."""
     for typename, encoder, decoder in (
         ("timestamptz", encode_instant, decode_instant),
         ("interval", encode_interval, decode_interval),

@@ -63,7 +63,7 @@ class DueSchedules(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Where to continue reading: instant and schedule_id of the last due schedule, schedule_id of the last unplanned one."""
+    """Where to continue reading: instant and id of the last due schedule, and the id of the last schedule without a plan."""
 
     instant: datetime = DISTANT_PAST
     due_id: int = 2**63 - 1
@@ -136,15 +136,17 @@ RecordedFires = tuple[str, datetime, int, timedelta]
 
 async def record_fires(db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
     """Return the number of schedules whose decision was stored, and their fires."""
-    rows_in = sorted((*ids, number) for number, each in enumerate(decisions, 1) for ids in each.schedules)
-    fires = [fire for each in decisions for fire in each.fires]
-    ends = list(accumulate(len(each.fires) for each in decisions))
+    schedules = sorted(
+        (*schedule, number) for number, decision in enumerate(decisions, 1) for schedule in decision.schedules
+    )
+    fires = [fire for decision in decisions for fire in decision.fires]
+    ends = list(accumulate(len(decision.fires) for decision in decisions))
     rows = await db.fetch(
         SQL["record_fires"],
-        *zip(*rows_in, strict=True),
-        [each.expected or DISTANT_PAST for each in decisions],
-        [each.next_fire_at or DISTANT_FUTURE for each in decisions],
-        [each.decided_up_to or DISTANT_PAST for each in decisions],
+        *zip(*schedules, strict=True),
+        [decision.expected or DISTANT_PAST for decision in decisions],
+        [decision.next_fire_at or DISTANT_FUTURE for decision in decisions],
+        [decision.decided_up_to or DISTANT_PAST for decision in decisions],
         [1, *(end + 1 for end in ends[:-1])],
         ends,
         [fire[0] for fire in fires],
@@ -221,7 +223,7 @@ async def read_declared(db: Connection, *, app: str, names: Sequence[str]) -> li
 
 
 async def apply_declarations(db: Connection, *, app: str, steps: Sequence[Step]) -> set[str]:
-    """Carry out the inserts and edits; return the names of the schedules that were written. Others had changed meanwhile."""
+    """Carry out the inserts and edits; return the names of the schedules written. The others have changed since they were read."""
     inserts, edits = [], []
     for step in steps:
         values = {"columns": step.columns, "payload": step.payload, "declared": step.declared}

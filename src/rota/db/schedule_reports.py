@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rota.cron import Fold, Gap
     from rota.domain.schedule import Misfire, Overlap
 
-CROWD = 1000
-"""How many schedules without jitter may share an instant before rota warns."""
+CROWD_SIZE = 1000
+"""Rota warns if more schedules without jitter than this share an instant."""
 
 MAX_MANUAL_FIRES = 10_000
-"""How many fires after an instant to search for the stretch that covers it. Only manual runs and backfills lie in between."""
+"""How many later fires to search for the range that covers an instant. Only manual runs and backfills lie in between."""
 
 SEARCHED_FIRES = 200_000
 """How many of the latest fires to search for the name of a removed schedule."""
@@ -105,7 +105,7 @@ class ScheduleDescription:
     jitter_offset: timedelta
     now: datetime
     paused_by: str | None = None
-    """From the audit, as is pause_reason: None for logins that may not read the audit."""
+    """This and pause_reason come from the audit: None for logins that may not read the audit."""
     pause_reason: str | None = None
 
     @property
@@ -131,7 +131,7 @@ class ScheduleDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireRecord:
-    """The fire of an instant, or of a stretch of missed instants. `job_state`: None without a job, or if its history was pruned."""
+    """The fire of an instant, or of a range of missed instants. `job_state`: None without a job, or if its history was pruned."""
 
     schedule_id: int
     name: str
@@ -161,7 +161,7 @@ class NextFire:
 class Crowd:
     """An instant that many schedules without jitter share, and the first of their names.
 
-    `next_fire_at` is None for schedules that are not planned yet. They share the expression.
+    `next_fire_at` is None for schedules that are not planned yet. These share the cron expression.
     """
 
     next_fire_at: datetime | None
@@ -224,15 +224,15 @@ async def list_fires(db: Connection, *, schedule_id: int, limit: int) -> list[Fi
 
 
 async def find_fire(db: Connection, *, schedule_id: int, at: datetime) -> FireRecord | None:
-    """Return the fire of the instant, else the fire of the stretch of missed instants that covers it."""
+    """Return the fire of the instant, else the fire of the range of missed instants that covers it."""
     row = await db.fetchrow(SQL["find_fire"], schedule_id, at, MAX_MANUAL_FIRES)
     return None if row is None else FireRecord(**row)
 
 
 async def find_removed_schedule(db: Connection, *, name: str) -> int | None:
     """Return the schedule_id of a removed schedule; None if it is not among the latest fires of all schedules."""
-    found: int | None = await db.fetchval(SQL["find_removed_schedule"], name, SEARCHED_FIRES)
-    return found
+    schedule_id: int | None = await db.fetchval(SQL["find_removed_schedule"], name, SEARCHED_FIRES)
+    return schedule_id
 
 
 async def find_job_fire(db: Connection, *, job_id: int, schedule_id: int, scheduled_for: datetime) -> FireRecord | None:
@@ -252,8 +252,8 @@ async def summarise_schedules(db: Connection) -> dict[str, int]:
 
 
 async def find_crowds(db: Connection) -> list[Crowd]:
-    """Return the next instants that more than CROWD schedules without jitter share."""
-    return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD)]
+    """Return the next instants that more than CROWD_SIZE schedules without jitter share."""
+    return [Crowd(**row) for row in await db.fetch(SQL["find_crowds"], CROWD_SIZE)]
 
 
 async def find_schedules_ahead(db: Connection, *, limit: int) -> list[tuple[str, datetime]]:

@@ -1,4 +1,4 @@
-"""Which server, and which timeline of it, a connection leads to. A daemon never works on two histories of one database."""
+"""Identify the server and timeline of a connection, so that a daemon never works on two histories of one database."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def require_utf8(encoding: str) -> None:
 
 
 def unreachable_error(where: str, reason: str) -> DatabaseUnusable:
-    """Return the error for an unreachable server; `where` is its URL without a password."""
+    """Return the error for an unreachable server. `where` is its URL with a masked password."""
     return DatabaseUnusable(
         f"no database answers at {where} ({reason}): is the server running, and is the URL right? "
         "For a first look without a server of your own: rota dev"

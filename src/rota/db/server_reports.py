@@ -54,7 +54,7 @@ class RiskySetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow:
-    """A job or schedule with which the database refuses an operation of a daemon, with an error of this kind."""
+    """A job or schedule for which the database refuses an operation of a daemon. `kind` is the type of the error."""
 
     doing: str
     what: str
@@ -109,7 +109,7 @@ class RightsFault:
 
     @property
     def cure(self) -> str:
-        """How to correct it."""
+        """How to correct the fault."""
         match self.kind:
             case "row_security":
                 return (
@@ -145,7 +145,7 @@ async def list_risky_settings(db: Connection) -> list[RiskySetting]:
 
 
 async def list_refused_rows(db: Connection, *, job_id: int | None = None) -> list[RefusedRow]:
-    """Return the rows with which the database refuses operations of living daemons, at most 100."""
+    """Return the rows for which the database refuses operations of living daemons, at most 100."""
     return [RefusedRow(**row) for row in await db.fetch(SQL["list_refused_rows"], job_id)]
 
 

@@ -26,33 +26,33 @@ KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_k
 """The server notices within 13 seconds that a client is unreachable, and rolls back its open transaction."""
 
 PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off"}
-"""Force index scans: rota's own statements each use one index, and a statement can't demand that itself.
+"""Force index scans: each of rota's own statements is written for one index, and SQL has no index hints.
 
 Without these, the server keeps a sequential scan that it planned while the table was nearly empty. When a burst has filled the
 table, a claim takes 500 ms instead of 2 ms until the next ANALYZE. Generic plans are also cheaper: for batches of 20, planning
-costs as much as claiming. JIT is off because the high cost of a forbidden scan would trigger it. Behind a pooler no plan is
-cached, and every execution is planned for the table as it is.
+costs as much as claiming. JIT is off because the high estimated cost of a disabled scan would trigger it. Behind a pooler no plan
+is cached, so every execution is planned for the current table.
 """
 
-CLOCK = {"timezone": "UTC"}
+TIMEZONE = {"timezone": "UTC"}
 """In other time zones a day may have 23 or 25 hours when the server adds intervals. PgBouncer keeps this setting per client."""
 
 ISOLATION = {"default_transaction_isolation": "read committed"}
-"""rota's statements read a row again after another session has changed it. A stricter default of the database would fail them."""
+"""rota's statements read a row again after another session has changed it. At a stricter isolation level they would fail."""
 
-NAMES = {"search_path": "pg_catalog, pg_temp", "row_security": "off"}
+NAME_RESOLUTION = {"search_path": "pg_catalog, pg_temp", "row_security": "off"}
 """Resolve names in pg_catalog only, so that an object of another login can't replace a built-in one.
 
 With row_security off, a policy that would hide rows from this login raises an error instead.
 """
 
-IDLING = {"idle_in_transaction_session_timeout": "60000"}
+IDLE_TIMEOUT = {"idle_in_transaction_session_timeout": "60000"}
 """In milliseconds. A shorter timeout of the whole database would end rota's transactions between two of their round trips."""
 
 BEGIN_WITH_SETTINGS = "".join(
     [
         "begin isolation level read committed",
-        *(f"; set local {name} = {value}" for name, value in (NAMES | IDLING).items()),
+        *(f"; set local {name} = {value}" for name, value in (NAME_RESOLUTION | IDLE_TIMEOUT).items()),
     ]
 )
 """Begins a transaction with these settings where the session can't have them: behind a pooler."""
@@ -164,7 +164,7 @@ def own_session_options(route: Route, name: str) -> dict[str, Any]:
 
 def own_session_settings(route: Route, name: str) -> dict[str, str]:
     """Return the server settings for a session that runs rota's own statements only."""
-    return _common_settings(route, name) | CLOCK | ({} if route.pooled else PLANS | ISOLATION | NAMES)
+    return _common_settings(route, name) | TIMEZONE | ({} if route.pooled else PLANS | ISOLATION | NAME_RESOLUTION)
 
 
 def handler_session_settings(route: Route, name: str, lease: timedelta) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The files under sql/, read once at import.
 
-A wheel has them inside of the package; a source tree or an editable install has them at its top level. They are looked up
+A wheel contains them inside of the package. In a source tree or an editable install they are at the top level. Both are found
 relative to this file, because an editable install also leaves an outdated copy in site-packages.
 """
 
@@ -26,7 +26,7 @@ def _root() -> Path:
 
 
 def _read(folder: str) -> Mapping[str, str]:
-    return MappingProxyType({f.stem: f.read_text("utf-8") for f in sorted((_root() / folder).rglob("*.sql"))})
+    return MappingProxyType({file.stem: file.read_text("utf-8") for file in sorted((_root() / folder).rglob("*.sql"))})
 
 
 SQL: Mapping[str, str] = _read("queries")

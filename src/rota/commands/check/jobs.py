@@ -97,7 +97,7 @@ async def check_slots(facts: "Facts") -> list[Finding]:
         serving = [node for node in facts.nodes if node.claims(lane.handler, lane.queue)]
         if not serving or paused & {("queue", "*"), ("queue", lane.queue), ("handler", lane.handler)}:
             continue
-        slots = [node.slots.get(node.group(lane.queue), 0) for node in serving]
+        slots = [node.slots.get(node.slot_group(lane.queue), 0) for node in serving]
         taken = [node_reports.count_slots_by_handler(node, lane.queue, running) for node in serving]
         if all(by_handler.total() >= total for by_handler, total in zip(taken, slots, strict=True)):
             earlier = full.get(lane.queue)
@@ -123,12 +123,12 @@ def _full_queue_finding(lane: "LaneCounts", slots: int, taken_by: "Counter[str]"
 
 async def check_lanes(facts: "Facts") -> list[Finding]:
     """Report that there are too many pairs of queue and handler to check all of them."""
-    from rota.db.reports import SHOWN
+    from rota.db.reports import MAX_NAMED_LANES
 
     more = facts.backlog.more_lanes
     if not more:
         return []
-    count = f"more than {SHOWN + more:,}" if facts.backlog.unexplored else f"{SHOWN + more:,}"
+    count = f"more than {MAX_NAMED_LANES + more:,}" if facts.backlog.unexplored else f"{MAX_NAMED_LANES + more:,}"
     return [
         Finding(
             check="lanes",
