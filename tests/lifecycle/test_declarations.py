@@ -166,7 +166,7 @@ async def test_a_locked_schedule_is_reported_as_refused_and_does_not_delay_the_s
     async with database.connect() as other, other.transaction():
         await other.execute("update rota.schedules set description = 'mine'")
         (step,) = await apply_declarations(conn, shop("0 7 * * *"))
-        assert (step.what, step.why) == ("refused", "somebody holds it locked, or keeps changing it: sync again")
+        assert (step.what, step.why) == ("refused", "another session keeps it locked, or keeps changing it: sync again")
     assert await apply_and_return_steps(conn, shop("0 7 * * *")) == {"morning": "updated"}
     assert ((await morning(conn))["cron"], (await morning(conn))["description"]) == ("0 7 * * *", "mine")
 

@@ -171,7 +171,7 @@ async def test_ages_and_unclaimable_jobs_are_exact_for_any_number_of_jobs(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the counts per state may become lower bounds."""
-    monkeypatch.setattr(module, "COUNTED", 400)
+    monkeypatch.setattr(module, "MAX_COUNTED_JOBS", 400)
     await register_daemon(conn, handlers=["send_receipt"], queues=["default"])
     await make_jobs(conn, 500, handler="send_receipt", run_at=timedelta(days=365))
     for priority in (0, 7):
@@ -194,7 +194,7 @@ async def test_a_row_inserted_with_a_past_run_at_does_not_hide_an_older_job(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lag counts from the later of run_at and created_at, also if the first index entry is a back-dated row."""
-    monkeypatch.setattr(module, "COUNTED", 2)
+    monkeypatch.setattr(module, "MAX_COUNTED_JOBS", 2)
     await make_jobs(conn, 3, run_at=timedelta(days=-3))
     old, *_ = await make_jobs(conn, 1, run_at=timedelta(hours=-1))
     await conn.execute("update rota.jobs set created_at = run_at where job_id = $1", old.job_id)
@@ -207,8 +207,8 @@ async def test_invented_names_do_not_hide_the_jobs_of_registered_queues(
     conn: Connection[Record], gauges: Gauges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search is bounded, so it begins with the queues and handlers that daemons have registered."""
-    monkeypatch.setattr(module, "COUNTED", 10)
-    monkeypatch.setattr(module, "EXPLORED", 5)
+    monkeypatch.setattr(module, "MAX_COUNTED_JOBS", 10)
+    monkeypatch.setattr(module, "MAX_SEARCHED_LANES", 5)
     await register_daemon(conn, handlers=["send_receipt"], queues=["zone"])
     await make_handler(conn, "send_receipt")
     await conn.execute(
@@ -244,7 +244,7 @@ async def test_rows_with_extreme_instants_do_not_break_the_gauges(
             instant,
         )
         for limit in (100, 1):
-            monkeypatch.setattr(module, "COUNTED", limit)
+            monkeypatch.setattr(module, "MAX_COUNTED_JOBS", limit)
             await gauges.run_once()
 
 

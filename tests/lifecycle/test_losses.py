@@ -300,7 +300,7 @@ async def test_a_slow_reply_is_not_taken_for_a_clock_jump(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a slow server or a blocked loop would keep the reaper from acting at all."""
-    monkeypatch.setattr(reaper_module, "JUMP", 0.5)
+    monkeypatch.setattr(reaper_module, "MAX_CLOCK_GAIN_SECONDS", 0.5)
     with FaultyProxy(database.dsn) as proxy:
         async with run_node(proxy.dsn, rota.App("reaper"), lease__duration="1h") as node:
             await node.wait_for_turns("reaper")

@@ -118,8 +118,8 @@ async def test_a_frozen_daemon_that_wakes_up_is_no_longer_lost(conn: Connection[
     """It removes only itself from the list."""
     frozen = make_presence(conn, host="a")
     await frozen.run_once()
-    frozen.reached -= 100
-    frozen._takes_a_place_until = 0
+    frozen.database_reached_at -= 100
+    frozen._may_replace_lost_until = 0
     await make_presence(conn, host="a").run_once()
     await age_all_nodes(conn, 120)
     await queries.prune_nodes(conn)

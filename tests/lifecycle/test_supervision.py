@@ -66,7 +66,7 @@ async def test_a_loop_that_crashes_is_counted_and_restarted_while_jobs_continue(
 ) -> None:
     """An unexpected exception costs one turn of one loop, and outcomes already collected are still written."""
     go, calls = asyncio.Event(), list[int]()
-    monkeypatch.setattr(gauges, "SAMPLED_EVERY", timedelta(milliseconds=100))
+    monkeypatch.setattr(gauges, "SAMPLE_INTERVAL", timedelta(milliseconds=100))
     monkeypatch.setattr(gauges.Gauges, "interval", timedelta(milliseconds=100))
     monkeypatch.setattr(presence.Presence, "interval", timedelta(milliseconds=100))
 

@@ -15,7 +15,7 @@ from rota.bench.figures import Figures
 from rota.bench.latency import percentile
 from rota.db import queries, reports
 from rota.errors import DatabaseUnusable
-from rota.services.gauges import COUNTED, EXPLORED
+from rota.services.gauges import MAX_COUNTED_JOBS, MAX_SEARCHED_LANES
 
 if TYPE_CHECKING:
     from rota.bench.daemons import Daemons
@@ -78,7 +78,7 @@ async def measure_scrape(database: BenchDatabase, reporter: Reporter, *, jobs: i
 async def _sample(database: BenchDatabase) -> float:
     """Run the queries for the gauges. Return the milliseconds that they took."""
     started_at = time.perf_counter()
-    await reports.summarise_live_jobs(database.connection, counted=COUNTED, explored=EXPLORED)
+    await reports.summarise_live_jobs(database.connection, counted=MAX_COUNTED_JOBS, explored=MAX_SEARCHED_LANES)
     await queries.sample_backlog(database.connection)
     return (time.perf_counter() - started_at) * 1e3
 

@@ -29,7 +29,7 @@ WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _FieldKind:
     """The values that one field of an expression may have."""
 
     name: str
@@ -42,13 +42,13 @@ class _Kind:
         return 7 if self is _WEEKDAY else self.high - self.low + 1
 
 
-_SECOND = _Kind(name="second", low=0, high=59)
-_MINUTE = _Kind(name="minute", low=0, high=59)
-_HOUR = _Kind(name="hour", low=0, high=23)
-MONTHDAY = _Kind(name="day of month", low=1, high=31)
-_MONTH = _Kind(name="month", low=1, high=12, words=MONTHS)
-_WEEKDAY = _Kind(name="weekday", low=0, high=7, words=WEEKDAYS)
-_KINDS = (_SECOND, _MINUTE, _HOUR, MONTHDAY, _MONTH, _WEEKDAY)
+_SECOND = _FieldKind(name="second", low=0, high=59)
+_MINUTE = _FieldKind(name="minute", low=0, high=59)
+_HOUR = _FieldKind(name="hour", low=0, high=23)
+MONTHDAY = _FieldKind(name="day of month", low=1, high=31)
+_MONTH = _FieldKind(name="month", low=1, high=12, words=MONTHS)
+_WEEKDAY = _FieldKind(name="weekday", low=0, high=7, words=WEEKDAYS)
+_FIELD_KINDS = (_SECOND, _MINUTE, _HOUR, MONTHDAY, _MONTH, _WEEKDAY)
 
 _ITEM = re.compile(r"(?:\*|(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?)(?:/(\d+))?")
 _NTH = re.compile(r"(\d+|[a-z]{3})#(\d+)")
@@ -60,17 +60,19 @@ LAST_OF_MONTH = 0  # a marker: the last day of the month, or its last week
 class Field:
     """A parsed field. `values` are plain values; `nth` are the (weekday, week of the month) pairs of a weekday field."""
 
-    kind: _Kind
+    kind: _FieldKind
     text: str
     values: frozenset[int]
     nth: frozenset[tuple[int, int]] = frozenset()
 
     @property
-    def starred(self) -> bool:
+    def starts_with_star(self) -> bool:
+        """Whether it is `*` or begins with it, as `*/5` does."""
         return self.text.startswith("*")
 
     @property
-    def full(self) -> bool:
+    def matches_all(self) -> bool:
+        """Whether every value matches."""
         return len(self.values - {LAST_OF_MONTH} if self.kind is MONTHDAY else self.values) == self.kind.size
 
     @property
@@ -92,33 +94,39 @@ class Pattern:
     rules: tuple[croniter, ...]
 
     @property
-    def fixed(self) -> bool:
-        return not (self.minute.starred or self.hour.starred)
+    def has_fixed_times(self) -> bool:
+        """Whether neither minute nor hour starts with `*`, so that clock changes are treated specially; see `Cron`."""
+        return not (self.minute.starts_with_star or self.hour.starts_with_star)
 
     @property
-    def either_day(self) -> bool:
-        return _either_day(self.monthday, self.weekday)
+    def matches_either_day(self) -> bool:
+        """Whether a day matches if only one of its two day fields does."""
+        return _matches_either_day(self.monthday, self.weekday)
 
 
 @lru_cache(maxsize=2048)
 def parse(expr: str) -> Pattern:
     """Parse and validate an expression. Raises InvalidCron."""
     texts = _split(expr)
-    fields = tuple(_read_field(kind, text) for kind, text in zip(_KINDS, texts, strict=True))
+    fields = tuple(_read_field(kind, text) for kind, text in zip(_FIELD_KINDS, texts, strict=True))
     second, minute, hour, monthday, month, weekday = fields
-    days = [(m, w) for m, w in _day_rules(monthday, weekday) if _occurs(m, month, w)]
-    if not days:
+    day_rules = [
+        (rule_monthday, rule_weekday)
+        for rule_monthday, rule_weekday in _day_rules(monthday, weekday)
+        if _occurs(rule_monthday, month, rule_weekday)
+    ]
+    if not day_rules:
         raise InvalidCron(_why_never(monthday, month, weekday))
     rules = tuple(
         # day_or=False: _day_rules() has applied Vixie's rule, so within a rule both day fields must match.
         croniter(
-            " ".join(map(_canonical, (second, minute, hour, m, month, w))),
+            " ".join(map(_canonical, (second, minute, hour, rule_monthday, month, rule_weekday))),
             0,
             day_or=False,
             second_at_beginning=True,
             implement_cron_bug=True,
         )
-        for m, w in days
+        for rule_monthday, rule_weekday in day_rules
     )
     return Pattern(
         second=second, minute=minute, hour=hour, monthday=monthday, month=month, weekday=weekday, rules=rules
@@ -131,9 +139,9 @@ def _split(expr: str) -> list[str]:
     if len(expr) > _MAX_CHARACTERS:
         raise InvalidCron(f"the expression has {len(expr)} characters; at most {_MAX_CHARACTERS} are read")
     text = expr.strip(" \t\r\n")
-    strange = next((c for c in text if not (" " <= c <= "~" or c == "\t")), None)
-    if strange is not None:
-        raise InvalidCron(f"the character {strange!a} has no place in an expression")
+    invalid = next((character for character in text if not (" " <= character <= "~" or character == "\t")), None)
+    if invalid is not None:
+        raise InvalidCron(f"the character {invalid!a} has no place in an expression")
     text = text.lower()
     if text.startswith("@"):
         if text not in _NICKNAMES:
@@ -154,7 +162,7 @@ def _split(expr: str) -> list[str]:
     )
 
 
-def _read_field(kind: _Kind, text: str) -> Field:
+def _read_field(kind: _FieldKind, text: str) -> Field:
     values: set[int] = set()
     nth: set[tuple[int, int]] = set()
     for item in text.split(","):
@@ -174,29 +182,31 @@ def _read_field(kind: _Kind, text: str) -> Field:
         else:
             raise InvalidCron(_why_unreadable(kind, text, item))
     plain = {value % 7 for value in values} if kind is _WEEKDAY else values
-    return Field(kind=kind, text=text, values=frozenset(plain), nth=frozenset(p for p in nth if p[0] not in plain))
+    return Field(
+        kind=kind, text=text, values=frozenset(plain), nth=frozenset(pair for pair in nth if pair[0] not in plain)
+    )
 
 
-def _read_range(kind: _Kind, item: str, first: str | None, last: str | None, step: str | None) -> range:
+def _read_range(kind: _FieldKind, item: str, first: str | None, last: str | None, step: str | None) -> range:
     low = kind.low if first is None else _read_value(kind, first)
     alone = first is not None and last is None and step is None
     high = low if alone else kind.high if last is None else _read_value(kind, last)
     if low > high:
-        raise InvalidCron(f"{kind.name}: `{item.upper()}` runs backwards{_the_right_way(kind, low, high, step)}")
+        raise InvalidCron(f"{kind.name}: `{item.upper()}` runs backwards{_suggest_range(kind, low, high, step)}")
     if step is not None and not 1 <= int(step) <= kind.size:
         raise InvalidCron(f"{kind.name}: the step of `{item}` is outside 1-{kind.size}")
     return range(low, high + 1, int(step or 1))
 
 
-def _the_right_way(kind: _Kind, low: int, high: int, step: str | None) -> str:
+def _suggest_range(kind: _FieldKind, low: int, high: int, step: str | None) -> str:
     if step is not None:
         return ""
     bottom = 1 if kind is _WEEKDAY else kind.low
     parts = [(low, kind.high), (bottom, high)] if high >= bottom else [(low, kind.high)]
-    return f"; write `{','.join(f'{a}' if a == b else f'{a}-{b}' for a, b in parts)}`"
+    return f"; write `{','.join(f'{start}' if start == end else f'{start}-{end}' for start, end in parts)}`"
 
 
-def _read_value(kind: _Kind, text: str) -> int:
+def _read_value(kind: _FieldKind, text: str) -> int:
     if text.isdigit():
         if not kind.low <= int(text) <= kind.high:
             hint = "; a year field is not supported" if kind is _WEEKDAY and len(text) == 4 else ""
@@ -208,7 +218,7 @@ def _read_value(kind: _Kind, text: str) -> int:
     raise InvalidCron(f"`{text.upper()}` is no {kind.name}")
 
 
-_UNREADABLE: tuple[tuple[str, _Kind | None, str], ...] = (
+_UNREADABLE: tuple[tuple[str, _FieldKind | None, str], ...] = (
     ("", None, "there is an empty list item"),
     (r".*\?.*", None, "`?` is not supported; write `*`"),
     (r"\d+w|w\d+|lw|wl", None, "`W`, the nearest working day, is not supported"),
@@ -222,26 +232,26 @@ _UNREADABLE: tuple[tuple[str, _Kind | None, str], ...] = (
 )
 
 
-def _why_unreadable(kind: _Kind, text: str, item: str) -> str:
+def _why_unreadable(kind: _FieldKind, text: str, item: str) -> str:
     shown = f"`{item or text}`".upper()
-    long = {word.lower() for word in kind.words}.intersection(re.findall(r"\w+", item))
-    if long:
-        return f"{kind.name} {shown}: names have three letters; write `{min(long)[:3].upper()}`"
+    long_names = {word.lower() for word in kind.words}.intersection(re.findall(r"\w+", item))
+    if long_names:
+        return f"{kind.name} {shown}: names have three letters; write `{min(long_names)[:3].upper()}`"
     return next(
         f"{kind.name} {shown}: {reason}"
-        for shape, only, reason in _UNREADABLE
-        if only in (None, kind) and re.fullmatch(shape, item)
+        for pattern, only_kind, reason in _UNREADABLE
+        if only_kind in (None, kind) and re.fullmatch(pattern, item)
     )
 
 
 # ── days ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_LENGTHS = {2: (28, 29)} | dict.fromkeys((4, 6, 9, 11), (30,)) | dict.fromkeys((1, 3, 5, 7, 8, 10, 12), (31,))
+_MONTH_LENGTHS = {2: (28, 29)} | dict.fromkeys((4, 6, 9, 11), (30,)) | dict.fromkeys((1, 3, 5, 7, 8, 10, 12), (31,))
 
 
-def _either_day(monthday: Field, weekday: Field) -> bool:
+def _matches_either_day(monthday: Field, weekday: Field) -> bool:
     """Vixie's rule: if a day field starts with `*`, both day fields must match; otherwise either is enough."""
-    return not (monthday.starred or weekday.starred)
+    return not (monthday.starts_with_star or weekday.starts_with_star)
 
 
 def _day_rules(monthday: Field, weekday: Field) -> list[tuple[Field, Field]]:
@@ -255,7 +265,7 @@ def _day_rules(monthday: Field, weekday: Field) -> list[tuple[Field, Field]]:
     plain = Field(kind=_WEEKDAY, text=weekday.text, values=weekday.values)
     numbered = Field(kind=_WEEKDAY, text=weekday.text, values=frozenset(), nth=weekday.nth)
     weekdays = [part for part in (plain, numbered) if part.values or part.nth]
-    if not _either_day(monthday, weekday):
+    if not _matches_either_day(monthday, weekday):
         return [(monthday, part) for part in weekdays]
     return [(monthday, any_weekday), *((any_monthday, part) for part in weekdays)]
 
@@ -265,8 +275,8 @@ def _occurs(monthday: Field, month: Field, weekday: Field) -> bool:
     weeks = {week for _, week in weekday.nth}
     return any(
         weekday.values or (day + 6) // 7 in weeks or (LAST_OF_MONTH in weeks and day > length - 7)
-        for each in month.values
-        for length in _LENGTHS[each]
+        for month_number in month.values
+        for length in _MONTH_LENGTHS[month_number]
         for day in (value or length for value in monthday.values)
         if day <= length
     )
@@ -274,8 +284,10 @@ def _occurs(monthday: Field, month: Field, weekday: Field) -> bool:
 
 def _why_never(monthday: Field, month: Field, weekday: Field) -> str:
     first = min(monthday.values)
-    if all(first > max(_LENGTHS[each]) for each in month.values):
-        missing = listed([f"{MONTHS[each - 1]} {first}" for each in sorted(month.values)], last="or")
+    if all(first > max(_MONTH_LENGTHS[month_number]) for month_number in month.values):
+        missing = join_words(
+            [f"{MONTHS[month_number - 1]} {first}" for month_number in sorted(month.values)], last="or"
+        )
         return f"there is no {missing}, so this would never fire"
     days = f"`{monthday.text.upper()}` as day of month and `{weekday.text.upper()}` as weekday"
     return f"no day is both {days}, so this would never fire; both are needed as soon as one starts with `*`"
@@ -283,11 +295,11 @@ def _why_never(monthday: Field, month: Field, weekday: Field) -> str:
 
 def _canonical(field: Field) -> str:
     """Format a field for croniter as a list of values: croniter reads some ranges and steps differently."""
-    if field.full:
+    if field.matches_all:
         return "*"
     plain = [str(value) if value or field.kind is not MONTHDAY else "L" for value in sorted(field.values)]
     return ",".join(plain + [f"{day}#{week}" if week else f"L{day}" for day, week in sorted(field.nth)])
 
 
-def listed(words: list[str], last: str = "and") -> str:
+def join_words(words: list[str], last: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGIN = 0
 END = int(datetime(2200, 1, 1, tzinfo=UTC).timestamp())  # the database refuses instants from here on
 _DAY = 86_400
-A_SECOND = timedelta(seconds=1)
+ONE_SECOND = timedelta(seconds=1)
 
 
 def since_epoch(moment: datetime) -> timedelta:
@@ -58,7 +58,7 @@ class _Timeline:
     """The spans of a zone. The changes of its offset are found with zoneinfo, and cached."""
 
     # Compare offsets every two days and bisect where they differ: in the zone data, no two changes since 1970 are closer than
-    # a week. A look back of two days is enough: no fold is longer than a day.
+    # a week. Looking back two days is enough: no fold is longer than a day.
     _CHUNK = 64 * _DAY
     _STRIDE = 2 * _DAY
     _LOOK_BACK = 2 * _DAY
@@ -80,7 +80,7 @@ class _Timeline:
         return _Span(start := next(earlier, limit - self._CHUNK), at, self._offset(start))
 
     def reached(self, at: int) -> int:
-        """Return the highest local time that the clock had reached before `at`: all below it were shown or jumped over."""
+        """Return the highest local time that the clock had reached before `at`. It has shown or skipped all earlier local times."""
         top = at + self._offset(at - 1)
         start = at - self._LOOK_BACK
         for change in self._changes_up_to(at + -at % self._CHUNK) + self._changes_up_to(start + -start % self._CHUNK):
@@ -91,10 +91,10 @@ class _Timeline:
     def _offset(self, at: int) -> int:
         offset = datetime.fromtimestamp(at, self._info).utcoffset()
         assert offset is not None  # noqa: S101 — ZoneInfo always knows
-        return offset // A_SECOND
+        return offset // ONE_SECOND
 
     def _changes_up_to(self, limit: int) -> tuple[int, ...]:
-        """Return the instants in the chunk up to `limit`, itself included, from which a new offset holds."""
+        """Return the instants at which the offset changes, in the chunk that ends with `limit`."""
         if limit not in self._changes:
             steps = range(limit - self._CHUNK, limit, self._STRIDE)
             found = (self._change_within(step, step + self._STRIDE) for step in steps)
@@ -121,7 +121,7 @@ def fires(cron: Cron, at: int) -> Iterator[int]:
     timeline, clock = _timeline(cron.timezone), _WallClock(parse(cron.expr))
     while at < END:
         span = timeline.span_from(at)
-        low, fires_at_start = _opening(cron, span, timeline, clock)
+        low, fires_at_start = _start_of_search(cron, span, timeline, clock)
         if fires_at_start:
             yield span.start
         top = min(span.end, END) + span.offset
@@ -137,7 +137,7 @@ def fires_back(cron: Cron, at: int) -> Iterator[int]:
     timeline, clock = _timeline(cron.timezone), _WallClock(parse(cron.expr))
     while at > BEGIN:
         span = timeline.span_before(at)
-        low, fires_at_start = _opening(cron, span, timeline, clock)
+        low, fires_at_start = _start_of_search(cron, span, timeline, clock)
         top = span.end + span.offset
         while (wall := clock.last_before(top)) >= low:
             yield wall - span.offset
@@ -147,13 +147,13 @@ def fires_back(cron: Cron, at: int) -> Iterator[int]:
         at = min(span.start, wall + _DAY) if top >= span.start + span.offset + _DAY else span.start
 
 
-def _opening(cron: Cron, span: _Span, timeline: _Timeline, clock: _WallClock) -> tuple[int, bool]:
-    """Return the first wall second of the span that may fire, and whether its start fires for times jumped over."""
+def _start_of_search(cron: Cron, span: _Span, timeline: _Timeline, clock: _WallClock) -> tuple[int, bool]:
+    """Return the first local time of the span that may fire, and whether the span's start fires for skipped local times."""
     low = span.start + span.offset
-    if not parse(cron.expr).fixed:
+    if not parse(cron.expr).has_fixed_times:
         return low, False
     reached = timeline.reached(span.start)
-    if reached >= low:  # nothing jumped over; in a fold, reached is where its second pass ends
+    if reached >= low:  # nothing was skipped; in a fold, its second pass ends at `reached`
         return (reached if cron.fold == "first" else low), False
     if cron.gap == "after" and clock.first_from(reached) < low:
         return low + 1, True
@@ -166,33 +166,33 @@ _NEVER = 1 << 60
 
 
 class _WallClock:
-    """One search along the wall clock, by croniter. It keeps what each rule answered last, and asks only beyond it."""
+    """A search along the wall clock with croniter. It caches the last result of each rule."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self._rules = [copy(rule) for rule in pattern.rules]  # croniter's objects move: the pattern's own are shared
+        self._rules = [copy(rule) for rule in pattern.rules]  # a search changes croniter's objects
         self._ahead = [(_NEVER, -_NEVER)] * len(self._rules)
         self._behind = [(-_NEVER, _NEVER)] * len(self._rules)
 
     def first_from(self, wall: int) -> int:
-        """Return the first matching wall second at or after `wall`, or _NEVER."""
-        for i, rule in enumerate(self._rules):
-            asked, found = self._ahead[i]
-            if not asked <= wall <= found:
+        """Return the first matching local time at or after `wall`, or _NEVER."""
+        for index, rule in enumerate(self._rules):
+            searched_from, match = self._ahead[index]
+            if not searched_from <= wall <= match:
                 try:
-                    found = int(rule.get_next(float, start_time=wall - 1))
+                    match = int(rule.get_next(float, start_time=wall - 1))
                 except CroniterBadDateError:
-                    found = _NEVER
-                self._ahead[i] = (wall, found)
-        return min(found for _, found in self._ahead)
+                    match = _NEVER
+                self._ahead[index] = (wall, match)
+        return min(match for _, match in self._ahead)
 
     def last_before(self, wall: int) -> int:
-        """Return the last matching wall second before `wall`, or -_NEVER."""
-        for i, rule in enumerate(self._rules):
-            asked, found = self._behind[i]
-            if not found < wall <= asked:
+        """Return the last matching local time before `wall`, or -_NEVER."""
+        for index, rule in enumerate(self._rules):
+            searched_from, match = self._behind[index]
+            if not match < wall <= searched_from:
                 try:
-                    found = int(rule.get_prev(float, start_time=wall))
+                    match = int(rule.get_prev(float, start_time=wall))
                 except CroniterBadDateError:
-                    found = -_NEVER
-                self._behind[i] = (wall, found)
-        return max(found for _, found in self._behind)
+                    match = -_NEVER
+                self._behind[index] = (wall, match)
+        return max(match for _, match in self._behind)

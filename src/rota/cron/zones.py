@@ -27,9 +27,9 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     if not name:
         raise InvalidCron("the timezone is empty; write a name such as `Europe/Vienna`, or `UTC`")
-    known = {each.casefold(): each for each in _packaged_zones()}
-    likely = get_close_matches(name[:60].casefold(), known, n=1, cutoff=0.75)
-    hint = f"; did you mean `{known[likely[0]]}`?" if likely else "; write a name such as `Europe/Vienna`, or `UTC`"
+    zones = {zone_name.casefold(): zone_name for zone_name in _packaged_zones()}
+    likely = get_close_matches(name[:60].casefold(), zones, n=1, cutoff=0.75)
+    hint = f"; did you mean `{zones[likely[0]]}`?" if likely else "; write a name such as `Europe/Vienna`, or `UTC`"
     raise InvalidCron(f"there is no timezone {name[:60]!r}{hint}")
 
 

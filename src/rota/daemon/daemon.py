@@ -114,7 +114,7 @@ class Daemon:
         Raises DatabaseUnusable if the database can't be used as it is, and DaemonFailed if the daemon had to give up.
         """
         async with AsyncExitStack() as stack:
-            # First, so that a signal during the start or the end does not cut off the app's lifespan or leave the node's row.
+            # First: a signal during the start or the end must not cut off the app's lifespan or leave the node's row behind.
             self._handle_signals(stack)
             async with self.shutdown.cancelling_startup():
                 route, installation = await find_database(
@@ -355,7 +355,9 @@ class Daemon:
         """Return handler and job_id of each attempt whose handler runs now."""
         running = self._loops.running.snapshot() if self._loops else []
         return [
-            (each.claim.handler, each.claim.job_id) for each in running if each.handler_called and not each.ended_at
+            (attempt.claim.handler, attempt.claim.job_id)
+            for attempt in running
+            if attempt.handler_called and not attempt.ended_at
         ]
 
     async def _stop_claiming(self) -> None:
@@ -406,13 +408,13 @@ class Daemon:
         self.telemetry.stacks_dumped(threads=stacks.thread_stacks(), tasks=stacks.task_stacks(loop))
 
     async def _check_server(self, conn: asyncpg.Connection) -> None:
-        """Check that a new connection leads to the same installation, on a server that is not behind. Raises SchemaMismatch."""
+        """Check that a new connection leads to the same installation on a current server. Raises SchemaMismatch or NoServerFits."""
         if await server.check_server(conn, self._server_history) != self._installation_id:
-            # Its job ids start over, and it lacks the schedules that this app declares.
+            # The job ids of the other installation start over, and it lacks the schedules that this app declares.
             raise SchemaMismatch("the database was replaced by another installation of rota: restart this daemon")
 
     def _on_server_moved(self) -> None:
-        """Replace all connections, because the old ones lead to a server that is behind. Callable from any thread."""
+        """Replace all connections, because the old ones lead to an outdated server. Callable from any thread."""
         if self._main_loop is not None:
             self._main_loop.call_soon_threadsafe(self._renew_connections)
         if (newest := self._server_history.newest) is not None:
@@ -482,7 +484,8 @@ class Daemon:
         return node_readiness(
             self._monitor,
             database_reached_at=max(
-                self._presence.reached if self._presence else 0.0, self._loops.database_reached if self._loops else 0.0
+                self._presence.database_reached_at if self._presence else 0.0,
+                self._loops.database_reached if self._loops else 0.0,
             ),
             draining=self.shutdown.drain_requested.is_set(),
             blockers=self._loops.lock_watch.blockers if self._loops else (),

@@ -59,9 +59,9 @@ async def _read_installation(url: DatabaseUrl, route: Route, connection_name: st
     # Not through a pool: the first statement on each of its connections needs the schema.
     conn = await connect(url, route=route, name=connection_name)
     try:
-        found = await read_installation(conn)
-        if fault := next((each for each in await examine_rights(conn) if each.stops_daemons), None):
+        installation = await read_installation(conn)
+        if fault := next((fault for fault in await examine_rights(conn) if fault.stops_daemons), None):
             raise DatabaseUnusable(f"{fault.cause}. {fault.cure}")
-        return found
+        return installation
     finally:
         await close_connection(conn)

@@ -13,7 +13,7 @@
         +----- retry, release ------------- (settle: one fenced statement)-- <--------------------+
                                                  '--> rota.job_runs, rota.dead_letters
 
-    wake              when to look: after a notification, a freed slot, a pause, or the order to stop
+    wake              ends a wait: after a notification, a freed slot, a pause, or the order to stop
     dispatcher        due rows -> claims
       lanes           which lanes a claim searches and when: floors, sweeps, pages of queues
       slots           how many jobs may run, and how many are claimed ahead of the slots while jobs are quick

@@ -89,5 +89,5 @@ def _outcome_of_error(error: BaseException, attempt: Attempt, handler: Handler) 
         if isinstance(error, ChildFailed):
             return Failed(kind=error.kind, text=str(error), permanent=error.permanent)
         return failure_of(error, attempt, handler.permanent)
-    except Exception as second:  # noqa: BLE001  the handler's own subclass of Snooze, say, that never called super().__init__
-        return failure_of(second, attempt)
+    except Exception as own_error:  # noqa: BLE001  such as a subclass of Snooze that never called super().__init__
+        return failure_of(own_error, attempt)

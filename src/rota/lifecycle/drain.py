@@ -47,22 +47,22 @@ class Drain:
         self._random = random
         self._alert = alert
 
-    async def run(self, hurry: asyncio.Event, quitting: asyncio.Event) -> bool:
-        """Wait for the jobs; interrupt them at the timeout, or when `hurry` is set. Return whether all handlers have ended.
+    async def run(self, interrupt_requested: asyncio.Event, quit_requested: asyncio.Event) -> bool:
+        """Wait for the jobs; interrupt them at the timeout or on `interrupt_requested`. Return whether all handlers have ended.
 
-        When `quitting` is set, interrupted handlers get QUIT_SECONDS instead of the grace.
+        When `quit_requested` is set, interrupted handlers get QUIT_SECONDS instead of the grace.
         """
         self._telemetry.node_stopping(running=len(self._running), how="drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
-                await _wait_for_first(self._running.wait_until_empty(), hurry.wait())
+                await _wait_for_first(self._running.wait_until_empty(), interrupt_requested.wait())
         if not len(self._running):
             return True
         self._telemetry.node_stopping(running=len(self._running), how="interrupt")
         self._running.interrupt_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                await _wait_for_first(self._running.wait_until_empty(), _wait_for_quit(quitting))
+                await _wait_for_first(self._running.wait_until_empty(), _wait_for_quit(quit_requested))
         unstopped = [attempt for attempt in self._running.snapshot() if not attempt.ended_at]
         if unstopped:
             await self._release_unstopped(unstopped)
@@ -89,8 +89,8 @@ class Drain:
                 await queries.remove_node(db, node=self._node)
 
 
-async def _wait_for_quit(quitting: asyncio.Event) -> None:
-    await quitting.wait()
+async def _wait_for_quit(quit_requested: asyncio.Event) -> None:
+    await quit_requested.wait()
     await asyncio.sleep(QUIT_SECONDS)
 
 

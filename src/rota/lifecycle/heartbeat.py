@@ -93,7 +93,7 @@ class Heartbeat:
         self.main_loop_ran_at = boottime()
 
     def was_frozen_since(self, moment: float) -> bool:
-        """Return whether this thread was delayed after this moment. Includes a delay of which it has not ticked yet."""
+        """Return whether this thread was delayed after this moment. Includes a delay that still lasts."""
         return self._frozen_at > moment or boottime() - self._last_tick_at > STALL_SECONDS
 
     def check_cancel_requests(self) -> None:
@@ -120,13 +120,19 @@ class Heartbeat:
             await close_connection(self._conn)
             self._conn = None
         notified_at = self._cancel_notified_at if now <= self._cancel_notified_at + CANCEL_CHECK_SECONDS else -inf
-        if not any(now >= self._due_at(each, 1.0) or self._extended_at(each) <= notified_at for each in attempts):
+        if not any(
+            now >= self._due_at(attempt, 1.0) or self._extended_at(attempt) <= notified_at for attempt in attempts
+        ):
             return
         # Extend those that are due soon as well, so that later extensions share a statement.
-        chosen = [each for each in attempts if now >= self._due_at(each, 0.5) or self._extended_at(each) <= notified_at]
+        chosen = [
+            attempt
+            for attempt in attempts
+            if now >= self._due_at(attempt, 0.5) or self._extended_at(attempt) <= notified_at
+        ]
         shortest = min(attempt.lease for attempt in chosen)
-        found = await self._extend(chosen, patience=max(0.5, shortest / 3))
-        self._main_loop.call_soon_threadsafe(self._on_extended, chosen, found, now)
+        answers = await self._extend(chosen, patience=max(0.5, shortest / 3))
+        self._main_loop.call_soon_threadsafe(self._on_extended, chosen, answers, now)
 
     def reconnect(self) -> None:
         """Use a new connection from the next extension on. Callable from any thread."""
@@ -157,7 +163,7 @@ class Heartbeat:
         try:
             if conn is None or conn.is_closed():
                 conn = self._conn = await self._connect()
-                # At its first use, the driver looks up types in several round trips. Do that now, with a longer timeout.
+                # The first statement takes several round trips, because the driver looks up types. Allow a longer timeout for it.
                 await queries.extend_leases(
                     conn, node=self._node, claims=[(0, FenceToken(0))], grace=timedelta(0), patience=STATEMENT_SECONDS
                 )
@@ -193,16 +199,16 @@ class Heartbeat:
             self._telemetry.row_refused("heartbeat", error, job_id=job_id)
             return {token: (False, False)}
 
-        return {token: answer for found in await salvage(claims, extend, refuse) for token, answer in found.items()}
+        return {token: answer for answers in await salvage(claims, extend, refuse) for token, answer in answers.items()}
 
     def _on_extended(
-        self, chosen: list[Attempt], found: dict[FenceToken, tuple[bool | None, bool]], sent_at: float
+        self, chosen: list[Attempt], answers: dict[FenceToken, tuple[bool | None, bool]], sent_at: float
     ) -> None:
-        """Take the answer of an extension, on the main loop: interrupt attempts that lost their lease or were asked to cancel."""
+        """Process the answers on the main loop: interrupt attempts that lost their lease or have a request to cancel."""
         extended = 0
         for attempt in chosen:
             claim = attempt.claim
-            if (answer := found.get(claim.fence_token)) is None:
+            if (answer := answers.get(claim.fence_token)) is None:
                 # This alone does not prove that the lease was lost: the job may have been settled meanwhile. A lost lease is
                 # reported when the attempt ends.
                 self._telemetry.lease_missed(job_id=claim.job_id)

@@ -23,11 +23,11 @@ SET_ASIDE_SECONDS = 10.0
 SET_ASIDE_BLOCK = 100
 """For each block of this many jobs set aside, further ones wait SET_ASIDE_SECONDS longer.
 
-With a fixed time, the first refused jobs would return before the looks have reached the jobs behind the last one.
+With a fixed time, the first refused jobs would be tried again before the claims have reached the jobs behind the last one.
 """
 
 MAX_SET_ASIDE = 10_000
-"""Most jobs set aside at a time, to bound the claim's parameters. Further refused jobs are tried again at each look."""
+"""At most this many jobs are set aside at a time, to bound the claim's parameters. Each claim tries further refused jobs again."""
 
 IGNORED_SECONDS = 10.0
 """A job is refused if its claims have changed nothing for this long. A row that changes during a claim is claimed by the next."""
@@ -74,27 +74,28 @@ class RefusedJobs:
         if now > self._obstructed_until:
             self.obstacle = None
 
-    def add_ignored(self, found: Claimed) -> None:
+    def add_ignored(self, claimed: Claimed) -> None:
         """Set aside the jobs whose claims have changed nothing for IGNORED_SECONDS."""
-        if found.claims:
+        if claimed.claims:
             self.obstacle = None
             if self._ignored:
-                for claim in found.claims:
+                for claim in claimed.claims:
                     self._ignored.pop(claim.job_id, None)
         now = boottime()
-        for job_id in found.ignored:
-            first, _ = self._ignored.get(job_id, (now, now))
+        for job_id in claimed.ignored:
+            first_ignored_at, _ = self._ignored.get(job_id, (now, now))
             seconds = 0.0
-            if now - first >= IGNORED_SECONDS:
+            if now - first_ignored_at >= IGNORED_SECONDS:
                 seconds = self._set_aside(job_id)
                 self._obstructed_until = now + seconds + FORGET_SECONDS
-                if not found.claims:
+                if not claimed.claims:
+                    ignored_for = now - first_ignored_at
                     self.obstacle = (
-                        f"of job {job_id} have changed nothing for {now - first:.0f} s: a trigger drops the change"
+                        f"of job {job_id} have changed nothing for {ignored_for:.0f} s: a trigger drops the change"
                     )
                 self._telemetry.row_refused("claim", ChangeIgnored(), again_in=seconds, job_id=job_id)
             if job_id in self._ignored or len(self._ignored) < MAX_SET_ASIDE:
-                self._ignored[job_id] = first, now + seconds + FORGET_SECONDS
+                self._ignored[job_id] = first_ignored_at, now + seconds + FORGET_SECONDS
 
     async def add(self, db: Connection, job: DueJob, error: Exception) -> None:
         """Bury a job whose own values make its claim fail. Set it aside if a trigger or a constraint refuses the claim."""

@@ -2,7 +2,7 @@
 
 A turn reads the due schedules (`take_due_schedules`), decides about them without the database (`domain.schedule`), and writes the
 decisions (`record_fires`, one statement a batch). Several nodes may decide about the same schedule: the first write wins, and the
-others change nothing. So shards only save work.
+others change nothing. Dividing the schedules into shards only saves work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BATCH = 1000
-"""Most schedules in one statement, and approximately most fires."""
+"""A statement has at most this many schedules, and about as many fires."""
 
 OVERDUE_AFTER = timedelta(seconds=2)
 """Any node takes a schedule that has been due for longer, because the node of its shard does not."""
@@ -58,7 +58,7 @@ SEARCH_BACK = timedelta(seconds=10)
 """Between two sweeps, search only for schedules that became due within this time."""
 
 REPLACE_TIMEOUT_SECONDS = 2.0
-"""Give up replacing live jobs for now after this time: another open transaction has requested the same cancellation."""
+"""Stop waiting to replace live jobs after this time. Another open transaction has requested the same cancellation."""
 
 
 class Scheduler:
@@ -89,7 +89,7 @@ class Scheduler:
         self._decided = 0
         """Schedules whose decision this turn has stored."""
         self._more_overdue = False
-        """Whether the last look may have missed overdue schedules of other shards."""
+        """Whether the last read may have missed overdue schedules of other shards."""
         self._prepared = False
         self._checked_up_to: int | None = None
         """The last schedule_id whose next fire has been computed anew; None if no check is under way."""
@@ -97,11 +97,11 @@ class Scheduler:
         self._shards_served: tuple[int, ...] = ()
 
     def wake(self) -> None:
-        """Look for due schedules now: a schedule has been edited."""
+        """Read the due schedules now: a schedule has been edited."""
         self._wake.set()
 
     def job_ended(self) -> None:
-        """Look for due schedules now if fires are waiting: a job of a schedule has ended on this node."""
+        """Read the due schedules now if fires are waiting: a job of a schedule has ended on this node."""
         if self._has_waiting_fires:
             self._wake.set()
 
@@ -111,13 +111,13 @@ class Scheduler:
         self._wake.set()
 
     async def run_once(self) -> None:
-        """Decide about all due schedules, then wait for the next reason to look."""
-        self._wake.clear()  # before looking, never after
+        """Decide about all due schedules, then wait until there may be others."""
+        self._wake.clear()  # before reading, never after
         pause = await self.turn()
         await self._wake.wait(pause)
 
     async def turn(self) -> float:
-        """Decide about all due schedules. Return the seconds until the next look, unless a notification comes earlier.
+        """Decide about all due schedules. Return the seconds to wait if no notification comes earlier.
 
         While a full batch is being written, the next one is read, until a batch is not full or a sweep is due.
         """
@@ -129,19 +129,19 @@ class Scheduler:
             self._shards_served = shards
             self._telemetry.shards_taken(len(shards))
             self._sweep_at = 0.0
-        looked_at = boottime()
-        searched = EVERY_SHARD if looked_at < self._all_shards_until else shards
+        read_at = boottime()
+        searched = EVERY_SHARD if read_at < self._all_shards_until else shards
         self._decided = 0
-        soonest: list[datetime] = []
-        look = await self._look(searched, sweeps=looked_at >= self._sweep_at)
-        self._has_waiting_fires = look.waiting
-        if look.waiting:
+        next_instants: list[datetime] = []
+        page = await self._read_page(searched, is_sweep=read_at >= self._sweep_at)
+        self._has_waiting_fires = page.waiting
+        if page.waiting:
             await self._promote()
-        while (more := self._has_more(look, frozenset(searched))) and boottime() < self._sweep_at:
-            looked_at = boottime()
-            next_instants, look = await run_both(self._decide(look), self._look(searched, sweeps=False))
-            soonest += next_instants
-        soonest += await self._decide(look)
+        while (more := self._has_more(page, frozenset(searched))) and boottime() < self._sweep_at:
+            read_at = boottime()
+            decided_instants, page = await run_both(self._decide(page), self._read_page(searched, is_sweep=False))
+            next_instants += decided_instants
+        next_instants += await self._decide(page)
         if self._more_overdue and self._decided:
             self._sweep_at = 0.0
             return 0.0
@@ -151,12 +151,12 @@ class Scheduler:
         if more:
             return 0.0
         pauses = [self._poll.total_seconds()]
-        if look.next_in is not None:
-            pauses.append(look.next_in.total_seconds())
-        pauses += ((each - look.now).total_seconds() - (boottime() - looked_at) for each in soonest)
+        if page.next_in is not None:
+            pauses.append(page.next_in.total_seconds())
+        pauses += ((instant - page.now).total_seconds() - (boottime() - read_at) for instant in next_instants)
         return max(0.0, min(pauses))
 
-    async def _look(self, shards: Sequence[int], *, sweeps: bool) -> DueSchedulesResult:
+    async def _read_page(self, shards: Sequence[int], *, is_sweep: bool) -> DueSchedulesResult:
         """Read a batch of due schedules: any in a sweep, else only those beyond the floor."""
         began = boottime()
         async with connection(self._pool) as db:
@@ -171,18 +171,18 @@ class Scheduler:
                     shards=shards,
                     overdue=OVERDUE_AFTER,
                     turn=self._node_number,
-                    floor=NO_FLOOR if sweeps else self._floor,
+                    floor=NO_FLOOR if is_sweep else self._floor,
                     limit=BATCH,
                     horizon=self._poll,
                 )
 
-            look = await self._stop_unusable_and_retry(db, take)
+            page = await self._stop_unusable_and_retry(db, take)
         self._more_overdue = False
-        if sweeps:
+        if is_sweep:
             # Throttled, because a sweep may step over many dead rows. Capped: after the machine was suspended for a night during
             # a sweep, an uncapped pause would last for days.
             self._sweep_at = began + max(SWEEP_SECONDS, min((boottime() - began) * THROTTLE_FACTOR, MAX_SWEEP_SECONDS))
-        return look
+        return page
 
     async def _revive(self, db: Connection) -> None:
         """Plan invalid schedules again, once per start: this version of rota may accept them. They stay invalid if that fails."""
@@ -207,19 +207,19 @@ class Scheduler:
             self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
         return await read()
 
-    def _has_more(self, look: DueSchedulesResult, searched: frozenset[int]) -> bool:
-        """Return whether more schedules of the searched shards may be due, and set the floor of the next look."""
+    def _has_more(self, page: DueSchedulesResult, searched: frozenset[int]) -> bool:
+        """Return whether more schedules of the searched shards may be due, and set the floor of the next read."""
         due, new, others = [], [], 0
-        for alike in look.due:
-            ours = [each for each in alike.schedule_ids if each % SHARDS in searched]
-            others += len(alike.schedule_ids) - len(ours)
-            if alike.next_fire_at is None:
-                new += ours
+        for group in page.due:
+            own = [schedule_id for schedule_id in group.schedule_ids if schedule_id % SHARDS in searched]
+            others += len(group.schedule_ids) - len(own)
+            if group.next_fire_at is None:
+                new += own
             else:
-                due += [(alike.next_fire_at, each) for each in ours]
+                due += [(group.next_fire_at, schedule_id) for schedule_id in own]
         more_due, more_new = len(due) >= BATCH, len(new) >= BATCH // 2
         # Schedules before the end of a full batch are decided, or locked by another session. The next sweep finds the latter.
-        last = max(due) if more_due else (look.now - SEARCH_BACK, -1)
+        last = max(due) if more_due else (page.now - SEARCH_BACK, -1)
         self._floor = Floor(*last, max(new) if more_new else -1)
         self._more_overdue = self._more_overdue or others >= BATCH
         return more_due or more_new
@@ -269,41 +269,41 @@ class Scheduler:
 
         return await salvage_selected(run, find, refuse)
 
-    async def _decide(self, look: DueSchedulesResult) -> list[datetime]:
-        """Decide about the due schedules of a look, and write the decisions. Return the next instant of each schedule."""
-        if not look.due:
+    async def _decide(self, page: DueSchedulesResult) -> list[datetime]:
+        """Decide about the due schedules of a page, and write the decisions. Return the next instant of each schedule."""
+        if not page.due:
             return []
         async with connection(self._pool) as db:
-            return await self._decide_on(db, look.due, look.now)
+            return await self._decide_on(db, page.due, page.now)
 
     async def _decide_on(self, db: Connection, due: Iterable[DueSchedules], now: datetime) -> list[datetime]:
-        soonest: list[datetime] = []
+        next_instants: list[datetime] = []
         batch: list[Decision] = []
         fire_count = 0
         invalid: list[tuple[int, int, str]] = []
-        for alike in due:
-            if alike.paused:
-                await self._resume(db, alike)
+        for group in due:
+            if group.paused:
+                await self._resume(db, group)
                 continue
             try:
                 planned = plan(
-                    alike.rule,
+                    group.rule,
                     now=now,
-                    next_fire_at=alike.next_fire_at,
-                    base=alike.base,
-                    paused_from=alike.paused_from,
+                    next_fire_at=group.next_fire_at,
+                    base=group.base,
+                    paused_from=group.paused_from,
                 )
             except Exception as error:  # noqa: BLE001  planning uses nothing but the schedule, so the error is about it
-                invalid += _invalid_schedules(alike, error)
+                invalid += _invalid_schedules(group, error)
                 continue
             following = planned.next_fire_at
-            soonest.append(following or now + self._poll)
+            next_instants.append(following or now + self._poll)
             fires = _fire_rows(planned)
-            schedules = alike.schedules
+            schedules = group.schedules
             per_decision = max(1, BATCH // max(1, len(fires)))
             for start in range(0, len(schedules), per_decision):
                 part = schedules[start : start + per_decision]
-                batch.append(Decision(part, alike.next_fire_at, following, planned.decided_up_to, fires))
+                batch.append(Decision(part, group.next_fire_at, following, planned.decided_up_to, fires))
                 fire_count += len(part) * max(1, len(fires))
                 if fire_count >= BATCH:
                     await self._record(db, batch)
@@ -312,7 +312,7 @@ class Scheduler:
             await self._record(db, batch)
         if invalid:
             await self._stop(db, invalid)
-        return soonest
+        return next_instants
 
     async def _check_plans(self, after: int) -> None:
         """Compute the next fires of a page of schedules again, because another version of rota or of the zone data computed them.
@@ -327,15 +327,15 @@ class Scheduler:
             page, last = await self._stop_unusable_and_retry(db, list_page)
             changes: list[Decision] = []
             invalid: list[tuple[int, int, str]] = []
-            for alike in page:
-                assert alike.base is not None  # noqa: S101  the query's greatest()
+            for group in page:
+                assert group.base is not None  # noqa: S101  the query's greatest()
                 try:
-                    following = alike.rule.first_after(alike.base)
+                    following = group.rule.first_after(group.base)
                 except Exception as error:  # noqa: BLE001  as in _decide_on
-                    invalid += _invalid_schedules(alike, error)
+                    invalid += _invalid_schedules(group, error)
                     continue
-                if following != alike.next_fire_at:
-                    changes.append(Decision(alike.schedules, alike.next_fire_at, following, None, []))
+                if following != group.next_fire_at:
+                    changes.append(Decision(group.schedules, group.next_fire_at, following, None, []))
             if changes:
                 moved, _ = await self._record_fires(db, changes)
                 self._telemetry.schedules_moved(moved)
@@ -345,17 +345,17 @@ class Scheduler:
                 await schedule_queries.stamp_plans(db, **planner_versions())
             self._checked_up_to = last
 
-    async def _resume(self, db: Connection, alike: DueSchedules) -> None:
+    async def _resume(self, db: Connection, group: DueSchedules) -> None:
         """Resume schedules whose pause has expired. Stop a schedule whose update the server refuses."""
 
-        async def resume(some: Sequence[tuple[int, int]]) -> int:
-            return await schedule_queries.resume_schedules(db, schedules=[schedule_id for schedule_id, _ in some])
+        async def resume(part: Sequence[tuple[int, int]]) -> int:
+            return await schedule_queries.resume_schedules(db, schedules=[schedule_id for schedule_id, _ in part])
 
         async def refuse(schedule: tuple[int, int], error: Exception) -> int:
             await self._stop(db, [(*schedule, _refusal("the database refuses to resume it", error))])
             return 0
 
-        resumed = sum(await salvage(alike.schedules, resume, refuse))
+        resumed = sum(await salvage(group.schedules, resume, refuse))
         self._telemetry.schedules_resumed(resumed)
         if resumed:
             self._wake.set()
@@ -372,10 +372,10 @@ class Scheduler:
     async def _record_fires(self, db: Connection, decisions: Sequence[Decision]) -> tuple[int, list[RecordedFires]]:
         """Write the decisions. Stop a schedule whose job the server refuses; the others fire."""
 
-        async def record(some: Sequence[tuple[Decision, tuple[int, int]]]) -> tuple[int, list[RecordedFires]]:
+        async def record(part: Sequence[tuple[Decision, tuple[int, int]]]) -> tuple[int, list[RecordedFires]]:
             batch = [
-                decision._replace(schedules=[schedule for _, schedule in alike])
-                for decision, alike in groupby(some, key=itemgetter(0))
+                decision._replace(schedules=[schedule for _, schedule in group])
+                for decision, group in groupby(part, key=itemgetter(0))
             ]
             return await schedule_queries.record_fires(db, batch)
 
@@ -390,8 +390,8 @@ class Scheduler:
     async def _stop(self, db: Connection, invalid: Sequence[tuple[int, int, str]]) -> None:
         """Mark schedules as invalid, with a reason. They do not fire until they are edited."""
 
-        async def stop(some: Sequence[tuple[int, int, str]]) -> None:
-            for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, some):
+        async def stop(part: Sequence[tuple[int, int, str]]) -> None:
+            for schedule_id, name, reason in await schedule_queries.stop_invalid_schedules(db, part):
                 self._telemetry.schedule_invalid(schedule_id=schedule_id, name=name, reason=reason)
 
         async def refuse(row: tuple[int, int, str], error: Exception) -> None:
@@ -410,9 +410,9 @@ def planner_versions() -> dict[str, str]:
     return {"rota_version": version("rota"), "tzdata": tzdata_version()}
 
 
-def _invalid_schedules(alike: DueSchedules, error: Exception) -> list[tuple[int, int, str]]:
+def _invalid_schedules(group: DueSchedules, error: Exception) -> list[tuple[int, int, str]]:
     reason = str(error)[:500] or type(error).__name__
-    return [(*schedule, reason) for schedule in alike.schedules]
+    return [(*schedule, reason) for schedule in group.schedules]
 
 
 def _fire_rows(planned: Plan) -> list[FireRow]:

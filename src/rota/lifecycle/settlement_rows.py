@@ -94,7 +94,7 @@ def simpler_outcome(outcome: Outcome, kind: str) -> Outcome | None:
             return Failed(
                 kind=UNSTORABLE, text=f"the attempt succeeded, which could not be stored: {kind}", permanent=True
             )
-        case Failed(kind=refused, permanent=permanent) if refused != UNSTORABLE:
+        case Failed(kind=error_kind, permanent=permanent) if error_kind != UNSTORABLE:
             return Failed(kind=UNSTORABLE, text=f"the handler's error could not be stored: {kind}", permanent=permanent)
         case Failed(permanent=True):
             return None
@@ -142,15 +142,15 @@ def gives_up_in(terms: Terms, due: timedelta) -> timedelta:
 
     `due`: time until its next attempt.
     """
-    waits = _later_waits(
+    later_delays = _total_of_later_delays(
         terms.attempt + 1, terms.max_attempts or 1, terms.backoff_base or BASE, terms.backoff_cap or CAP
     )
-    return due + waits if terms.retry_left is None else max(due, min(due + waits, terms.retry_left))
+    return due + later_delays if terms.retry_left is None else max(due, min(due + later_delays, terms.retry_left))
 
 
 @lru_cache(1024)
-def _later_waits(attempt: int, max_attempts: int, base: timedelta, cap: timedelta) -> timedelta:
-    # Cached: it adds up the delays of up to a thousand attempts, and a thousand jobs may fail together.
+def _total_of_later_delays(attempt: int, max_attempts: int, base: timedelta, cap: timedelta) -> timedelta:
+    # Cached: it sums up to a thousand delays, and a thousand jobs may fail together.
     return predict_dead_letter(attempt=attempt, at=EPOCH, max_attempts=max_attempts, base=base, cap=cap).latest - EPOCH
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rota.domain.job import FenceToken
 
 MAX_WIDTH = 64
-"""Most suspects at once: if one of them kills the worker, all of them lose an attempt."""
+"""At most this many suspects run at once: if one kills the worker, all of them lose an attempt."""
 
 SHARED_SECONDS = 10.0
 """How long suspects may join running ones. Without a limit, a suspect that must run alone might never start."""
@@ -35,7 +35,7 @@ class Probation:
         return len(self._running)
 
     def requests(self, now: float) -> list[tuple[Suspects, int]]:
-        """Return the claims of suspects to try, in this order, until one finds a job: kind and most jobs of each."""
+        """Return (kind, maximum number of jobs) of the claims to try, in this order, until one finds a job."""
         if not self._running:
             if self.width == 1:
                 return [(Suspects.ANY, 1)]

@@ -1,4 +1,4 @@
-"""When the dispatcher looks for due jobs, and the scheduler for due schedules."""
+"""End the waits of the dispatcher and the scheduler when there may be work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Wake:
-    """A flag that ends a wait: set by a notification, a freed slot, or the order to stop. Clear it *before* a look, never after."""
+    """A flag that ends a wait: set by a notification, a freed slot, or the order to stop. Clear it *before* the search for work."""
 
     def __init__(self) -> None:
         self._flag = asyncio.Event()
@@ -17,7 +17,7 @@ class Wake:
         self._flag.set()
 
     def clear(self) -> None:
-        """Clear the flag. Call this just before a look."""
+        """Clear the flag. Call this just before searching for work."""
         self._flag.clear()
 
     async def wait(self, seconds: float) -> None:

@@ -35,13 +35,13 @@ WATCH_SECONDS = 0.5
 """Seconds between two checks that the listening socket is open."""
 
 MAX_DATABASE_AGE = timedelta(seconds=15)
-"""A node is ready if the database answered within this time. Without a heartbeat for so long, a node counts as lost."""
+"""A node is ready if the database answered within this time. A node without a heartbeat for this time counts as lost."""
 
 MAX_CONNECTIONS = 64
-"""Beyond this the oldest connection is closed: slow and idle clients must not use up the daemon's file descriptors."""
+"""With more connections, the oldest is closed: slow and idle clients must not use up the daemon's file descriptors."""
 
 GRACE_SECONDS = 1.0
-"""A younger connection is closed only beyond four times MAX_CONNECTIONS: a burst of clients must not cut off a scrape."""
+"""A younger connection is closed only above 4 * MAX_CONNECTIONS: a burst of clients must not cut off a scrape."""
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
@@ -69,7 +69,7 @@ class ServiceHealth:
 
     @property
     def well(self) -> bool:
-        """Whether a restart of this process would not help."""
+        """False if a restart of this process would help."""
         return self.database_away or self.age < self.allowed
 
 
@@ -162,7 +162,7 @@ async def serve(*, host: str, port: int, registry: CollectorRegistry, probe: Pro
 def _watching_sockets(listening: asyncio.Server, lost: Callable[[], None]) -> Iterator[None]:
     """Call `lost` once if a listening socket is closed inside the block."""
     loop = asyncio.get_running_loop()
-    numbers = [each.fileno() for each in listening.sockets]
+    numbers = [sock.fileno() for sock in listening.sockets]
     inodes = [_inode(number) for number in numbers]
 
     timer: asyncio.TimerHandle
@@ -196,8 +196,9 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
 
     def admit() -> RequestHandler:
         now = loop.time()
-        for each in [each for each, at in admitted.items() if each.transport is None and now > at + GRACE_SECONDS]:
-            del admitted[each]
+        closed = [old for old, at in admitted.items() if old.transport is None and now > at + GRACE_SECONDS]
+        for old in closed:
+            del admitted[old]
         if len(admitted) >= MAX_CONNECTIONS:
             oldest, at = next(iter(admitted.items()))
             if now > at + GRACE_SECONDS or len(admitted) >= 4 * MAX_CONNECTIONS:

@@ -12,8 +12,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-MAX_WAITING = 4_000_000
-"""Most characters that may wait to be written to one stream."""
+MAX_WAITING_CHARACTERS = 4_000_000
+"""At most this many characters wait to be written to one stream."""
 
 FLUSH_SECONDS = 2.0
 """How long the process waits at its end for unwritten text, for both streams together."""
@@ -35,7 +35,7 @@ class LogWriter(io.TextIOBase):
         self._writing = False
         self.dropped = 0
         """Lines dropped because the reader is too slow, or gone."""
-        threading.Thread(target=self._work, daemon=True, name=f"rota writes to {self._fd}").start()
+        threading.Thread(target=self._write_waiting, daemon=True, name=f"rota writes to {self._fd}").start()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -69,7 +69,7 @@ class LogWriter(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() takes text, not {type(text).__name__}")
         with self._lock:
-            if self._size + len(text) > MAX_WAITING:
+            if self._size + len(text) > MAX_WAITING_CHARACTERS:
                 self.dropped += text.count("\n")
             else:
                 self._waiting.append(text)
@@ -78,11 +78,11 @@ class LogWriter(io.TextIOBase):
         return len(text)
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything is written, at most so many seconds."""
+        """Wait until everything is written, at most this many seconds."""
         with self._lock:
             self._empty.wait_for(lambda: not self._waiting and not self._writing, seconds)
 
-    def _work(self) -> None:
+    def _write_waiting(self) -> None:
         alive = True
         while alive:
             with self._lock:
@@ -91,7 +91,7 @@ class LogWriter(io.TextIOBase):
                 self._waiting.clear()
                 self._writing = True
             try:
-                self._put(text.encode(self.encoding, "backslashreplace"))
+                self._write_all(text.encode(self.encoding, "backslashreplace"))
             except (OSError, ValueError):
                 # a full disk, or a closed pipe: drop these lines and try the next ones
                 with self._lock:
@@ -103,7 +103,7 @@ class LogWriter(io.TextIOBase):
                 if not self._waiting:
                     self._empty.notify_all()
 
-    def _put(self, data: bytes) -> None:
+    def _write_all(self, data: bytes) -> None:
         while data:
             try:
                 data = data[os.write(self._fd, data[:PIECE_BYTES]) :]

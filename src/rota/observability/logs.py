@@ -26,7 +26,13 @@ _HANDLER: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "handler")
 _QUEUE: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "queue")
 _ATTEMPT: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "attempt")
 _SCHEDULE: ContextVar[Any] = ContextVar(STRUCTLOG_KEY_PREFIX + "schedule")
-_ALL = {"job_id": _JOB_ID, "handler": _HANDLER, "queue": _QUEUE, "attempt": _ATTEMPT, "schedule": _SCHEDULE}
+_CONTEXT_VARIABLES = {
+    "job_id": _JOB_ID,
+    "handler": _HANDLER,
+    "queue": _QUEUE,
+    "attempt": _ATTEMPT,
+    "schedule": _SCHEDULE,
+}
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -67,7 +73,7 @@ class JobRecord(logging.LogRecord):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._job = {name: value for name, var in _ALL.items() if (value := var.get(None)) is not None}
+        self._job = {name: value for name, var in _CONTEXT_VARIABLES.items() if (value := var.get(None)) is not None}
 
     def getMessage(self) -> str:  # noqa: N802  the standard library's name
         """Return the message. Formatters call this first, so the job's attributes are added here."""
@@ -114,7 +120,7 @@ def install(*, level: str, format: str) -> logging.Handler | None:  # noqa: A002
 def set_level(level: str) -> None:
     """Set the root logger's level, if install() gave it its handler."""
     root = logging.getLogger()
-    if any(isinstance(each.formatter, structlog.stdlib.ProcessorFormatter) for each in root.handlers):
+    if any(isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter) for handler in root.handlers):
         root.setLevel(LEVELS[level])
 
 
@@ -130,22 +136,22 @@ def redirect_uncaught_errors(report: Callable[[BaseException | None], None]) -> 
     Python would print the error's text, which may contain a payload.
     """
 
-    def of_thread(args: threading.ExceptHookArgs) -> None:
+    def report_thread_error(args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
             report(args.exc_value)
 
-    threading.excepthook = of_thread
+    threading.excepthook = report_thread_error
     sys.unraisablehook = lambda unraisable: report(unraisable.exc_value)
 
 
 @contextmanager
 def installed(*, level: str, format: str) -> Iterator[None]:  # noqa: A002
     """Like install(), for one block: at its end the root logger's handler and level are restored."""
-    before = logging.getLogger().level
+    level_before = logging.getLogger().level
     handler = install(level=level, format=format)
     try:
         yield
     finally:
         if handler is not None:
             logging.getLogger().removeHandler(handler)
-            logging.getLogger().setLevel(before)
+            logging.getLogger().setLevel(level_before)

@@ -1,4 +1,4 @@
-"""Remember the rows with which the database refuses an operation, so that `rota check` can name them."""
+"""Remember the rows for which the database refuses an operation, so that `rota check` can name them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_REMEMBERED = 1000
 MAX_REPORTED = 20
 
 FORGET_SECONDS = 60.0
-"""Forget a row after so long without a refusal. Operations are retried sooner, so by then the row was accepted."""
+"""Forget a row after this time without a refusal. Operations are retried sooner, so by then the row was accepted."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class RefusedRows:
         """Return the oldest refusals as a JSON array, or None if there are none."""
         now = boottime()
         self._forget(now)
-        oldest = sorted(list(self._rows.items()), key=lambda each: each[1].first)[:MAX_REPORTED]  # noqa: C414  a snapshot
+        oldest = sorted(list(self._rows.items()), key=lambda item: item[1].first)[:MAX_REPORTED]  # noqa: C414  a snapshot
         if not oldest:
             return None
         return json.dumps(

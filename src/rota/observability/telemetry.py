@@ -48,7 +48,7 @@ def make_logger(*, level: str, format: str, **bound: Any) -> structlog.typing.Fi
 
 
 MAX_SUSPECTS = 20
-"""Most running handlers that one log line names."""
+"""One log line names at most this many running handlers."""
 
 
 class Telemetry:
@@ -475,7 +475,7 @@ class Telemetry:
         self._event(logging.WARNING, "lock.blocked", by=by, do=do)
 
     def lock_wait_sampled(self, seconds: float) -> None:
-        """This node has waited for another session's lock for so many seconds; 0 if it does not wait."""
+        """This node has waited this many seconds for another session's lock; 0 if it does not wait."""
         self._metrics.lock_wait.set(seconds)
 
     # Housekeeping.
@@ -539,7 +539,7 @@ class Telemetry:
         self._metrics.jobs_capped.set(at_least)
 
     def housekeeping_failed(self, errors: Mapping[str, str]) -> None:
-        """Pieces of housekeeping have failed. Logged only when a piece or its error changes."""
+        """Pieces of housekeeping have failed. An unchanged error of a piece is logged only once."""
         for piece, error in errors.items() - self._housekeeping_errors.items():
             self._event(
                 logging.ERROR,

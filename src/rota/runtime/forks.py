@@ -25,9 +25,9 @@ def _register() -> None:
 
 def _close_all() -> None:
     for sockets in list(_owners.values()):
-        for each in sockets:
+        for sock in sockets:
             # Close the descriptor, not the object: the object would also leave the epoll set, which is shared with the parent.
             with suppress(Exception):  # psycopg's fileno() raises its own error once the connection is closed
-                if (number := each.fileno()) >= 0:
+                if (number := sock.fileno()) >= 0:
                     os.close(number)
     _owners.clear()

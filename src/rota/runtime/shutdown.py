@@ -27,7 +27,7 @@ OTHER_SIGNALS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 """Signals that end a process by default. Not every platform has all of them."""
 
 LOOP_RESPONSE_SECONDS = 5.0
-"""A main loop that runs no callback for so long after a request's deadline counts as blocked."""
+"""A main loop that runs no callback for this long after a request's deadline counts as blocked."""
 
 
 class ShutdownRequests:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from rota.db.pool import Connection
     from rota.domain.declaration import Declaration, Step
 
-TRIES = 5
-"""Attempts in all, when another session changes or locks the same schedules at the same time."""
+MAX_TURNS = 5
+"""How often to try when another session changes or locks the same schedules."""
 
 RETRY_PAUSE_SECONDS = 0.5
-"""Pause between attempts: another daemon that starts with the same declarations has usually finished by then."""
+"""Pause between turns: another daemon that starts with the same declarations has usually finished by then."""
 
-BATCH = 500
+BATCH_SIZE = 500
 """Most schedules in one statement."""
 
-LOCKED = "somebody holds it locked, or keeps changing it: sync again"
+LOCKED = "another session keeps it locked, or keeps changing it: sync again"
 
 
 async def apply(
@@ -45,21 +45,21 @@ async def apply(
     """
     done: dict[str, Step] = {}
     steps: list[Step] = []
-    for turn in range(TRIES):
+    for turn in range(MAX_TURNS):
         if turn:
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
         stored = await schedule_queries.read_declared(db, app=app, names=list(declarations))
-        found = reconcile(declarations.values(), stored, app=app, release=release, force=force)
-        writing = [step for step in found if step.writes and step.name not in done and not dry_run]
-        for first in range(0, len(writing), BATCH):
-            done |= await _write(db, app, writing[first : first + BATCH])
-        left = {step.name for step in writing if step.name not in done}
+        new_steps = reconcile(declarations.values(), stored, app=app, release=release, force=force)
+        steps_to_write = [step for step in new_steps if step.writes and step.name not in done and not dry_run]
+        for first in range(0, len(steps_to_write), BATCH_SIZE):
+            done |= await _write(db, app, steps_to_write[first : first + BATCH_SIZE])
+        unwritten = {step.name for step in steps_to_write if step.name not in done}
         # A schedule written in an earlier turn now compares as unchanged, so report the step of that earlier turn.
         steps = [
-            replace(step, what="refused", why=LOCKED) if step.name in left else done.get(step.name, step)
-            for step in found
+            replace(step, what="refused", why=LOCKED) if step.name in unwritten else done.get(step.name, step)
+            for step in new_steps
         ]
-        if not left:
+        if not unwritten:
             break
     if prune and not dry_run:
         for step in steps:
@@ -71,12 +71,12 @@ async def apply(
 async def _write(db: Connection, app: str, batch: list[Step]) -> dict[str, Step]:
     """Write the batch; return a step for each declaration that was written, or that the server rejected."""
 
-    async def write(some: Sequence[Step]) -> dict[str, Step]:
-        written = await schedule_queries.apply_declarations(db, app=app, steps=some)
-        return {step.name: step for step in some if step.name in written}
+    async def write(batch_part: Sequence[Step]) -> dict[str, Step]:
+        written = await schedule_queries.apply_declarations(db, app=app, steps=batch_part)
+        return {step.name: step for step in batch_part if step.name in written}
 
     async def refuse(step: Step, error: Exception) -> dict[str, Step]:
         why = getattr(error, "constraint_name", None) or str(error.args[0] if error.args else type(error).__name__)
         return {step.name: replace(step, what="refused", why=why)}
 
-    return {name: step for found in await salvage(batch, write, refuse) for name, step in found.items()}
+    return {name: step for steps in await salvage(batch, write, refuse) for name, step in steps.items()}

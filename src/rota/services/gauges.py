@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from rota.observability.telemetry import Telemetry
     from rota.supervision.service_monitor import ServiceMonitor
 
-SAMPLED_EVERY = timedelta(seconds=15)
+SAMPLE_INTERVAL = timedelta(seconds=15)
 
-STALE_AFTER = 60.0
-"""A sample is not shown after this time, or after twice the interval if that is longer."""
+STALE_AFTER_SECONDS = 60.0
+"""A sample is hidden after this time, or after twice the interval if that is longer."""
 
 WARN_AGAIN_SECONDS = 3600.0
 """Pause between two warnings about the same unclaimed jobs."""
 
 
-COUNTED = 100_000
-"""Most live jobs that a sample counts one by one."""
+MAX_COUNTED_JOBS = 100_000
+"""A sample counts exactly up to this many live jobs."""
 
-EXPLORED = 2_000
-"""Most (lane, priority) pairs that a sample looks for where there are more jobs than that."""
+MAX_SEARCHED_LANES = 2_000
+"""With more live jobs than that, a sample searches at most this many (lane, priority) pairs."""
 
-UNCLAIMED = 20
-"""Most lanes that one sample can warn about."""
+MAX_REPORTED_LANES = 20
+"""One sample warns about at most this many lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+class UnclaimedJobs:
     """The due jobs that no living daemon would claim."""
 
     unclaimable: int
@@ -48,10 +48,10 @@ class Coverage:
     unserved: int
     """No daemon that has their handler serves their queue."""
     lanes: Mapping[tuple[str, str], int]
-    """(queue, handler) -> due jobs, of the largest UNCLAIMED lanes."""
+    """(queue, handler) -> due jobs, of the largest MAX_REPORTED_LANES lanes."""
 
 
-def judge_coverage(backlog: reports.Backlog, nodes: Sequence[node_reports.LivingNode]) -> Coverage:
+def find_unclaimed_jobs(backlog: reports.Backlog, nodes: Sequence[node_reports.LivingNode]) -> UnclaimedJobs:
     """Find the due jobs that none of the living daemons would claim."""
     handlers = {name for node in nodes for name in node.handlers}
     unclaimable = sum(lane.due for lane in backlog.unnamed if not lane.registered)
@@ -71,64 +71,69 @@ def judge_coverage(backlog: reports.Backlog, nodes: Sequence[node_reports.Living
         else:
             continue
         lanes[lane.queue, lane.handler] = lane.due
-    largest = sorted(lanes, key=lambda lane: (-lanes[lane], lane))[:UNCLAIMED]
-    return Coverage(unclaimable=unclaimable, unserved=unserved, lanes={lane: lanes[lane] for lane in largest})
+    largest = sorted(lanes, key=lambda lane: (-lanes[lane], lane))[:MAX_REPORTED_LANES]
+    return UnclaimedJobs(unclaimable=unclaimable, unserved=unserved, lanes={lane: lanes[lane] for lane in largest})
 
 
 class Gauges:
     """Service: sample the database for the gauges, at a bounded cost."""
 
     name = "gauges"
-    interval: timedelta | None = SAMPLED_EVERY
+    interval: timedelta | None = SAMPLE_INTERVAL
 
     def __init__(self, pool: Pool, telemetry: Telemetry) -> None:
         self._pool = pool
         self._telemetry = telemetry
-        self.sampled = boottime()
-        self.valid_until = self.sampled + STALE_AFTER
-        """The sampled gauges are not shown after this time, so that an old value is not taken for a current one."""
-        self._unclaimed: set[tuple[str, str]] = set()
+        self.sampled_at = boottime()
+        self.valid_until = self.sampled_at + STALE_AFTER_SECONDS
+        """The sampled gauges are hidden after this time, so that an old value does not look like a current one."""
+        self._unclaimed_before: set[tuple[str, str]] = set()
         self._warned_at: dict[tuple[str, str], float] = {}
 
     async def run_once(self) -> None:
         """Sample once, and warn of due jobs that no living daemon would claim."""
         began = boottime()
         async with connection(self._pool) as db:
-            backlog = await reports.summarise_live_jobs(db, counted=COUNTED, explored=EXPLORED)
+            backlog = await reports.summarise_live_jobs(db, counted=MAX_COUNTED_JOBS, explored=MAX_SEARCHED_LANES)
             nodes = await node_reports.list_nodes(db)
-            letters = await queries.sample_backlog(db)
+            dead_letters = await queries.sample_backlog(db)
             upkeep = await queries.sample_upkeep(db)
-            coverage = judge_coverage(backlog, nodes)
-            if fresh := self._lanes_to_warn_about(set(coverage.lanes), began):
+            unclaimed_jobs = find_unclaimed_jobs(backlog, nodes)
+            if lanes_to_warn_about := self._lanes_to_warn_about(set(unclaimed_jobs.lanes), began):
                 known = await node_reports.list_handler_names(db)
-                for queue, handler in sorted(fresh):
+                for queue, handler in sorted(lanes_to_warn_about):
                     if why := node_reports.why_unclaimed(handler, queue, nodes, known):
-                        due = coverage.lanes[queue, handler]
+                        due = unclaimed_jobs.lanes[queue, handler]
                         self._telemetry.jobs_unclaimed(queue=queue, handler=handler, due=due, why=why)
             states, last_success = await schedule_queries.sample_schedules(db)
         self._telemetry.backlog_sampled(
-            **backlog_gauges(backlog), **letters, unclaimable=coverage.unclaimable, unserved=coverage.unserved
+            **backlog_gauges(backlog),
+            **dead_letters,
+            unclaimable=unclaimed_jobs.unclaimable,
+            unserved=unclaimed_jobs.unserved,
         )
         self._telemetry.schedules_sampled(states=states, last_success=last_success)
         self._telemetry.upkeep_sampled(**upkeep)
-        self.sampled = boottime()
-        self.interval = throttled_interval(SAMPLED_EVERY, took=self.sampled - began)
-        self.valid_until = self.sampled + max(STALE_AFTER, 2 * self.interval.total_seconds())
+        self.sampled_at = boottime()
+        self.interval = throttled_interval(SAMPLE_INTERVAL, took=self.sampled_at - began)
+        self.valid_until = self.sampled_at + max(STALE_AFTER_SECONDS, 2 * self.interval.total_seconds())
 
     def _lanes_to_warn_about(self, unclaimed: set[tuple[str, str]], now: float) -> set[tuple[str, str]]:
         """Return the lanes that were unclaimed in two samples in a row, without a warning in the last WARN_AGAIN_SECONDS.
 
         One sample is not enough: while a fleet starts, the daemon with the handler may come up last.
         """
-        self._warned_at = {lane: told for lane, told in self._warned_at.items() if now - told < WARN_AGAIN_SECONDS}
-        fresh = {lane for lane in unclaimed & self._unclaimed if lane not in self._warned_at}
-        self._unclaimed = unclaimed
-        self._warned_at |= dict.fromkeys(fresh, now)
-        return fresh
+        self._warned_at = {
+            lane: warned_at for lane, warned_at in self._warned_at.items() if now - warned_at < WARN_AGAIN_SECONDS
+        }
+        lanes_to_warn_about = {lane for lane in unclaimed & self._unclaimed_before if lane not in self._warned_at}
+        self._unclaimed_before = unclaimed
+        self._warned_at |= dict.fromkeys(lanes_to_warn_about, now)
+        return lanes_to_warn_about
 
 
 def backlog_gauges(backlog: reports.Backlog) -> dict[str, Any]:
-    """Return the live jobs' part of what `Telemetry.backlog_sampled` shows."""
+    """Return the arguments about live jobs for `Telemetry.backlog_sampled`."""
     jobs: defaultdict[tuple[str, str], int] = defaultdict(int)
     oldest_due: defaultdict[tuple[str, str], float] = defaultdict(float)
     oldest_running: defaultdict[str, float] = defaultdict(float)
@@ -173,4 +178,4 @@ class LocalGauges:
         for service, succeeded in self._monitor.last_success_at.copy().items():
             self._telemetry.service_aged(service, timedelta(seconds=now - succeeded))
         gauges = self._gauges()
-        self._telemetry.sample_aged(timedelta(seconds=now - gauges.sampled), stale=now > gauges.valid_until)
+        self._telemetry.sample_aged(timedelta(seconds=now - gauges.sampled_at), stale=now > gauges.valid_until)

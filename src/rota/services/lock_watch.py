@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from rota.observability.telemetry import Telemetry
     from rota.supervision.service_monitor import ServiceMonitor
 
-UNANSWERED: tuple[type[Exception], ...] = (*LOST, asyncpg.PostgresError)
+LOOKUP_ERRORS: tuple[type[Exception], ...] = (*LOST, asyncpg.PostgresError)
 
-LOOK_EVERY = timedelta(seconds=1)
+CHECK_INTERVAL = timedelta(seconds=1)
 
-SHORTEST_WAIT = timedelta(seconds=2)
-"""A wait is reported after two polls, but not before this."""
+REPORTED_WAIT = timedelta(seconds=2)
+"""A wait is reported after two polls, or after this time if that is shorter."""
 
 
 class LockWatch:
@@ -33,7 +33,7 @@ class LockWatch:
     """
 
     name = "lock watch"
-    interval: timedelta | None = LOOK_EVERY
+    interval: timedelta | None = CHECK_INTERVAL
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class LockWatch:
         self._connect = connect
         self._telemetry = telemetry
         self._monitor = monitor
-        self._stalled_after = min(poll_interval, LOOK_EVERY).total_seconds()
-        self._at_least = min(2 * poll_interval, SHORTEST_WAIT)
+        self._stalled_after = min(poll_interval, CHECK_INTERVAL).total_seconds()
+        self._at_least = min(2 * poll_interval, REPORTED_WAIT)
         self._conn: asyncpg.Connection | None = None
-        self._since = 0.0
+        self._wait_began_at = 0.0
         """When the reported wait began, on this node's clock."""
         self.blockers: Sequence[Blocker] = ()
-        """The blockers found last. Kept until this node works again, because between two retries nothing waits for a lock."""
+        """The last blockers found. Kept until no service is stalled: between two retries, nothing waits for a lock."""
 
     async def run_once(self) -> None:
-        """Look for blockers if something is stalled."""
+        """Look for blockers if a service is stalled."""
         if not self._monitor.stalled_services(for_seconds=self._stalled_after):
             self.close()
             self.blockers = ()
@@ -63,20 +63,20 @@ class LockWatch:
             return
         try:
             self._conn = self._conn or await self._connect()
-            found = await find_blockers(self._conn, pid=None, at_least=self._at_least)
-        except UNANSWERED:
+            blockers = await find_blockers(self._conn, pid=None, at_least=self._at_least)
+        except LOOKUP_ERRORS:
             self.close()  # the stalled service itself reports why the database can't be used
             return
-        if found:
+        if blockers:
             if not self.blockers:
-                self._since = boottime() - found[0].waited
+                self._wait_began_at = boottime() - blockers[0].waited
             known = {blocker.pid for blocker in self.blockers}
-            for blocker in found:
+            for blocker in blockers:
                 if blocker.pid not in known:
                     self._telemetry.blocked(str(blocker), do=blocker.cure)
-            self.blockers = found
+            self.blockers = blockers
         if self.blockers:
-            self._telemetry.lock_wait_sampled(boottime() - self._since)
+            self._telemetry.lock_wait_sampled(boottime() - self._wait_began_at)
 
     def close(self) -> None:
         """Close the connection."""

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from rota.handlers import Handler
 
-HANDLERS_AGAIN = 60.0
-"""Seconds between two times that the handlers' rows are written."""
+REGISTER_HANDLERS_SECONDS = 60.0
+"""The handlers' rows are written again after this time."""
 
-TAKES_A_PLACE_FOR = 60.0
-"""How long after its start a daemon may replace a lost one, which may still count as alive for 15 s."""
+REPLACE_LOST_SECONDS = 60.0
+"""How long after its start a daemon may replace a lost one. A killed daemon counts as alive for another 15 s."""
 
-MOST_LOST = 1000
-"""Most lost daemons that are looked at for handlers of another app."""
+MAX_LOST_NODES = 1000
+"""At most this many lost daemons are searched for handlers of another app."""
 
-LOST_AFTER = 15.0
+LOST_AFTER_SECONDS = 15.0
 """A daemon whose row is older than this is listed as lost."""
 
 
@@ -52,7 +52,7 @@ class Node:
         return [handler.row for handler in self.handlers.values()]
 
     @property
-    def names(self) -> Sequence[str]:
+    def handler_names(self) -> Sequence[str]:
         """The handlers' names."""
         return sorted(self.handlers)
 
@@ -67,44 +67,46 @@ class Presence:
         self._pool = pool
         self._node = node
         self._refused = refused
-        self._registered = -HANDLERS_AGAIN
-        self._takes_a_place_until = boottime() + TAKES_A_PLACE_FOR
+        self._handlers_registered_at = -REGISTER_HANDLERS_SECONDS
+        self._may_replace_lost_until = boottime() + REPLACE_LOST_SECONDS
         self.state = "running"
         self.alive = 1
         self.shards: tuple[int, ...] = ()
-        """Whose schedules this node looks at; none once it is on its way out."""
-        self.reached = 0.0
+        """The shards whose schedules this node plans; empty once it drains."""
+        self.database_reached_at = 0.0
         """When the database last answered, on this node's clock."""
 
     async def refuse_foreign_handlers(self, shared: frozenset[str]) -> None:
         """Raise ConfigError if a daemon of another app has a handler of this one, unless it is shared.
 
-        To be called first: it enters this node, so that of two daemons that start at once the later one sees the other.
+        Writes this node's row first: of two daemons that start at the same time, the later one finds the other's row.
         """
         async with connection(self._pool) as db:
             await self._register_node(db)
             living = await node_reports.list_nodes(db)
-            lost = await node_reports.list_lost_nodes(db, limit=MOST_LOST)
+            lost = await node_reports.list_lost_nodes(db, limit=MAX_LOST_NODES)
         started = {str(node.node_id): (node.started_at, str(node.node_id)) for node in living}
         before = [node for node in living if started[str(node.node_id)] < started[str(self._node.node_id)]]
         foreign = [
-            each
-            for each in node_reports.find_foreign_handlers(self._node.app, self._node.names, [*lost, *before])
-            if each.handler not in shared
+            handler
+            for handler in node_reports.find_foreign_handlers(
+                self._node.app, self._node.handler_names, [*lost, *before]
+            )
+            if handler.handler not in shared
         ]
         if foreign:
-            each, more = foreign[0].node, len(foreign) - 1
-            names = ", ".join(f'"{name}"' for name in dict.fromkeys(one.handler for one in foreign))
-            release = f" (release {each.release})" if each.release else ""
+            other, more = foreign[0].node, len(foreign) - 1
+            names = ", ".join(f'"{name}"' for name in dict.fromkeys(handler.handler for handler in foreign))
+            release = f" (release {other.release})" if other.release else ""
             raise ConfigError(
-                f"the handler {foreign[0].handler!r} belongs to the app {each.app!r}{release} on {each.host}:{each.pid} (node "
-                f"{str(each.node_id)[:8]}){f', and {more} more' if more else ''}, and this is the app {self._node.app!r}: the two "
+                f"the handler {foreign[0].handler!r} belongs to the app {other.app!r}{release} on {other.host}:{other.pid} (node "
+                f"{str(other.node_id)[:8]}){f', and {more} more' if more else ''}, and this is the app {self._node.app!r}: the two "
                 f"would take each other's jobs. Rename one; or allow it with [handlers] shared = [{names}] (ROTA_HANDLERS_SHARED); "
                 "or, if the app was renamed, stop the daemons of the old name first, and forget lost ones: rota node forget"
             )
 
     async def _register_node(self, db: Connection) -> tuple[frozenset[NodeId], int]:
-        """Write this node's row. Return which nodes are alive and not draining, and how many of its handlers are known."""
+        """Write this node's row. Return the running nodes, and how many of this node's handlers have a row."""
         return await queries.register_node(
             db,
             node=self._node.node_id,
@@ -113,7 +115,7 @@ class Presence:
             rota_version=self._node.rota_version,
             release=self._node.release,
             app=self._node.app,
-            handlers=self._node.names,
+            handlers=self._node.handler_names,
             queues=list(self._node.queues),
             slots=json.dumps(dict(self._node.queues)),
             tzdata=self._node.tzdata,
@@ -123,37 +125,37 @@ class Presence:
         )
 
     async def run_once(self) -> None:
-        """Write the node's row, and the handlers' rows now and then."""
+        """Write the node's row, and from time to time the handlers' rows."""
         async with connection(self._pool) as db:
-            if boottime() - self._registered >= HANDLERS_AGAIN:
+            if boottime() - self._handlers_registered_at >= REGISTER_HANDLERS_SECONDS:
                 await self._register_handlers(db)
-            shown, living, known = None, frozenset[NodeId](), 0
-            while shown != self.shards:  # again only when nodes have come or gone
+            written_shards, living, known = None, frozenset[NodeId](), 0
+            while written_shards != self.shards:  # again only when nodes have come or gone
                 if self.state != "running":
                     self.shards = ()
-                shown = self.shards
+                written_shards = self.shards
                 living, known = await self._register_node(db)
                 self.shards = shards_of(self._node.node_id, living)
-            if known < len(self._node.names):
-                await self._register_handlers(db)  # rows without which nothing is claimed have been deleted
+            if known < len(self._node.handler_names):
+                await self._register_handlers(db)  # some rows were deleted, without which no job is claimed
             await self._remove_lost_entry(db)
         self.alive = max(1, len(living))
-        self.reached = boottime()
+        self.database_reached_at = boottime()
 
     async def _remove_lost_entry(self, db: Connection) -> None:
-        """Remove this node from the lost ones after a silence; after its start, remove a lost one of the same host and app."""
+        """After a silence, delete this node from the lost ones. After its start, delete a lost node of the same host and app."""
         now = boottime()
-        started = now < self._takes_a_place_until
-        if (started or now - self.reached > LOST_AFTER) and await queries.replace_lost_node(
+        started = now < self._may_replace_lost_until
+        if (started or now - self.database_reached_at > LOST_AFTER_SECONDS) and await queries.replace_lost_node(
             db, node=self._node.node_id, host=self._node.host, app=self._node.app, started=started
         ):
-            self._takes_a_place_until = now
+            self._may_replace_lost_until = now
 
     async def _register_handlers(self, db: Connection) -> None:
         if await queries.register_handlers(
             db, app=self._node.app, release=self._node.release, handlers=self._node.handler_rows
         ):
-            self._registered = boottime()
+            self._handlers_registered_at = boottime()
 
     async def leave(self) -> None:
         """Delete this node's row."""

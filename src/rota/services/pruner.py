@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 
-PRUNED_EVERY = timedelta(seconds=60)
+PRUNE_INTERVAL = timedelta(seconds=60)
 
-MORE_AFTER = timedelta(seconds=1)
+FULL_BATCH_PAUSE = timedelta(seconds=1)
 """Pause after a turn that filled a batch: schedules that fire each second write more than a batch a minute."""
 
-FOR_EVER = timedelta(0)
+FOREVER = timedelta(0)
 
-ABOUT_A_TABLE = (
+TABLE_ERRORS = (
     asyncpg.UndefinedTableError,
     asyncpg.InsufficientPrivilegeError,
     asyncpg.ObjectNotInPrerequisiteStateError,
 )
-"""Transient errors that concern one table only: the next piece works on another table."""
+"""Transient errors that concern only one table. The next piece may succeed, because it works on another table."""
 
 
 class Pruner:
     """Service: deletes one batch of each kind per turn. The next turn follows soon if a batch was full."""
 
     name = "pruner"
-    interval: timedelta | None = PRUNED_EVERY
+    interval: timedelta | None = PRUNE_INTERVAL
 
     def __init__(self, pool: Pool, telemetry: Telemetry, retention: Retention) -> None:
         self._pool = pool
@@ -56,19 +56,21 @@ class Pruner:
         self._has_more = False
         errors: dict[str, str | None] = {}
         async with connection(self._pool) as db:
-            # This statement records the success or failure of its two pieces, creating and dropping partitions, by itself.
+            # This statement creates and drops partitions, and records the success or failure of both itself.
             await self._rotate_ledger(db)
             for piece, work in self._pieces().items():
                 try:
                     await work(db)
                 except asyncpg.PostgresError as error:
-                    if isinstance(error, TRANSIENT) and not isinstance(error, ABOUT_A_TABLE):
+                    if isinstance(error, TRANSIENT) and not isinstance(error, TABLE_ERRORS):
                         raise
                     errors[piece] = f"{type(error).__name__}: {error.args[0] if error.args else ''}"
                 else:
                     errors[piece] = None
             self._telemetry.housekeeping_failed(await queries.record_housekeeping(db, errors))
-        self.interval = throttled_interval(MORE_AFTER if self._has_more else PRUNED_EVERY, took=boottime() - began)
+        self.interval = throttled_interval(
+            FULL_BATCH_PAUSE if self._has_more else PRUNE_INTERVAL, took=boottime() - began
+        )
 
     def _pieces(self) -> dict[str, Callable[[Connection], Awaitable[None]]]:
         keep = self._retention
@@ -82,7 +84,7 @@ class Pruner:
         return {**{kind: partial(self._prune, kind, age) for kind, age in kinds.items()}, "nodes": self._prune_nodes}
 
     async def _rotate_ledger(self, db: Connection) -> None:
-        _, dropped = await queries.rotate_ledger(db, keep=self._retention.job_runs or FOR_EVER)
+        _, dropped = await queries.rotate_ledger(db, keep=self._retention.job_runs or FOREVER)
         self._telemetry.pruned("job_runs", dropped)
 
     async def _prune(self, kind: str, keep: timedelta | None, db: Connection) -> None:

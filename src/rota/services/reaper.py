@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 
-JUMP = 2.0
+MAX_CLOCK_GAIN_SECONDS = 2.0
 """If the database's clock gains more than this between two sweeps, expired leases prove nothing for one lease."""
 
 
@@ -53,42 +53,42 @@ class Reaper:
     async def run_once(self) -> None:
         """Sweep once."""
         async with connection(self._pool) as db:
-            asked = boottime()
+            requested_at = boottime()
             work = await queries.find_reaper_work(db)
-            if self._is_clock_steady(work.now, asked):
-                beyond = 0 if work.expired_leases else None
-                while beyond is not None:
-                    beyond = await self._reap(db, beyond)
+            if self._is_clock_steady(work.now, requested_at):
+                after_job_id = 0 if work.expired_leases else None
+                while after_job_id is not None:
+                    after_job_id = await self._reap(db, after_job_id)
             if work.missed_start_by:
                 for job in await expire_unstarted_jobs(db, self._telemetry):
                     self._ended(job["schedule_id"], "bury")
             if work.cancel_requests:
                 await cancel_waiting_jobs(db, self._telemetry)
 
-    async def _reap(self, db: Connection, beyond: int) -> int | None:
+    async def _reap(self, db: Connection, after_job_id: int) -> int | None:
         """Settle one batch as lost; return the last job_id if there may be more jobs, else None."""
-        found = await queries.find_expired_leases(db, beyond=beyond, limit=BATCH)
+        expired = await queries.find_expired_leases(db, beyond=after_job_id, limit=BATCH)
         settled = await settle_same_outcome(
-            db, found, HolderLost(), self._telemetry, random=self._random, expired_only=True, alert=self._alert
+            db, expired, HolderLost(), self._telemetry, random=self._random, expired_only=True, alert=self._alert
         )
         for terms, settlement in settled:
             self._telemetry.lease_reaped(job_id=terms.job_id, handler=terms.handler, settlement=settlement)
             self._ended(terms.schedule_id, settlement)
-        return found[-1].job_id if len(found) == BATCH else None
+        return expired[-1].job_id if len(expired) == BATCH else None
 
     def _ended(self, schedule_id: int | None, settlement: str) -> None:
         if schedule_id is not None and settlement in SUCCESS_BY_SETTLEMENT:
             self._on_end(schedule_id, SUCCESS_BY_SETTLEMENT[settlement])
 
-    def _is_clock_steady(self, now: datetime, asked: float) -> bool:
+    def _is_clock_steady(self, now: datetime, requested_at: float) -> bool:
         """Return whether the database's clock has moved like this node's. After a jump ahead, wait for one lease."""
-        answered = boottime()
+        answered_at = boottime()
         if self._clocks is not None:
             # Measured from request to answer, because a late answer is not a jump. Otherwise a blocked loop or a slow server
             # would keep every lease from being taken back.
-            jumped_by = (now - self._clocks[0]).total_seconds() - (answered - self._clocks[1])
-            if jumped_by > JUMP:
-                self._wait_until = answered + self._lease
+            jumped_by = (now - self._clocks[0]).total_seconds() - (answered_at - self._clocks[1])
+            if jumped_by > MAX_CLOCK_GAIN_SECONDS:
+                self._wait_until = answered_at + self._lease
                 self._telemetry.reaper_waits(jumped_by=jumped_by)
-        self._clocks = (now, asked)
-        return answered >= self._wait_until
+        self._clocks = (now, requested_at)
+        return answered_at >= self._wait_until

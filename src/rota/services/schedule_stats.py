@@ -1,4 +1,4 @@
-"""Store on schedules when a job last succeeded, and how many have failed since."""
+"""Store on schedules when a job last succeeded, and how many have failed since then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BATCH = 5000
 
-AT_ONCE = timedelta(0)
+NO_PAUSE = timedelta(0)
 
 LOCKED_RETRY_SECONDS = 0.2
 """Pause before schedules are tried again whose rows another session has locked."""
@@ -53,9 +53,9 @@ class ScheduleStats:
         await self._has_queued.wait()
         self._has_queued.clear()
         began = boottime()
-        left = await self._write()
+        unwritten = await self._write()
         await asyncio.sleep(
-            LOCKED_RETRY_SECONDS if left else throttled_interval(AT_ONCE, took=boottime() - began).total_seconds()
+            LOCKED_RETRY_SECONDS if unwritten else throttled_interval(NO_PAUSE, took=boottime() - began).total_seconds()
         )
 
     async def finish(self) -> None:
@@ -70,19 +70,19 @@ class ScheduleStats:
             if not batch:
                 return set()
             outcomes = [(schedule_id, *self._ended.pop(schedule_id)) for schedule_id in batch]
-            left = set(batch)
+            unwritten = set(batch)
             try:
                 async with connection(self._pool) as db:
-                    left = set().union(
+                    unwritten = set().union(
                         *await salvage(outcomes, partial(schedule_queries.note_fire_outcomes, db), self._refuse)
                     )
             finally:
                 for schedule_id, succeeded, failures in outcomes:
-                    if schedule_id in left:
+                    if schedule_id in unwritten:
                         self._queue_again(schedule_id, succeeded, failures)
                 if self._ended:
                     self._has_queued.set()
-        return left
+        return unwritten
 
     async def _refuse(self, outcome: tuple[int, bool, int], error: Exception) -> set[int]:
         """Drop the outcome of a schedule whose row can't be written."""
@@ -90,8 +90,8 @@ class ScheduleStats:
         return set()
 
     def _queue_again(self, schedule_id: int, succeeded: bool, failures: int) -> None:
-        since = self._ended.get(schedule_id)
-        if since is None:
+        queued_meanwhile = self._ended.get(schedule_id)
+        if queued_meanwhile is None:
             self._ended[schedule_id] = (succeeded, failures)
-        elif not since[0]:
-            self._ended[schedule_id] = (succeeded, failures + since[1])
+        elif not queued_meanwhile[0]:
+            self._ended[schedule_id] = (succeeded, failures + queued_meanwhile[1])

@@ -30,7 +30,7 @@ Only statistics and housekeeping are throttled. A throttled heartbeat would come
 """
 
 MAX_THROTTLE_SECONDS = 300.0
-"""Longest such pause: after the machine was suspended during the work, the measured duration is that of the suspension."""
+"""Longest such pause. Without it, a suspension of the machine during the work would count as its duration."""
 
 
 class Service(Protocol):
@@ -45,13 +45,13 @@ class Service(Protocol):
 
 
 def backoff_pause(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row. Jittered, so that daemons do not retry in step."""
-    longest: float = min(MAX_BACKOFF_SECONDS, 0.1 * 2.0 ** min(failures, 10))
-    return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
+    """Return the seconds to wait after this many failures in a row. Random jitter keeps daemons from retrying together."""
+    without_jitter: float = min(MAX_BACKOFF_SECONDS, 0.1 * 2.0 ** min(failures, 10))
+    return without_jitter * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
 def throttled_interval(usual: timedelta, *, took: float) -> timedelta:
-    """Return the interval until the next turn of a throttled service whose last turn took so many seconds."""
+    """Return the interval until the next turn of a throttled service. `took`: seconds that its last turn took."""
     return max(usual, timedelta(seconds=min(took * THROTTLE_FACTOR, MAX_THROTTLE_SECONDS)))
 
 
@@ -59,18 +59,18 @@ async def run_both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]
     """Run both concurrently and return their results. If one raises, cancel the other and raise that error, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
-            one, two = group.create_task(first), group.create_task(second)
+            first_task, second_task = group.create_task(first), group.create_task(second)
     except BaseExceptionGroup as errors:
         error = errors.exceptions[0]
         raise error from error.__cause__  # with its own cause, and without the group as its context
-    return one.result(), two.result()
+    return first_task.result(), second_task.result()
 
 
 def is_cancel_pending() -> bool:
     """Return whether the current task has been cancelled, even if no CancelledError has reached it.
 
     If the first statement on a new connection fails, asyncpg's pool closes the connection and raises that error in place of a
-    CancelledError that arrives meanwhile. A loop that takes it for a transient error would go on for ever.
+    CancelledError that arrives meanwhile. A loop that retries after that error would never end.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
