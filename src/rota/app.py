@@ -107,14 +107,15 @@ class App:
         permanent: tuple[type[BaseException], ...] = (),
         runs_in: Literal["process"] | None = None,
     ) -> Declare:
-        """Register a function that takes the job. `async def` runs on the loop, `def` in a thread, both in a process if asked.
-        In a process `job.state` is None, because the value of the lifespan doesn't reach it.
+        """Register a function that takes the job. `async def` runs on the loop, `def` in a thread.
+
+        With runs_in="process", both run in a process of their own. There, `job.state` is None: the lifespan runs in the daemon.
 
         None means the default: queue 'default', 20 attempts, backoff from 5 s up to 1 h, no timeout, at least once.
         An exception of a type in `permanent` makes a dead letter at once. `backoff` replaces `backoff_base` and `backoff_cap`,
-        whose delays double and have jitter. It is a list of the delays after the first, the second … failure, whose last delay
-        repeats, or a function that gets the number of the failed attempt, from 1. Its delays have no jitter and win over the
-        job's own columns. The function isn't called for an attempt whose daemon died.
+        whose delays double and have jitter. It is a list of delays (the first failure, the second …; the last delay repeats), or a
+        function that gets the number of the failed attempt, from 1. These delays have no jitter and win over the job's own
+        columns. The function isn't called for an attempt whose daemon died.
         The decorator returns the same function, so tests can call it, with `.name`, `.enqueue(conn, payload)` and variants added.
         Raises ConfigError for a name that is taken and for invalid options.
         """
@@ -126,7 +127,7 @@ class App:
             f"handler {name!r}", backoff_base=backoff_base, backoff_cap=backoff_cap, runs_in=runs_in, **options
         )
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
-        if not (isinstance(permanent, Sequence) and all(_is_exception_type(each) for each in permanent)):
+        if not (isinstance(permanent, Sequence) and all(_is_exception_type(kind) for kind in permanent)):
             raise ConfigError(
                 f"permanent of handler {name!r} must be a tuple of exception types, for a single one, too: (ValueError,)"
             )
@@ -226,7 +227,7 @@ class App:
         declarations: dict[str, Declaration] = {}
         handlers = self.handlers
         for function, handler, name, given in self._schedules:
-            handler_name = handler or self._name_of(function)
+            handler_name = handler or self._handler_name_of(function)
             payload = given["payload"]
             if payload is not None:
                 try:
@@ -235,23 +236,23 @@ class App:
                     )
                 except InvalidPayload as error:
                     raise ConfigError(f"schedule {name or handler_name!r}: {error}") from error
-            self._add(
+            self._add_declaration(
                 declarations,
                 declare_schedule(name or handler_name, **{**given, "payload": payload}, handler=handler_name),
             )
         for other in self._included:
-            for each in other.schedules.values():
-                self._add(declarations, each)
+            for declaration in other.schedules.values():
+                self._add_declaration(declarations, declaration)
         return declarations
 
-    def _add(self, declarations: dict[str, Declaration], declaration: Declaration) -> None:
+    def _add_declaration(self, declarations: dict[str, Declaration], declaration: Declaration) -> None:
         if declaration.name in declarations:
             raise ConfigError(
                 f"schedule {declaration.name!r} is declared twice in app {self.name!r}: rename one of them"
             )
         declarations[declaration.name] = declaration
 
-    def _name_of(self, function: Callable[..., Any] | None) -> str:
+    def _handler_name_of(self, function: Callable[..., Any] | None) -> str:
         candidates = (function, getattr(function, "__wrapped__", function))
         names = [name for name, handler in self.handlers.items() if handler.function in candidates]
         if len(names) != 1:
@@ -332,13 +333,15 @@ def _checked_backoff(
     base: timedelta | None,
     cap: timedelta | None,
 ) -> tuple[timedelta | None, timedelta | None, Sequence[timedelta] | Callable[[int], timedelta] | None]:
-    """Return base, cap and backoff. A lost attempt is retried by base and cap: of a list, its first and its longest delay."""
+    """Return base, cap and backoff. A lost attempt uses only base and cap; from a list, these are its first and longest delay."""
     if backoff is None or (callable(backoff) and base is None and cap is None):
         return base, cap, backoff
     if base is not None or cap is not None:
         raise ConfigError(f"handler {name!r} has both backoff and backoff_base or backoff_cap: choose one")
     delays = list(backoff) if isinstance(backoff, Sequence) else []
-    if not delays or not all(isinstance(d, timedelta) and timedelta(0) < d <= LONGEST_DELAY for d in delays):
+    if not delays or not all(
+        isinstance(delay, timedelta) and timedelta(0) < delay <= LONGEST_DELAY for delay in delays
+    ):
         raise ConfigError(
             f"handler {name!r}: backoff = {backoff!r:.80}: write a list of positive timedeltas up to 366 days, or a function"
         )
@@ -352,34 +355,34 @@ def find_app(reference: str) -> App:
     if "" not in sys.path:
         sys.path.insert(0, "")
     if "/" in module_name:
-        raise AppNotFound(f"no module {module_name!r}: that is a path{_spelling(module_name)}")
+        raise AppNotFound(f"no module {module_name!r}: that is a path{_import_hint(module_name)}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise AppNotFound(_broken(module_name, error)) from error
+            raise AppNotFound(_import_error_text(module_name, error)) from error
         raise AppNotFound(
-            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_spelling(module_name)}"
+            f"no module {module_name!r}: looked in {Path.cwd()} and along PYTHONPATH{_import_hint(module_name)}"
         ) from error
     except (Exception, SystemExit) as error:
-        raise AppNotFound(_broken(module_name, error)) from error
-    found = getattr(module, attribute, None)
-    if isinstance(found, App):
-        return found
+        raise AppNotFound(_import_error_text(module_name, error)) from error
+    candidate = getattr(module, attribute, None)
+    if isinstance(candidate, App):
+        return candidate
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
-    close = get_close_matches(attribute, apps, 1) or apps[:1]
-    hint = f"; did you mean {module_name}:{close[0]}?" if close else f"; {module_name} holds no rota.App at all"
+    similar = get_close_matches(attribute, apps, 1) or apps[:1]
+    hint = f"; did you mean {module_name}:{similar[0]}?" if similar else f"; {module_name} holds no rota.App at all"
     raise AppNotFound(f"{module_name} ({module.__file__}) has no app called {attribute!r}{hint}")
 
 
-def _broken(module_name: str, error: BaseException) -> str:
+def _import_error_text(module_name: str, error: BaseException) -> str:
     """Return the message for a failed import, with the last line of the traceback that belongs to the app."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename not in {__file__, importlib.__file__} and not frame.filename.startswith("<frozen importlib")
     ]
-    # The demo's app is a part of rota itself.
+    # The demo's app is part of rota, so its own frames are frames of rota.
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)] or frames
     place = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else None
     place = place or (f"{own[-1].filename}, line {own[-1].lineno}" if own else module_name)
@@ -387,8 +390,8 @@ def _broken(module_name: str, error: BaseException) -> str:
     return f"{module_name} can't be imported: {type(error).__name__}: {text} ({place})"
 
 
-def _spelling(module_name: str) -> str:
-    """Return the end of the message: a guess at the module, for a path or by a similar spelling."""
+def _import_hint(module_name: str) -> str:
+    """Return the end of the message: the module that was probably meant, guessed from a path or from similar names."""
     parent, _, name = module_name.rpartition(".")
     if name == "py" or "/" in module_name:
         path = Path(module_name.removesuffix(".py")).absolute()
@@ -397,13 +400,13 @@ def _spelling(module_name: str) -> str:
     else:
         # A module that is no package contains no modules.
         folders = getattr(sys.modules[parent], "__path__", []) if parent in sys.modules else [str(Path.cwd())]
-        beside = [each.name for each in pkgutil.iter_modules(folders)]
-        close = get_close_matches(name, beside, 1)
+        module_names = [module.name for module in pkgutil.iter_modules(folders)]
+        similar = get_close_matches(name, module_names, 1)
         hint = (
-            f"; did you mean {parent}{'.' if parent else ''}{close[0]}?"
-            if close
-            else f", found {', '.join(beside[:8])}."
-            if beside
+            f"; did you mean {parent}{'.' if parent else ''}{similar[0]}?"
+            if similar
+            else f", found {', '.join(module_names[:8])}."
+            if module_names
             else "."
         )
     return f"{hint} Give the app as module:attribute, such as myapp.jobs:app"

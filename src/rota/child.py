@@ -1,7 +1,7 @@
 """The process that runs one attempt of a handler with runs_in="process". Only `in_process` starts it.
 
-It reads one order from standard input, then replies to its questions, and the order to stop. It writes JSON lines to the
-descriptor given as its argument, so that the handler's own output goes where the daemon's output goes.
+From standard input it reads the attempt to run, then the daemon's replies to its requests, and an order to stop. It writes JSON
+lines to the descriptor given as its argument, because standard output belongs to the handler.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from rota.domain.outcome import Outcome, StopReason
 
 
-class Line:
-    """The connection to the daemon. The process asks one question at a time; the order to stop may come at any time."""
+class DaemonPipe:
+    """The connection to the daemon. The process sends one request at a time; an order to stop may arrive at any time."""
 
     def __init__(self, orders: int, answers: Any) -> None:
         self._orders = orders
@@ -88,14 +88,14 @@ class Line:
         line, _, self._unread = b"".join(pieces).partition(b"\n")
         return line
 
-    def say(self, answer: dict[str, Any]) -> None:
+    def send(self, answer: dict[str, Any]) -> None:
         """Write one line to the daemon."""
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
 
-    def ask(self, question: dict[str, Any]) -> None:
-        """Have the daemon do something, and wait until it is done."""
-        self.say(question)
+    def send_and_wait(self, request: dict[str, Any]) -> None:
+        """Send a request to the daemon, and wait for its answer. Raises the error that the daemon reports."""
+        self.send(request)
         fault = self._replies.get()["fault"]
         if fault is None:
             return
@@ -104,13 +104,13 @@ class Line:
 
 
 class PipePort(DatabasePort):
-    """The port of an `async def` handler in this process. Its questions to the daemon block the loop for a moment."""
+    """The port of an `async def` handler in this process. Its requests to the daemon block the loop for a moment."""
 
     installation_id = ""  # the claim carries its idempotency key
     state = None
 
-    def __init__(self, line: Line, login: blocking.Login | None, node: NodeId) -> None:
-        self._line = line
+    def __init__(self, pipe: DaemonPipe, login: blocking.Login | None, node: NodeId) -> None:
+        self._pipe = pipe
         self._login = login
         self.node = node
 
@@ -138,23 +138,23 @@ class PipePort(DatabasePort):
     async def save_checkpoint(self, attempt: Attempt, text: str, conn: Any) -> None:
         """Write the checkpoint on `conn`, or have the daemon write it. Raises StaleToken if the lease was lost."""
         if conn is None:
-            self._line.ask({"is": "checkpoint", "value": json.loads(text)})
+            self._pipe.send_and_wait({"is": "checkpoint", "value": json.loads(text)})
         else:
             await super().save_checkpoint(attempt, text, conn)
 
     async def report_progress(self, attempt: Attempt, done: float, note: str | None) -> None:
         """Have the daemon write the progress. Raises StaleToken if the lease was lost."""
         del attempt
-        self._line.ask({"is": "progress", "done": done, "note": note})
+        self._pipe.send_and_wait({"is": "progress", "done": done, "note": note})
 
     def stale_token(self, attempt: Attempt, what: str) -> StaleToken:
         """Have the daemon count the refused write, and return its error."""
-        self._line.say({"is": "stale", "what": what})
+        self._pipe.send({"is": "stale", "what": what})
         return super().stale_token(attempt, what)
 
     async def mark(self, attempt: Attempt, mark: Mark, *, value: bool = True) -> None:
-        """Set or remove a mark of the attempt, first of the daemon's: its heartbeat reads the marks."""
-        self._line.ask({"is": "mark", "mark": mark, "value": value})
+        """Set or remove a mark of the attempt, first in the daemon, whose heartbeat reads the marks."""
+        self._pipe.send_and_wait({"is": "mark", "mark": mark, "value": value})
         await super().mark(attempt, mark, value=value)
 
     async def was_committed(self, attempt: Attempt) -> bool:
@@ -196,14 +196,14 @@ def main() -> None:
         if os.getppid() != parent:
             os._exit(1)
     orders = os.dup(0)
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  a descriptor is needed
-        os.dup2(nothing.fileno(), 0)  # the handler and its forks must not read or close our orders
-    line = Line(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
-    signal.signal(signal.SIGTERM, lambda *_: line.interrupt(None))
+    with open(os.devnull, "rb") as dev_null:  # noqa: PTH123  a descriptor is needed
+        os.dup2(dev_null.fileno(), 0)  # the handler and its forks must not read or close our orders
+    pipe = DaemonPipe(orders, os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"))
+    signal.signal(signal.SIGTERM, lambda *_: pipe.interrupt(None))
     reset_signals_in_forks()
-    order = json.loads(line.read())
+    order = json.loads(pipe.read())
     attempt = _attempt(order)
-    line.attach(attempt)
+    pipe.attach(attempt)
     claim = attempt.claim
     handler = find_app(order["app"]).handlers[claim.handler]
     logs.install(**order["log"])
@@ -216,20 +216,20 @@ def main() -> None:
     function, payload = handler.function, handler.codec.decode(attempt.payload)
     try:
         if is_async(function):
-            result = asyncio.run(function(Job(attempt, PipePort(line, login, node), payload)))
+            result = asyncio.run(function(Job(attempt, PipePort(pipe, login, node), payload)))
         else:
-            result = function(SyncJob(attempt, BlockingPipePort(line, login, node), payload))
+            result = function(SyncJob(attempt, BlockingPipePort(pipe, login, node), payload))
         text = encode_result(result)
-        line.say({"is": "returned", "result": None if text is None else json.loads(text)})
+        pipe.send({"is": "returned", "result": None if text is None else json.loads(text)})
     except Snooze as snooze:
-        line.say({"is": "snooze", **snooze.as_answer()})
+        pipe.send({"is": "snooze", **snooze.as_answer()})
     except Retry as retry:
-        line.say({"is": "retry", "text": retry_error_text(retry, attempt), **retry.as_answer()})
+        pipe.send({"is": "retry", "text": retry_error_text(retry, attempt), **retry.as_answer()})
     except Cancel as cancel:
-        line.say({"is": "cancel", "text": cancel.reason})
+        pipe.send({"is": "cancel", "text": cancel.reason})
     except BaseException as error:  # noqa: BLE001  a handler may also raise CancelledError
         failed = failure_of(error, attempt, handler.permanent)
-        line.say({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
+        pipe.send({"is": "raised", "kind": failed.kind, "text": failed.text, "permanent": failed.permanent})
 
 
 def _log_stray_error(error: BaseException | None) -> None:

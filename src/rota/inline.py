@@ -47,11 +47,11 @@ _NODE = NodeId(UUID(int=0))
 _NO_POOL = cast("Pool", None)
 
 
-class _Inline:
-    """Base of the jobs without a database: notes the calls that a handler makes on its job.
+class _RecordedCalls:
+    """Base of the jobs without a database: records the calls that a handler makes on its job.
 
-    Raises TypeError where a handler of the other kind uses the job. Otherwise, `job.report_progress()` in a plain def would only
-    create a coroutine that nothing awaits.
+    Raises TypeError if a plain def uses an InlineJob, or an async def an InlineSyncJob. Without this check,
+    `job.report_progress()` in a plain def would only create a coroutine that nothing awaits.
     """
 
     made_for_async: ClassVar[bool]
@@ -87,15 +87,15 @@ class _Inline:
 
 
 class MemoryPort(NodePort):
-    """Notes what a handler asks of its job. `transaction` needs a connection that was lent."""
+    """Records the calls of a handler in memory. `transaction` needs the connection that the caller gave."""
 
-    def __init__(self, environment: Environment, noted: _Inline) -> None:
+    def __init__(self, environment: Environment, calls: _RecordedCalls) -> None:
         super().__init__(environment)
-        self._noted = noted
+        self._calls = calls
 
     @asynccontextmanager
     async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
-        """Run a transaction (a savepoint, if one is open) on the asyncpg connection that was lent."""
+        """Run a transaction (a savepoint, if one is open) on the asyncpg connection that the caller gave."""
         if self.environment.handler_pool is None:
             raise _no_connection("asyncpg")
         async with self.environment.handler_pool.acquire() as conn, conn.transaction():
@@ -104,27 +104,27 @@ class MemoryPort(NodePort):
             await self.mark(attempt, "committed")
 
     async def complete(self, attempt: Attempt, conn: Any, result: str | None) -> None:
-        """Note the result."""
+        """Record the result."""
         del attempt, conn
-        self._noted.result = None if result is None else json.loads(result)
+        self._calls.result = None if result is None else json.loads(result)
 
     async def mark(self, attempt: Attempt, mark: Mark) -> None:
-        """Count the job as committed, also after job.complete(): no database could tell otherwise."""
+        """Count the job as committed, also after job.complete(): there is no database to ask."""
         del mark
-        self._noted.completed = attempt.committed = True
+        self._calls.completed = attempt.committed = True
 
     async def guard(self, attempt: Attempt, conn: Any, resource: str) -> None:
-        """Note the resource."""
+        """Record the resource."""
         del attempt, conn
-        self._noted.guarded.append(resource)
+        self._calls.guarded.append(resource)
 
     async def save_checkpoint(self, attempt: Attempt, text: str, conn: Any) -> None:
         """Write nothing: the attempt keeps the checkpoint."""
 
     async def report_progress(self, attempt: Attempt, done: float, note: str | None) -> None:
-        """Note the progress."""
+        """Record the progress."""
         del attempt
-        self._noted.progress, self._noted.progress_note = done, note
+        self._calls.progress, self._calls.progress_note = done, note
 
 
 class BlockingMemoryPort(MemoryPort):
@@ -132,7 +132,7 @@ class BlockingMemoryPort(MemoryPort):
 
     @asynccontextmanager
     async def transaction(self, attempt: Attempt, *, completes: bool) -> AsyncIterator[Any]:
-        """Run a transaction (a savepoint, if one is open) on the psycopg connection that was lent."""
+        """Run a transaction (a savepoint, if one is open) on the psycopg connection that the caller gave."""
         if self.environment.blocking is None:
             raise _no_connection("psycopg")
         with self.environment.blocking.connection() as conn, conn.transaction():
@@ -148,33 +148,33 @@ def _no_connection(driver: str) -> RuntimeError:
     )
 
 
-class InlineJob(_Inline, Job[P]):
-    """A job without a database: `complete` and `guard` touch nothing, `transaction` needs a connection that was lent."""
+class InlineJob(_RecordedCalls, Job[P]):
+    """A job without a database: `complete` and `guard` touch nothing, `transaction` needs a connection from the caller."""
 
     made_for_async = True
 
     def __init__(self, attempt: Attempt, environment: Environment, payload: P) -> None:
-        _Inline.__init__(self)
+        _RecordedCalls.__init__(self)
         Job.__init__(self, attempt, MemoryPort(environment, self), payload)
 
 
-class InlineSyncJob(_Inline, SyncJob[P]):
+class InlineSyncJob(_RecordedCalls, SyncJob[P]):
     """The same for plain `def` handlers."""
 
     made_for_async = False
 
     def __init__(self, attempt: Attempt, environment: Environment, payload: P, _loop: object = None) -> None:
-        _Inline.__init__(self)
+        _RecordedCalls.__init__(self)
         SyncJob.__init__(self, attempt, BlockingMemoryPort(environment, self), payload)
 
 
-class Lent:
+class SingleConnectionPool:
     """Stands in for a pool with a single connection. All statements run on it, in the transaction that is open there."""
 
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
-    def acquire(self, *, timeout: float | None = None) -> Lent:
+    def acquire(self, *, timeout: float | None = None) -> SingleConnectionPool:
         """Return an object to await or enter for the connection."""
         del timeout
         return self
@@ -201,14 +201,14 @@ class Lent:
 
 
 def inline_environment(*, conn: Any = None, state: Any = None) -> Environment:
-    """Return the environment of a job without a database, with a connection if one is lent."""
-    lent = None if conn is None else cast("Any", Lent(conn))
-    blocking = None if isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) else lent
+    """Return the environment of a job without a database, or with a single connection."""
+    single_connection = None if conn is None else cast("Any", SingleConnectionPool(conn))
+    blocking = None if isinstance(conn, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy) else single_connection
     return Environment(
         node=_NODE,
         installation_id="00000000-0000-0000-0000-000000000000",
         pool=_NO_POOL,
-        handler_pool=_NO_POOL if lent is None else lent,
+        handler_pool=_NO_POOL if single_connection is None else single_connection,
         blocking=blocking,
         app_reference=None,
         state=state,
@@ -217,7 +217,7 @@ def inline_environment(*, conn: Any = None, state: Any = None) -> Environment:
     )
 
 
-def attempt_at(
+def make_attempt(
     payload: str,
     *,
     handler: str,
@@ -233,7 +233,7 @@ def attempt_at(
     meta: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
 ) -> Attempt:
-    """Return an attempt of a job that is in no database. Raises TypeError or ValueError for an invalid value."""
+    """Return an attempt of a job that is not in the database. Raises TypeError or ValueError for an invalid value."""
     check_handler_name(handler)
     check_types(
         job_id=job_id,
@@ -269,19 +269,19 @@ def attempt_at(
     return Attempt(claim, lease=30, claim_sent_at=0.0, suspect=Suspects.NONE)
 
 
-JOB_FACTS = frozenset(signature(attempt_at).parameters) - {"payload", "handler"}
+JOB_FACTS = frozenset(signature(make_attempt).parameters) - {"payload", "handler"}
 """The facts that a test can set on its job."""
 
 
-def handler_of(app: App, name: str) -> Handler:
+def find_handler(app: App, name: str) -> Handler:
     """Return the app's handler, changed to run in this process. Raises ConfigError, with the closest name, for an unknown one."""
     check_handler_name(name)
-    found = app.handlers.get(name)
-    if found is None:
+    handler = app.handlers.get(name)
+    if handler is None:
         close = get_close_matches(name, app.handlers, 1)
         hint = f": did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(app.handlers)) or 'none'}"
         raise ConfigError(f"app {app.name!r} has no handler {name!r}{hint}")
-    return replace(found, kind=on_loop if is_async(found.function) else in_thread)
+    return replace(handler, kind=on_loop if is_async(handler.function) else in_thread)
 
 
 async def call_inline(
@@ -293,7 +293,7 @@ async def call_inline(
     `dsn`, and commits the handler's effect; without either it raises RuntimeError. `facts` are the job's `attempt`, `job_id`,
     `queue`, `scheduled_for`, `idempotency_key`, `checkpoint`, `meta`, `timeout` and so on.
     """
-    handler = handler_of(app, name)
+    handler = find_handler(app, name)
     try:
         text: str = handler.codec.encode(payload)
     except InvalidPayload:
@@ -308,7 +308,7 @@ async def call_inline(
         else:
             state = None if app.lifespan is None else await stack.enter_async_context(app.lifespan())
         return await run_attempt(
-            handler, attempt_at(text, handler=name, **facts), inline_environment(conn=conn, state=state)
+            handler, make_attempt(text, handler=name, **facts), inline_environment(conn=conn, state=state)
         )
 
 

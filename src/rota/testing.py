@@ -75,11 +75,11 @@ from rota.inline import (
     JOB_FACTS,
     InlineJob,
     InlineSyncJob,
-    Lent,
-    attempt_at,
+    SingleConnectionPool,
     call_inline,
-    handler_of,
+    find_handler,
     inline_environment,
+    make_attempt,
 )
 from rota.lifecycle.executor import Executor
 from rota.lifecycle.lanes import MAX_LISTED_QUEUES, PRIORITIES
@@ -141,18 +141,18 @@ def make_job(payload: P, *, handler: str = "test", conn: Any = None, state: Any 
         raise TypeError(
             "conn can't be a psycopg connection: write an asyncpg one, or use make_sync_job for a plain def"
         )
-    return InlineJob(attempt_at("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload)
+    return InlineJob(make_attempt("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload)
 
 
 def make_sync_job(
     payload: P, *, handler: str = "test", conn: Any = None, state: Any = None, **facts: Any
 ) -> InlineSyncJob[P]:
-    """Return a job to call a plain `def` handler with. `conn` is a psycopg connection; all else is as with `make_job`."""
+    """Return a job to call a plain `def` handler with. `conn` is a psycopg connection; otherwise it works like `make_job`."""
     _check_facts(facts)
     if isinstance(conn, _ASYNCPG):
         raise TypeError("conn can't be an asyncpg connection: write a psycopg one, or use make_job for an async def")
     return InlineSyncJob(
-        attempt_at("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload
+        make_attempt("{}", handler=handler, **facts), inline_environment(conn=conn, state=state), payload
     )
 
 
@@ -216,12 +216,12 @@ async def drain(
             )
         if state is _ANY:
             state = None if app.lifespan is None else await stack.enter_async_context(app.lifespan())
-        lent = cast("Any", Lent(conn))
+        single_connection = cast("Any", SingleConnectionPool(conn))
         environment = Environment(
             node=NodeId(uuid.uuid4()),
             installation_id=(await read_installation(conn)).installation_id,
-            pool=lent,
-            handler_pool=lent,
+            pool=single_connection,
+            handler_pool=single_connection,
             blocking=blocking,
             app_reference=None,
             state=state,
@@ -236,7 +236,7 @@ class _DrainingDaemon:
         self._app = app
         self._conn = conn
         self._node = environment.node
-        self._handlers = {name: handler_of(app, name) for name in app.handlers}
+        self._handlers = {name: find_handler(app, name) for name in app.handlers}
         self._running = Running({"*": 1}, Wake(), grace=GRACE)
         self._settler = Settler(
             environment.pool,
@@ -279,13 +279,18 @@ class _DrainingDaemon:
         last = ""
         while self._handlers and (queues := await queries.list_queues(self._conn, after=last, limit=MAX_LISTED_QUEUES)):
             last = queues[-1]
-            lanes = [("*", q, h, p, ANY_TIME) for q in queues for h in self._handlers for p in PRIORITIES]
+            lanes = [
+                ("*", queue, handler, priority, ANY_TIME)
+                for queue in queues
+                for handler in self._handlers
+                for priority in PRIORITIES
+            ]
             for suspects in (Suspects.NONE, Suspects.ANY):
-                found = await queries.claim_due_jobs(
+                claimed = await queries.claim_due_jobs(
                     self._conn, node=self._node, groups={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
                 )
-                if found.claims:
-                    return found.claims
+                if claimed.claims:
+                    return claimed.claims
         return []
 
     async def _run_attempt(self, attempt: Attempt) -> None:
@@ -357,14 +362,16 @@ def _matching_jobs(row: Any, handler: str, payload: Any, count: int | None, colu
     if payload is not _ANY:
         wanted["payload"] = json.loads(encode_payload(payload))
     jobs = json.loads(row[0])
-    found = [job["job_id"] for job in jobs if all(_is_match(name, job[name], value) for name, value in wanted.items())]
-    if len(found) == count or (count is None and found):
-        return found
+    matching_ids = [
+        job["job_id"] for job in jobs if all(_is_match(name, job[name], value) for name, value in wanted.items())
+    ]
+    if len(matching_ids) == count or (count is None and matching_ids):
+        return matching_ids
     how_many = "at least one" if count is None else count
-    live = "\n".join(f"  { ({name: job[name] for name in ('payload', *wanted)}) }" for job in jobs)
+    job_lines = "\n".join(f"  { ({name: job[name] for name in ('payload', *wanted)}) }" for job in jobs)
     raise AssertionError(
-        f"{len(found)} live jobs of {handler!r} have {wanted or 'anything'}, wanted {how_many}; "
-        + (f"there are:\n{live}" if jobs else "there is none of that handler at all")
+        f"{len(matching_ids)} live jobs of {handler!r} have {wanted or 'anything'}, wanted {how_many}; "
+        + (f"there are:\n{job_lines}" if jobs else "there is none of that handler at all")
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from factories import make_handler, make_jobs, make_running_job
-from rota.inline import Lent
+from rota.inline import SingleConnectionPool
 from rota.lifecycle.running import Running
 from rota.lifecycle.wake import Wake
 from rota.observability.telemetry import Telemetry, make_logger
@@ -43,7 +43,7 @@ def gauges(conn: Connection[Record], events: Events) -> Gauges:
         queues=["default"],
         watch=lambda name, fields: events.append((name, fields)),
     )
-    return Gauges(cast("Any", Lent(conn)), telemetry)
+    return Gauges(cast("Any", SingleConnectionPool(conn)), telemetry)
 
 
 def metric_value(gauges: Gauges, name: str) -> float | None:

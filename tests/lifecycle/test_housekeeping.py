@@ -10,7 +10,7 @@ import pytest
 from factories import make_attempts, make_ledger_rows
 from rota.config import Retention
 from rota.db import queries, server_reports
-from rota.inline import Lent
+from rota.inline import SingleConnectionPool
 from rota.observability.telemetry import Telemetry, make_logger
 from rota.services.pruner import Pruner
 
@@ -29,7 +29,7 @@ def make_pruner(conn: Connection[Record], events: Events, **retention: timedelta
     telemetry = Telemetry(
         make_logger(level="error", format="json"), watch=lambda name, fields: events.append((name, fields))
     )
-    return Pruner(Lent(conn), telemetry, Retention(**retention))  # type: ignore[arg-type]
+    return Pruner(SingleConnectionPool(conn), telemetry, Retention(**retention))  # type: ignore[arg-type]
 
 
 async def failing_tasks(conn: Connection[Record]) -> dict[str, str | None]:

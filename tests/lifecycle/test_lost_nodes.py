@@ -12,7 +12,7 @@ import rota
 from rota.db import node_reports, queries
 from rota.domain.job import NodeId
 from rota.errors import ConfigError
-from rota.inline import Lent
+from rota.inline import SingleConnectionPool
 from rota.services.presence import Node, Presence
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def make_presence(
         queues={"default": 1},
         tzdata=None,
     )
-    return Presence(Lent(conn), node)  # type: ignore[arg-type]
+    return Presence(SingleConnectionPool(conn), node)  # type: ignore[arg-type]
 
 
 async def _do_nothing(job: rota.Job[object]) -> None: ...

@@ -13,7 +13,7 @@ import pytest
 import rota
 from rota import client, inline, testing
 from rota.client.columns import COLUMNS, Columns, option
-from rota.client.many import Many
+from rota.client.many import ManyJobs
 from rota.errors import ConfigError
 from rota.testing import make_job, make_sync_job, perform
 
@@ -133,8 +133,8 @@ def test_f7_a_column_refuses_what_it_is_given_by_name(name: str) -> None:
 def test_f7_enqueue_many_refuses_a_jobs_own_values(value: Any) -> None:
     """Also those that a function of the payload gives."""
     with pytest.raises(TypeError, match=r"timeout can't be a .*: write a timedelta"):
-        Many("h", [1], {"timeout": value}, client.encode_payload)
-    many = Many("h", [{"n": 1}], {"run_at": lambda _: value}, client.encode_payload)
+        ManyJobs("h", [1], {"timeout": value}, client.encode_payload)
+    many = ManyJobs("h", [{"n": 1}], {"run_at": lambda _: value}, client.encode_payload)
     with pytest.raises(TypeError, match=r"run_at can't be a .*: write a datetime"):
         list(many.statements())
 
@@ -143,15 +143,15 @@ def test_f7_enqueue_many_refuses_a_jobs_own_values(value: Any) -> None:
 def test_f7_enqueue_many_takes_many_payloads(payloads: Any) -> None:
     """A dict would be a job for each of its keys."""
     with pytest.raises(TypeError, match=r"payloads can't be a .*: write a list of payloads"):
-        Many("h", payloads, {}, client.encode_payload)
+        ManyJobs("h", payloads, {}, client.encode_payload)
 
 
 def test_f7_encode_is_a_function_that_returns_text() -> None:
     """Some JSON libraries return bytes."""
     with pytest.raises(TypeError, match="encode can't be a str: write a function"):
-        Many("h", [1], {}, "json")  # type: ignore[arg-type]
+        ManyJobs("h", [1], {}, "json")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="encode returned a bytes: return JSON as text"):
-        list(Many("h", [1], {}, lambda _: b"1").statements())  # type: ignore[arg-type, return-value]
+        list(ManyJobs("h", [1], {}, lambda _: b"1").statements())  # type: ignore[arg-type, return-value]
 
 
 def test_f7_a_handler_is_enqueued_by_its_name() -> None:
@@ -164,7 +164,7 @@ def test_f7_a_handler_is_enqueued_by_its_name() -> None:
 
     for handler, cure in ((send, "write its name, 'send'"), (5, "write the name"), (None, "write the name")):
         with pytest.raises(TypeError, match=f"handler can't be a .*: {cure}"):
-            Many(handler, [], {}, client.encode_payload)  # type: ignore[arg-type]
+            ManyJobs(handler, [], {}, client.encode_payload)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("made", [make_job, make_sync_job])

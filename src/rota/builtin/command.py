@@ -66,7 +66,7 @@ def run_command(settings: Command) -> Callable[[Job[Any]], Coroutine[Any, Any, d
                         await process.wait()
                 raise
             finally:
-                # The rest of its group too: the next attempt must not run beside it.
+                # Kill the rest of its group, too: the next attempt must not run beside it.
                 signal_group(process, signal.SIGKILL)
                 await process.wait()
         if code:
@@ -86,8 +86,8 @@ async def _exchange(process: Process, payload: bytes) -> tuple[bytes, bytes, int
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(_feed(process.stdin, payload)),
-            group.create_task(_tail(process.stdout, output)),
-            group.create_task(_tail(process.stderr, errors)),
+            group.create_task(_read_tail(process.stdout, output)),
+            group.create_task(_read_tail(process.stderr, errors)),
         ]
         code = await process.wait()
         # Kill the rest of its group. Processes that left the group may hold the pipes open: don't wait for them.
@@ -107,11 +107,11 @@ async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
     stdin.close()
 
 
-async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
+async def _read_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
     """Read to the end, and keep the last MAX_OUTPUT_BYTES."""
     while chunk := await stream.read(1 << 16):
-        kept += chunk
-        del kept[:-MAX_OUTPUT_BYTES]
+        tail += chunk
+        del tail[:-MAX_OUTPUT_BYTES]
 
 
 def _argv(argv: list[str]) -> list[str]:

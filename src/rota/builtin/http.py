@@ -107,11 +107,11 @@ def send_to(endpoint: Endpoint) -> Send:
 
     async def http(job: Job[Message]) -> dict[str, Any]:
         message = job.payload
-        url = _below(endpoint.url, message.path)
+        url = _url_below(endpoint.url, message.path)
         body = None if message.body is None else json.dumps(message.body, ensure_ascii=False).encode()
-        own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+        configured_headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
         # The configuration's headers win: a client that inserts jobs must not replace its credentials.
-        headers = _drop_reserved(message.headers, own) | own | _job_headers(job)
+        headers = _drop_reserved(message.headers, configured_headers) | configured_headers | _job_headers(job)
         if endpoint.secret is not None:
             headers |= signature(endpoint.secret.get_secret_value(), job.idempotency_key, body or b"", now=time.time())
         return await _send(endpoint.method, url, body, headers, permanent=endpoint.permanent, private=endpoint.private)
@@ -145,7 +145,7 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not any(parsed in network for network in _NOT_PUBLIC)
 
 
-def _public_socket(address: Any) -> socket.socket:
+def _socket_to_public_address(address: Any) -> socket.socket:
     family, kind, protocol, _, where = address
     if not is_public(where[0]):
         raise PrivateAddress(
@@ -157,7 +157,7 @@ def _public_socket(address: Any) -> socket.socket:
 async def _send(
     method: str, url: str, body: bytes | None, headers: dict[str, str], *, permanent: frozenset[int], private: bool
 ) -> dict[str, Any]:
-    connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket, force_close=True)
+    connector = aiohttp.TCPConnector(socket_factory=None if private else _socket_to_public_address, force_close=True)
     headers = {"Content-Type": "application/json"} | headers if body is not None else headers
     for name, value in headers.items():
         if not name or _INVALID_IN_NAME.search(name) or _INVALID_IN_VALUE.search(value):
@@ -178,20 +178,20 @@ async def _exchange(
     permanent: frozenset[int],
 ) -> dict[str, Any]:
     async with (
-        # The job's timeout is the limit.
+        # No timeout here: the job's own timeout applies.
         aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(), cookie_jar=aiohttp.DummyCookieJar()
         ) as session,
-        session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
+        session.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
     ):
-        if 200 <= answer.status < 300:
-            excerpt = (await _excerpt(answer.content)).decode("utf-8", "backslashreplace")
-            return {"status": answer.status, "body": storable_text(excerpt, 2 * MAX_BODY_BYTES)}
+        if 200 <= response.status < 300:
+            excerpt = (await _excerpt(response.content)).decode("utf-8", "backslashreplace")
+            return {"status": response.status, "body": storable_text(excerpt, 2 * MAX_BODY_BYTES)}
         host = urlsplit(url).hostname
-        message = f"{host} answered with status {answer.status}"
-        if answer.status in permanent:
+        message = f"{host} answered with status {response.status}"
+        if response.status in permanent:
             raise Permanent(message)
-        if (after := _retry_after(answer.headers)) is not None:
+        if (after := _retry_after(response.headers)) is not None:
             raise Retry(after=after) from Unsuccessful(message)
         raise Unsuccessful(message)
 
@@ -201,12 +201,12 @@ async def _excerpt(content: aiohttp.StreamReader) -> bytes:
 
     The status already decided the attempt, so a body that breaks off must not cause a second request.
     """
-    kept = bytearray()
+    excerpt = bytearray()
     with suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(EXCERPT_SECONDS):
-            while len(kept) < MAX_BODY_BYTES and (piece := await content.read(MAX_BODY_BYTES - len(kept))):
-                kept += piece
-    return bytes(kept)
+            while len(excerpt) < MAX_BODY_BYTES and (piece := await content.read(MAX_BODY_BYTES - len(excerpt))):
+                excerpt += piece
+    return bytes(excerpt)
 
 
 def _job_headers(job: Job[Any]) -> dict[str, str]:
@@ -218,8 +218,8 @@ def _job_headers(job: Job[Any]) -> dict[str, str]:
     }
 
 
-def _drop_reserved(headers: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    reserved = {name.lower() for name in own} | {"host", "content-length", "transfer-encoding"}
+def _drop_reserved(headers: dict[str, str], configured: Mapping[str, str]) -> dict[str, str]:
+    reserved = {name.lower() for name in configured} | {"host", "content-length", "transfer-encoding"}
     return {
         name: value
         for name, value in headers.items()
@@ -227,7 +227,7 @@ def _drop_reserved(headers: dict[str, str], own: Mapping[str, str]) -> dict[str,
     }
 
 
-def _below(url: str, path: str) -> str:
+def _url_below(url: str, path: str) -> str:
     """Return the URL of a path below an endpoint. Raises Permanent for one that leads out of it."""
     if not path:
         return url

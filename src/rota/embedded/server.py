@@ -32,7 +32,7 @@ from rota.embedded.places import (
     server_user,
     version_of,
 )
-from rota.embedded.processes import lives, orphans, parent_of, pid_file, postmaster, works_in
+from rota.embedded.processes import is_alive, orphans, parent_of, pid_file, postmaster, runs_in_folder
 from rota.errors import ConfigError, DatabaseUnusable
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class EmbeddedPostgres:
         """The pid of the server, or None if it does not run."""
         if self._process is not None:
             return self._process.pid if self._process.poll() is None else None
-        return self._attached_pid if self._attached_pid and works_in(self.data, self._attached_pid) else None
+        return self._attached_pid if self._attached_pid and runs_in_folder(self.data, self._attached_pid) else None
 
     def start(self) -> Self:
         """Return when the server accepts connections. Attach to it if another living process owns it.
@@ -136,12 +136,12 @@ class EmbeddedPostgres:
         try:
             make_parents(self.data, readable=self._user is not None)
             with self._lock() as record:
-                if (pid := postmaster(self.data)) and self._owner_lives(pid, record):
+                if (pid := postmaster(self.data)) and self._is_owner_alive(pid, record):
                     self._attach(pid)
                     return self
                 if pid:
-                    self._wait_for_the_end_of(pid)
-                self._clear_up_after_a_crash()
+                    self._wait_until_ended(pid)
+                self._clean_up_after_crash()
                 self._initialise(record)
                 self._launch()
                 _rewrite(record, f"{os.getpid()} {self.pid}\n")
@@ -157,11 +157,11 @@ class EmbeddedPostgres:
         if self._process is None:
             self.attached, self._attached_pid = False, None
             return
-        with ExitStack() as held:
+        with ExitStack() as stack:
             with suppress(
                 OSError, DatabaseUnusable
             ):  # the lock only keeps other processes from attaching to an ending server
-                held.enter_context(self._lock())
+                stack.enter_context(self._lock())
             self._end()
             if self._sockets not in {None, self.data}:
                 with suppress(OSError):
@@ -203,19 +203,19 @@ class EmbeddedPostgres:
             with self._keeping:
                 if ending.is_set() or not self.attached or self.pid is not None:
                     continue
-                before = self.dsn
+                old_dsn = self.dsn
                 try:
-                    now = self.start()
+                    self.start()
                 except DatabaseUnusable as error:
                     if str(error) != failure:
                         failure = str(error)
                         report(f"the PostgreSQL in {self.data} has ended, and can't be started: {error}")
                     continue
             failure = None
-            whose = "another process started it again" if now.attached else "this process runs it now"
-            report(f"the PostgreSQL in {self.data} ended with the process that had started it: {whose}")
-            if now.dsn != before:
-                report(f"its address is {now.dsn} now: restart this command to use it")
+            new_owner = "another process started it again" if self.attached else "this process runs it now"
+            report(f"the PostgreSQL in {self.data} ended with the process that had started it: {new_owner}")
+            if self.dsn != old_dsn:
+                report(f"its address is {self.dsn} now: restart this command to use it")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -245,18 +245,18 @@ class EmbeddedPostgres:
         finally:
             os.close(lock)
 
-    def _owner_lives(self, pid: int, record: int) -> bool:
+    def _is_owner_alive(self, pid: int, record: int) -> bool:
         words = os.pread(record, 64, 0).decode(errors="replace").split()
         if len(words) != 2 or words[1] != str(pid):
             return True  # started by another program, such as pg_ctl
         # An orphaned server has another parent and is about to shut down: do not attach to it.
-        return parent_of(pid) == int(words[0]) if sys.platform == "linux" else lives(int(words[0]))
+        return parent_of(pid) == int(words[0]) if sys.platform == "linux" else is_alive(int(words[0]))
 
     def _attach(self, pid: int) -> None:
         def is_ready() -> bool:
             return len(lines := pid_file(self.data)) >= 8 and lines[7].strip() in {"ready", "standby"}
 
-        if not _within(self._patience, is_ready):
+        if not _wait_until(self._patience, is_ready):
             raise DatabaseUnusable(
                 f"the PostgreSQL in {self.data} (pid {pid}) isn't getting ready. {self._end_of_log()}"
             )
@@ -268,34 +268,34 @@ class EmbeddedPostgres:
         self.port, self._sockets = int(lines[3]), Path(lines[4])
         self._attached_pid, self.attached = pid, True
 
-    def _wait_for_the_end_of(self, pid: int) -> None:
+    def _wait_until_ended(self, pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
-        if not _within(self._patience, lambda: not works_in(self.data, pid)):
+        if not _wait_until(self._patience, lambda: not runs_in_folder(self.data, pid)):
             raise DatabaseUnusable(
                 f"the PostgreSQL in {self.data} (pid {pid}) has lost its owner and doesn't end: end it first"
             )
 
-    def _clear_up_after_a_crash(self) -> None:
+    def _clean_up_after_crash(self) -> None:
         lines = pid_file(self.data)
         if not lines or sys.platform != "linux":
             return
         # The children of a killed server keep its shared memory for a moment. A new server would refuse to start.
-        if not _within(1, lambda: not orphans(self.data)):
+        if not _wait_until(1, lambda: not orphans(self.data)):
             for pid in orphans(self.data):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            _within(5, lambda: not orphans(self.data))
+            _wait_until(5, lambda: not orphans(self.data))
         # The pid in the file may now belong to another process. The server would refuse to start because of it.
-        if lines[0].isdigit() and lives(int(lines[0])):
+        if lines[0].isdigit() and is_alive(int(lines[0])):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     # From an empty folder to a server that takes connections
 
     def _initialise(self, record: int) -> None:
         if os.pread(record, 64, 0) == b"initdb\n":  # the previous initdb was killed before it was done
-            for left in self.data.iterdir() if self.data.exists() else ():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            for entry in self.data.iterdir() if self.data.exists() else ():
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         if self._is_initialised():
             return
         self.data.mkdir(mode=0o700, exist_ok=True)
@@ -325,11 +325,12 @@ class EmbeddedPostgres:
             raise DatabaseUnusable(
                 f"{self.data} isn't empty and holds no PostgreSQL database: choose another folder (ROTA_DATA_DIR)"
             )
-        made_by, ours = version.read_text(encoding="ascii").strip(), version_of(self.bin, self._user).split(".")[0]
-        if made_by != ours:
+        data_version = version.read_text(encoding="ascii").strip()
+        binary_version = version_of(self.bin, self._user).split(".")[0]
+        if data_version != binary_version:
             raise DatabaseUnusable(
-                f"{self.data} was made by PostgreSQL {made_by}, and {self.bin} is {ours}: set ROTA_PG_BIN to binaries "
-                f"of {made_by}, or ROTA_DATA_DIR to another folder (pg_dump from the old server moves the data)"
+                f"{self.data} was made by PostgreSQL {data_version}, and {self.bin} is {binary_version}: set ROTA_PG_BIN to "
+                f"binaries of {data_version}, or ROTA_DATA_DIR to another folder (pg_dump from the old server moves the data)"
             )
         return True
 
@@ -355,7 +356,7 @@ class EmbeddedPostgres:
                 ready = len(lines) >= 8 and lines[0] == str(server.pid) and lines[7].strip() == "ready"
                 return ready or server.poll() is not None
 
-            if not _within(self._patience, is_ready_or_ended) or server.poll() is not None:
+            if not _wait_until(self._patience, is_ready_or_ended) or server.poll() is not None:
                 raise DatabaseUnusable(f"the embedded PostgreSQL in {self.data} didn't start. {self._end_of_log()}")
             undo.pop_all()
         self.attached = False
@@ -383,7 +384,7 @@ class EmbeddedPostgres:
     @contextmanager
     def _folder_argument(self) -> Iterator[str]:
         """Yield a path of the data folder that the server can open: an open descriptor's, if its user can't reach the folder."""
-        if self._reachable:
+        if self._is_reachable:
             yield str(self.data)
             return
         if sys.platform != "linux":
@@ -410,14 +411,14 @@ class EmbeddedPostgres:
     # Folders and the log
 
     @property
-    def _reachable(self) -> bool:
+    def _is_reachable(self) -> bool:
         return self._user is None or self._user.can_reach(self.data)
 
     def _socket_folder(self) -> Path:
         if self._sockets is None:
             too_long = len(os.fsencode(self.data / f".s.PGSQL.{self.port}")) > SOCKET_PATH_BYTES
             splits = "," in str(self.data)  # the server reads a list of folders, and clients a list of hosts
-            unfit = too_long or splits or not self._reachable
+            unfit = too_long or splits or not self._is_reachable
             self._sockets = runtime_folder(self.data, self._user) if unfit else self.data
         return self._sockets
 
@@ -438,9 +439,10 @@ def _rewrite(record: int, text: str) -> None:
     os.pwrite(record, text.encode(), 0)
 
 
-def _within(seconds: float, true: Callable[[], bool]) -> bool:
+def _wait_until(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Poll the condition; return whether it became true within `seconds`."""
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_SECONDS)
