@@ -234,7 +234,7 @@ def variables(path: str) -> list[str]:
     """Return the variables of a setting, in order of precedence."""
     names = dict.fromkeys([*_EXTRA_VARIABLES.get(path, ()), f"ROTA_{path.upper().replace('.', '_')}"])
     # ROTA_DATABASE_URL_FILE has precedence over DATABASE_URL, which may belong to the application.
-    return [each for name in names for each in ((name, f"{name}_FILE") if path in _SECRETS else (name,))]
+    return [variant for name in names for variant in ((name, f"{name}_FILE") if path in _SECRETS else (name,))]
 
 
 def _read_variable(path: str, name: str, value: str) -> str:

@@ -97,8 +97,8 @@ class _Timeline:
         """Return the instants at which the offset changes, in the chunk that ends with `limit`."""
         if limit not in self._changes:
             steps = range(limit - self._CHUNK, limit, self._STRIDE)
-            found = (self._change_within(step, step + self._STRIDE) for step in steps)
-            self._changes[limit] = tuple(change for change in found if change is not None)
+            changes = (self._change_within(step, step + self._STRIDE) for step in steps)
+            self._changes[limit] = tuple(change for change in changes if change is not None)
         return self._changes[limit]
 
     def _change_within(self, low: int, high: int) -> int | None:

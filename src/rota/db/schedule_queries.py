@@ -63,7 +63,7 @@ class DueSchedules(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Where to continue reading: instant and id of the last due schedule, and the id of the last schedule without a plan."""
+    """The place to continue reading: instant and id of the last due schedule, and the id of the last schedule without a plan."""
 
     instant: datetime = DISTANT_PAST
     due_id: int = 2**63 - 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 StepKind = Literal["inserted", "updated", "noted", "unchanged", "newer_release", "not_ours", "undeclared", "refused"]
-"""What becomes of a schedule.
+"""The result for one schedule.
 
 inserted       it was missing
 updated        the declaration has changed since it was last applied: the changed columns are written
@@ -74,7 +74,7 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What becomes of one schedule, and the values to write."""
+    """The result for one schedule, and the values to write."""
 
     name: str
     what: StepKind

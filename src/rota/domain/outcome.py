@@ -1,4 +1,4 @@
-"""What an attempt did. A job's failure is a value here. An exception means a bug in rota."""
+"""The outcomes of an attempt. A job's failure is a value here; an exception means a bug in rota."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TimedOut:
     timeout: timedelta
     after: timedelta | None = None
     abandoned: Literal["thread", "task"] | None = None
-    """Where the handler still runs, if it did not stop. Its lease is about to end."""
+    """Set if the handler did not stop: it still runs in this thread or task, and its lease is about to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a settlement writes: the arguments of settle_unfinished.sql, and the log line that reports it."""
+"""The contents of a settlement: the arguments of settle_unfinished.sql, and the log line that reports it."""
 
 from __future__ import annotations
 

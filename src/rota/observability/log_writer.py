@@ -44,7 +44,7 @@ class LogWriter(io.TextIOBase):
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """What happens to characters that the encoding lacks."""
+        """The error handler for characters that the encoding lacks."""
         return "backslashreplace"
 
     @property
