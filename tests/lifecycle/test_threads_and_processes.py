@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 import rota
 import threads_and_processes_app
@@ -107,6 +109,37 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             row = await live_row(conn, job_id)
             assert row["attempt"] == (0 if request == "snooze" else 1)
             assert row["run_at"] - row["now"] > timedelta(minutes=59)
+
+
+def test_the_end_of_a_handlers_process_closes_no_descriptor_of_another(database: Database) -> None:
+    """A number that is closed twice may belong to a database connection by then, and uvloop aborts the daemon."""
+    app = rota.App("descriptors")
+    closed: list[int] = []
+
+    @app.middleware
+    async def open_files_at_once(job: rota.Job[Any], call_next: Any) -> Any:
+        result = await call_next(job)
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for number in files:
+            try:
+                os.close(number)
+            except OSError:
+                closed.append(number)
+        return result
+
+    @app.handler("returns", runs_in="process")
+    def returns(_: rota.SyncJob[Any]) -> None:
+        raise AssertionError("the process runs the handler of the reference")
+
+    async def run_one_job() -> str:
+        async with database.connect() as conn, run_node(database.dsn, app, reference=REFERENCE):
+            return await final_outcome(conn, await insert_job(conn, "returns", "[1]"), within=30)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run_one_job()) == "succeeded"
+    assert closed == []
 
 
 async def test_a_process_saves_checkpoints_and_progress_through_the_daemon(

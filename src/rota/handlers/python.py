@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import signal
+import socket
 import sys
 import threading
 from contextlib import suppress
@@ -100,20 +100,19 @@ def in_process(handler: Handler) -> Step:
                 f"handler {handler.name!r} runs in a process, which imports the app by name: start with --app module:app"
             )
         order = _child_order(environment, environment.app_reference, attempt, job)
-        read_end, write_end = os.pipe()
-        with os.fdopen(read_end, "rb", buffering=0) as answers:
-            try:
+        # Sockets, not a pipe: uvloop closes the descriptor of a pipe twice, and in between it may belong to another connection.
+        answers, childs_end = socket.socketpair()
+        with answers:
+            with childs_end:
                 child = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
                     "rota.child",
-                    str(write_end),
+                    str(childs_end.fileno()),
                     stdin=asyncio.subprocess.PIPE,
-                    pass_fds=(write_end,),
+                    pass_fds=(childs_end.fileno(),),
                     start_new_session=True,
                 )
-            finally:
-                os.close(write_end)
             with ending_with_daemon(child.pid):
                 attempt.on_interrupt = lambda: _stop(child, attempt.stop_reason)
                 if attempt.interruption is not None:
@@ -171,14 +170,12 @@ def _stop(child: Process, reason: str | None) -> None:
     asyncio.get_running_loop().call_later(TERM_GRACE, kill)
 
 
-async def _run_child(child: Process, answers: Any, order: dict[str, Any], job: Job[Any]) -> Any:
-    reader = asyncio.StreamReader(limit=1 << 21)
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
+async def _run_child(child: Process, answers: socket.socket, order: dict[str, Any], job: Job[Any]) -> Any:
+    reader, writer = await asyncio.open_connection(sock=answers, limit=1 << 21)
     try:
         result, _ = await run_both(_handle_answers(child, reader, order, job), _kill_forks(child, reader))
     finally:
-        transport.close()
+        writer.close()
     return result
 
 
