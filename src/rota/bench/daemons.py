@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rota.bench.jobs import QUEUE
+from rota.bench.processor import process_cpu_seconds
 from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Daemons:
 
     def cpu_seconds(self) -> float:
         """Return the processor time of all daemons so far in seconds, or 0 without /proc."""
-        return sum(_cpu_seconds(process.pid) for process in self._processes)
+        return sum(process_cpu_seconds(process.pid) for process in self._processes)
 
     def check_running(self) -> None:
         """Raise DatabaseUnusable if a daemon has ended, which makes the measurement worthless."""
@@ -101,11 +102,3 @@ def _resident_bytes(pid: int) -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _cpu_seconds(pid: int) -> float:
-    with suppress(OSError):
-        # Split after the second field: it is the program's name, which may contain spaces and brackets.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0

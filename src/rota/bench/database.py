@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from rota.bench.processor import server_cpu_seconds
 from rota.config import load, mask_dsn
 from rota.db.connecting import close_connection, open_connection
 from rota.db.migrate import migrate
@@ -28,7 +29,7 @@ STATISTICS_SECONDS = 1.5
 JOBS_PER_INSERT = 1000
 
 COUNTERS = """
-select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal_bytes, xact_commit as commits
+select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal_bytes, xact_commit as commits, blks_hit + blks_read as buffers
 from pg_stat_database where datname = current_database()
 """
 STATEMENTS = """
@@ -85,6 +86,7 @@ class Counters:
 
     wal_bytes: int
     commits: int
+    buffers: int
     statements: int | None
 
     def sent_since(self, before: Counters) -> int:
@@ -127,7 +129,14 @@ class BenchDatabase:
         row = await self.connection.fetchrow(COUNTERS)
         statements = await self.connection.fetchval(STATEMENTS) if self._counts_statements else None
         assert row is not None  # noqa: S101  one row of a view about this database
-        return Counters(wal_bytes=int(row["wal_bytes"]), commits=row["commits"], statements=statements)
+        return Counters(
+            wal_bytes=int(row["wal_bytes"]), commits=row["commits"], buffers=row["buffers"], statements=statements
+        )
+
+    async def server_cpu_seconds(self) -> float:
+        """Return the processor time of the whole server so far in seconds, or 0 if the server is not on this machine."""
+        backend = int(str(await self.fetch_value("select pg_backend_pid()")))
+        return server_cpu_seconds(backend)
 
     async def count_dead_tuples(self) -> int:
         """Return the number of dead rows in rota.jobs."""

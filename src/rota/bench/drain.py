@@ -56,12 +56,13 @@ async def _drain(database: BenchDatabase, reporter: Reporter, *, jobs: int, coun
         await database.vacuum()
         await database.insert_jobs(NOOP, jobs)
         before = await database.read_counters(wait_for_flush=True)
-        cpu_before = running.cpu_seconds()
+        cpu_before, server_before = running.cpu_seconds(), await database.server_cpu_seconds()
         await database.fetch_value("select rota.resume_queue($1)", QUEUE)
         resumed: Any = await database.fetch_value("select clock_timestamp()")
         with reporter.progress(f"{jobs:,} jobs, {count} daemon{'s' if count > 1 else ''}", jobs) as advance:
             rss_quarter = await wait_until_ended(database, running, last_earlier_job, jobs, advance)
         cpu_seconds = running.cpu_seconds() - cpu_before
+        server_seconds = await database.server_cpu_seconds() - server_before
         rss = running.rss_mb()
         own_statements = database.own_statements
         after = await database.read_counters(wait_for_flush=False)
@@ -76,6 +77,7 @@ async def _drain(database: BenchDatabase, reporter: Reporter, *, jobs: int, coun
         seconds=seconds,
         jobs_per_second=jobs / seconds,
         cpu_us_per_job=cpu_seconds / jobs * 1e6 or None,
+        server_cpu_us_per_job=server_seconds / jobs * 1e6 or None,
         statements_per_job=statements,
         commits_per_job=commits,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / jobs,

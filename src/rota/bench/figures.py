@@ -46,6 +46,7 @@ class Figures:
     scrape_bytes: int | None = None
     sample_ms: float | None = None
     cpu_us_per_job: float | None = None
+    server_cpu_us_per_job: float | None = None
     start_p50_ms: float | None = None
     start_p99_ms: float | None = None
     start_max_ms: float | None = None
@@ -93,6 +94,7 @@ EXPLANATIONS = {
     "scrape_bytes": ("{:,}", "size of a scrape"),
     "sample_ms": ("{:.1f}", "the query for the gauges of these jobs, which runs every 15 seconds: median"),
     "cpu_us_per_job": ("{:.1f}", "processor time of the daemons per job in microseconds, without the server's"),
+    "server_cpu_us_per_job": ("{:.1f}", "the same of the whole server, with its background processes"),
     "start_p50_ms": (
         "{:.2f}",
         "from the sending of a job's INSERT, or from its schedule's instant, to the start of its handler: median",

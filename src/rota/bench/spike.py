@@ -53,10 +53,11 @@ async def measure_spike(
     async with daemons(database, count=count, slots=slots) as running:
         instant, due = await _make_due(database, schedules // due)
         before = await database.read_counters(wait_for_flush=False)
-        cpu_before = running.cpu_seconds()
+        cpu_before, server_before = running.cpu_seconds(), await database.server_cpu_seconds()
         with reporter.progress(f"{due:,} fires, {count} daemon{'s' if count > 1 else ''}", due) as advance:
             await wait_until_ended(database, running, 0, due, advance)
         cpu_seconds = running.cpu_seconds() - cpu_before
+        server_seconds = await database.server_cpu_seconds() - server_before
         rss = running.rss_mb()
         own_statements = database.own_statements
         after = await database.read_counters(wait_for_flush=False)
@@ -82,6 +83,7 @@ async def measure_spike(
         start_p99_ms=_ms(start_delay[1]),
         start_max_ms=_ms(start_delay[2]),
         cpu_us_per_job=cpu_seconds / due * 1e6 or None,
+        server_cpu_us_per_job=server_seconds / due * 1e6 or None,
         statements_per_job=statements,
         commits_per_job=commits,
         wal_bytes_per_job=(after.wal_bytes - before.wal_bytes) / due,

@@ -7,6 +7,7 @@ others change nothing. Dividing the schedules into shards only saves work.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -119,7 +120,8 @@ class Scheduler:
     async def turn(self) -> float:
         """Decide about all due schedules. Return the seconds to wait if no notification comes earlier.
 
-        While a full batch is being written, the next one is read, until a batch is not full or a sweep is due.
+        Two tasks alternately read a page and write its decisions, until a page is not full or a sweep is due. Only one of them
+        reads at a time, because a page begins where the previous one ended.
         """
         assigned = self._read_shards()
         if assigned is None:  # this node is leaving
@@ -137,11 +139,29 @@ class Scheduler:
         self._has_waiting_fires = page.waiting
         if page.waiting:
             await self._promote()
-        while (more := self._has_more(page, frozenset(searched))) and boottime() < self._sweep_at:
-            read_at = boottime()
-            decided_instants, page = await run_both(self._decide(page), self._read_page(searched, is_sweep=False))
-            next_instants += decided_instants
-        next_instants += await self._decide(page)
+        more = self._has_more(page, frozenset(searched))
+        reading = asyncio.Lock()
+
+        async def read_next() -> DueSchedulesResult | None:
+            nonlocal page, more, read_at
+            async with reading:
+                if not more or boottime() >= self._sweep_at:
+                    return None
+                read_at = boottime()
+                page = await self._read_page(searched, is_sweep=False)
+                more = self._has_more(page, frozenset(searched))
+                return page
+
+        async def decide_from(first: DueSchedulesResult | None) -> None:
+            current = first
+            while current is not None:
+                next_instants.extend(await self._decide(current))
+                current = await read_next()
+
+        async def read_and_decide() -> None:
+            await decide_from(await read_next())
+
+        await run_both(decide_from(page), read_and_decide())
         if self._more_overdue and self._decided:
             self._sweep_at = 0.0
             return 0.0
