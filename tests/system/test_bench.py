@@ -92,6 +92,29 @@ def test_invented_names_add_no_time_series(server: Server) -> None:
     assert figures["sample_ms"] > 0
 
 
+def test_fleet_measures_each_number_of_daemons(server: Server) -> None:
+    one, two = run_bench("fleet", "--dsn", server.dsn, "--jobs", "1000", "--daemons", "1,2")["rows"]
+    assert (one["daemons"], two["daemons"], one["gain"]) == (1, 2, 1)
+    assert two["gain"] == pytest.approx(two["jobs_per_second"] / one["jobs_per_second"], rel=0.01)
+    assert one["daemon_us"] > 0
+    assert one["server_us"] > 0
+    assert list_bench_databases(server) == []
+
+
+def test_prune_deletes_history_during_the_drains(server: Server) -> None:
+    (row,) = run_bench("prune", "--dsn", server.dsn, "--jobs", "500", "--expired", "1500", "--rounds", "1")["rows"]
+    assert row["ratio"] == pytest.approx(row["while_pruning"] / row["jobs_per_second"], rel=0.01)
+    assert row["rows_pruned"] > 0
+    assert row["rows_pruned"] + row["rows_left"] == 4 * 1500
+    assert list_bench_databases(server) == []
+
+
+def test_numbers_that_no_fleet_can_have_are_rejected() -> None:
+    command = [sys.executable, "-m", "rota.bench", "fleet", "--daemons", "1,no", "--dsn", "postgresql://h"]
+    bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (bench.returncode, "'1,no'" in bench.stderr) == (2, True)
+
+
 def test_floor_runs_without_a_daemon(server: Server) -> None:
     """It is the baseline that daemons are compared with."""
     figures = run_bench("floor", "--dsn", server.dsn, "--jobs", "2000")

@@ -1,4 +1,4 @@
-"""The commands: `rota bench drain | latency | enqueue | floor | stored | spike | scrape | priority`."""
+"""The commands: `rota bench drain | latency | enqueue | floor | stored | spike | scrape | priority | fleet | prune | growth`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import typer
 from rota.bench.database import BenchDatabase, server_to_measure, temporary_database
 from rota.bench.drain import measure_drain
 from rota.bench.enqueue import measure_enqueue
-from rota.bench.figures import Figures, Reporter
+from rota.bench.figures import Comparison, Figures, Reporter
+from rota.bench.fleet import measure_fleet
 from rota.bench.floor import measure_floor
 from rota.bench.latency import measure_latency
 from rota.bench.priority import MAX_PROBES, measure_priority
+from rota.bench.prune import measure_pruning
 from rota.bench.scrape import measure_scrape
 from rota.bench.spike import measure_spike
 from rota.bench.stored import measure_stored
@@ -208,8 +210,65 @@ def priority(
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 
 
+@bench_app.command()
+def fleet(
+    *,
+    jobs: Jobs = 200_000,
+    counts: Annotated[str, typer.Option("--daemons", help="Numbers of daemons, separated by commas.")] = "1,2,4,8",
+    slots: Slots = 100,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure several daemons on this machine.
+
+    Prints the rate and the processor time per job for each number of daemons, and where the time goes.
+    """
+    numbers = _numbers("--daemons", counts)
+
+    async def work(database: BenchDatabase, reporter: Reporter) -> Comparison:
+        return await measure_fleet(database, reporter, jobs=jobs, counts=numbers, slots=slots)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def prune(
+    *,
+    jobs: Jobs = 200_000,
+    expired: Annotated[int, typer.Option(min=1, help="Number of expired rows of each kind.")] = 500_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Number of drains with and without pruning.")] = 4,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what deleting history costs.
+
+    Daemons drain a backlog with and without expired history to delete, in turns.
+    """
+
+    async def work(database: BenchDatabase, reporter: Reporter) -> Comparison:
+        return await measure_pruning(database, reporter, jobs=jobs, expired=expired, rounds=rounds)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"{option} must be positive numbers separated by commas, not {text!r}")
+    return numbers
+
+
 def _run(
-    work: Callable[[BenchDatabase, Reporter], Awaitable[Figures]], *, dsn: str | None, embedded: bool, as_json: bool
+    work: Callable[[BenchDatabase, Reporter], Awaitable[Figures | Comparison]],
+    *,
+    dsn: str | None,
+    embedded: bool,
+    as_json: bool,
 ) -> None:
     reporter = Reporter(as_json=as_json)
 

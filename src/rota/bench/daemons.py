@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 from rota.bench.jobs import QUEUE
@@ -16,11 +17,13 @@ from rota.bench.processor import process_cpu_seconds
 from rota.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from rota.bench.database import BenchDatabase
 
-START_SECONDS = 30.0
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 
 
@@ -47,16 +50,25 @@ class Daemons:
 
 @asynccontextmanager
 async def daemons(
-    database: BenchDatabase, *, count: int, slots: int, port: int = 0, app: str = "rota.bench.jobs:app"
+    database: BenchDatabase,
+    *,
+    count: int,
+    slots: int,
+    port: int = 0,
+    app: str = "rota.bench.jobs:app",
+    settings: Mapping[str, str] = NO_SETTINGS,
 ) -> AsyncIterator[Daemons]:
     """Start `count` daemons with `slots` slots each, wait until they have registered, and stop them at the end.
 
-    `port` is their HTTP port. With 0, each daemon chooses a free one.
+    `port` is their HTTP port. With 0, each daemon chooses a free one. `settings`: more environment variables.
     """
     with tempfile.TemporaryFile() as output:
-        processes = [_start(database.dsn, slots, port, app, output) for _ in range(count)]
+        registered = await _count_nodes(database)
+        processes = [
+            _start(database.dsn, app, {**_queues_and_port(slots, port), **settings}, output) for _ in range(count)
+        ]
         try:
-            await _wait_until_registered(database, processes, output)
+            await _wait_until_registered(database, registered + count, processes, output)
             yield Daemons(processes)
         finally:
             for process in processes:
@@ -68,25 +80,28 @@ async def daemons(
                 process.wait()
 
 
-def _start(dsn: str, slots: int, port: int, app: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _queues_and_port(slots: int, port: int) -> dict[str, str]:
+    return {"ROTA_QUEUES": f"{QUEUE}:{slots},*:10", "ROTA_HTTP_PORT": str(port)}  # other queues get their default slots
+
+
+def _start(dsn: str, app: str, settings: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     user_settings = ("ROTA_", "PG", "DATABASE_URL")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(user_settings)} | {
         "DATABASE_URL": dsn,
         "ROTA_CONFIG": os.devnull,  # read no rota.toml of the current folder
-        "ROTA_QUEUES": f"{QUEUE}:{slots},*:10",  # other queues get their default slots
-        "ROTA_HTTP_PORT": str(port),
         "ROTA_LOG_LEVEL": "warning",
+        **settings,
     }
     command = [sys.executable, "-m", "rota", "run", "--app", app]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603  no shell
 
 
 async def _wait_until_registered(
-    database: BenchDatabase, processes: Sequence[subprocess.Popen[bytes]], output: IO[bytes]
+    database: BenchDatabase, nodes: int, processes: Sequence[subprocess.Popen[bytes]], output: IO[bytes]
 ) -> None:
     try:
         async with asyncio.timeout(START_SECONDS):
-            while await database.connection.fetchval("select count(*) from rota.nodes") < len(processes):
+            while await _count_nodes(database) < nodes:
                 if any(process.poll() is not None for process in processes):
                     output.seek(0)
                     text = output.read()[-2000:].decode(errors="replace")
@@ -94,6 +109,10 @@ async def _wait_until_registered(
                 await asyncio.sleep(0.05)
     except TimeoutError as error:
         raise DatabaseUnusable(f"not all daemons have registered within {START_SECONDS:g} s") from error
+
+
+async def _count_nodes(database: BenchDatabase) -> int:
+    return int(await database.connection.fetchval("select count(*) from rota.nodes"))
 
 
 def _resident_bytes(pid: int) -> int:

@@ -54,7 +54,11 @@ def server_to_measure(dsn: str | None, *, embedded: bool) -> Iterator[str]:
             raise ConfigError("--dsn and --embedded can't be combined. Choose one")
         with tempfile.TemporaryDirectory(prefix="rota-bench-", ignore_cleanup_errors=True) as folder:
             Path(folder).chmod(0o755)  # the server runs as another user if this process runs as root
-            settings = {"shared_preload_libraries": "pg_stat_statements", "max_wal_size": "4GB"}
+            settings = {
+                "shared_preload_libraries": "pg_stat_statements",
+                "max_wal_size": "4GB",
+                "max_connections": "400",  # for the idle daemons of `growth`
+            }
             with EmbeddedPostgres(data=Path(folder) / "data", settings=settings) as postgres:
                 yield postgres.dsn
         return
@@ -150,7 +154,7 @@ class BenchDatabase:
         row = await self.connection.fetchrow(SERVER)
         assert row is not None  # noqa: S101  one row of settings
         return Machine(
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=cores(),
             postgresql=row["version"].split()[0],
             fsync=row["fsync"],
             synchronous_commit=row["synchronous_commit"],
@@ -187,6 +191,11 @@ async def temporary_database(server: str) -> AsyncIterator[BenchDatabase]:
             await maintenance.execute(f"drop database {name} with (force)")
     finally:
         await close_connection(maintenance)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def with_database_name(dsn: str, name: str) -> str:

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rota.bench.daemons import daemons
+from rota.bench.daemons import NO_SETTINGS, daemons
 from rota.bench.figures import Figures
 from rota.bench.floor import measure_floor
 from rota.bench.jobs import NOOP, QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rota.bench.daemons import Daemons
     from rota.bench.database import BenchDatabase
@@ -34,7 +34,7 @@ async def measure_drain(
     floors = []
     if floor:
         floors.append(await _measure_floor(database, reporter, "floor, before", jobs))
-    figures = await _drain(database, reporter, jobs=jobs, count=count, slots=slots)
+    figures = await drain_once(database, reporter, jobs=jobs, count=count, slots=slots)
     if floor:
         floors.append(await _measure_floor(database, reporter, "floor, after", jobs))
     if floors and figures.jobs_per_second is not None:
@@ -49,10 +49,19 @@ async def _measure_floor(database: BenchDatabase, reporter: Reporter, title: str
         return await measure_floor(database, jobs, advance)
 
 
-async def _drain(database: BenchDatabase, reporter: Reporter, *, jobs: int, count: int, slots: int) -> Figures:
+async def drain_once(
+    database: BenchDatabase,
+    reporter: Reporter,
+    *,
+    jobs: int,
+    count: int,
+    slots: int,
+    settings: Mapping[str, str] = NO_SETTINGS,
+) -> Figures:
+    """Drain `jobs` jobs with `count` daemons. `settings`: more environment variables of the daemons."""
     await database.fetch_value("select rota.pause_queue($1, 'until the backlog is stored')", QUEUE)
     last_earlier_job = int(str(await database.fetch_value(MAX_ENDED_JOB_ID)))
-    async with daemons(database, count=count, slots=slots) as running:
+    async with daemons(database, count=count, slots=slots, settings=settings) as running:
         await database.vacuum()
         await database.insert_jobs(NOOP, jobs)
         before = await database.read_counters(wait_for_flush=True)

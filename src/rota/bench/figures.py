@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rota.bench.database import Machine
 
@@ -65,6 +65,12 @@ class Figures:
     daemons: int | None = None
     slots: int | None = None
 
+
+FEW = 100.0
+"""Smaller numbers are printed with two decimals."""
+
+PIPED_WIDTH = 200
+"""Width of a comparison that is not printed on a terminal."""
 
 EXPLANATIONS = {
     "jobs_per_second": (
@@ -126,6 +132,15 @@ EXPLANATIONS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several measurements of one run: one row each, with the same keys. A value that can't be measured is None."""
+
+    title: str
+    rows: Sequence[Mapping[str, str | float | int | None]]
+    notes: Sequence[str]
+
+
 class Reporter:
     """Shows progress on standard error if it is a terminal, and prints the result on standard output."""
 
@@ -141,8 +156,11 @@ class Reporter:
             bar = progress.add_task(title, total=total)
             yield lambda done: progress.advance(bar, done)
 
-    def print_result(self, figures: Figures, machine: Machine) -> None:
+    def print_result(self, figures: Figures | Comparison, machine: Machine) -> None:
         """Print the figures and the machine on which they were measured."""
+        if isinstance(figures, Comparison):
+            self._print_comparison(figures, machine)
+            return
         measured = {name: value for name, value in asdict(figures).items() if value is not None}
         if self._as_json:
             rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in measured.items()}
@@ -159,12 +177,43 @@ class Reporter:
         out.print(table)
         slots = f" of {figures.slots} slots" if figures.slots else ""
         setting = f"{figures.daemons} daemon(s){slots}, " if figures.daemons else ""
-        out.print(
-            f"{setting}{machine.cores} cores for daemons and server, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
-            f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}",
-            style="dim",
-            highlight=False,
-        )
+        out.print(setting + _describe(machine), style="dim", highlight=False)
+
+    def _print_comparison(self, comparison: Comparison, machine: Machine) -> None:
+        if self._as_json:
+            rows = [
+                {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
+                for row in comparison.rows
+            ]
+            print(json.dumps({"rows": rows, "machine": asdict(machine)}))  # noqa: T201  the output itself
+            return
+        out = Console()
+        if not out.is_terminal:
+            out = Console(width=PIPED_WIDTH)
+        out.print(comparison.title, highlight=False)
+        table = Table(box=None, pad_edge=False, header_style="")
+        for name, value in comparison.rows[0].items():
+            table.add_column(name, justify="left" if isinstance(value, str) else "right")
+        for row in comparison.rows:
+            table.add_row(*map(_format_cell, row.values()))
+        out.print(table)
+        for line in (*comparison.notes, _describe(machine)):
+            out.print(line, style="dim", highlight=False)
+
+
+def _format_cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value < FEW else f"{value:,.0f}"
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def _describe(machine: Machine) -> str:
+    return (
+        f"{machine.cores} cores for daemons and server, PostgreSQL {machine.postgresql}, fsync {machine.fsync}, "
+        f"synchronous_commit {machine.synchronous_commit}, shared_buffers {machine.shared_buffers}, jit {machine.jit}"
+    )
 
 
 def _headline(figures: Figures) -> str:
