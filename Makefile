@@ -10,7 +10,7 @@ MADE := .venv/.made-$(shell cat pyproject.toml deploy/constraints.txt 2>/dev/nul
 INSTALLING := HOME="$${HOME:-$(CURDIR)/.rota/home}"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify docs bench chaos chaos-time fuzz constraints
+.PHONY: help venv demo test test-fast test-system test-matrix lint type schema surface verify docs bench bench-peers chaos chaos-time fuzz constraints
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ docs: $(MADE) ## Build the documentation as a site in .rota/site
 
 bench: $(MADE) ## Measure on this machine
 	$(BIN)/rota bench $(ARGS)
+
+bench-peers: $(MADE) ## Compare drains with other job queues on PostgreSQL
+	@$(BIN)/python tests/support/bench_peers.py $(ARGS)
 
 chaos: $(MADE) ## Kill, stop and disconnect daemons and servers, from a printed seed
 	$(BIN)/python tests/support/chaos.py $(ARGS)

@@ -109,6 +109,21 @@ def test_prune_deletes_history_during_the_drains(server: Server) -> None:
     assert list_bench_databases(server) == []
 
 
+def test_growth_measures_every_curve(server: Server) -> None:
+    few = [word for option in ("--handlers", "--queues", "--idle") for word in (option, "2")]
+    rows = run_bench("growth", "--dsn", server.dsn, "--jobs", "300", "--sizes", "500", *few)["rows"]
+    assert [(row["curve"], row["size"]) for row in rows] == [
+        ("future jobs", 500),
+        ("due backlog", 500),
+        ("ledger rows", 500),
+        ("handlers", 2),
+        ("queues", 2),
+        ("idle daemons", 2),
+    ]
+    assert all(row["wal_bytes"] > 100 and row["buffers"] > 1 for row in rows)
+    assert list_bench_databases(server) == []
+
+
 def test_numbers_that_no_fleet_can_have_are_rejected() -> None:
     command = [sys.executable, "-m", "rota.bench", "fleet", "--daemons", "1,no", "--dsn", "postgresql://h"]
     bench = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)

@@ -15,6 +15,7 @@ from rota.bench.enqueue import measure_enqueue
 from rota.bench.figures import Comparison, Figures, Reporter
 from rota.bench.fleet import measure_fleet
 from rota.bench.floor import measure_floor
+from rota.bench.growth import measure_growth
 from rota.bench.latency import measure_latency
 from rota.bench.priority import MAX_PROBES, measure_priority
 from rota.bench.prune import measure_pruning
@@ -249,6 +250,46 @@ def prune(
 
     async def work(database: BenchDatabase, reporter: Reporter) -> Comparison:
         return await measure_pruning(database, reporter, jobs=jobs, expired=expired, rounds=rounds)
+
+    _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
+
+
+@bench_app.command()
+def growth(
+    *,
+    jobs: Jobs = 30_000,
+    sizes: Annotated[
+        str, typer.Option(help="Numbers of future jobs, of due jobs and of ledger rows, separated by commas.")
+    ] = "10000,100000,1000000",
+    handlers: Annotated[str, typer.Option(help="Numbers of handlers.")] = "1,50,500",
+    queues: Annotated[str, typer.Option(help="Numbers of queues.")] = "1,50,1000",
+    idle: Annotated[str, typer.Option(help="Numbers of idle daemons.")] = "1,8,32",
+    full: Annotated[bool, typer.Option("--full", help="Add 10,000,000 to --sizes. This takes much longer.")] = False,
+    dsn: Dsn = None,
+    embedded: Embedded = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how the cost of a job grows.
+
+    Prints processor time, write-ahead log and buffers per job, for growing numbers of jobs, ledger rows, handlers, queues and idle
+    daemons. One of them grows at a time.
+    """
+    stored = _numbers("--sizes", sizes) + ([10_000_000] if full else [])
+
+    async def work(database: BenchDatabase, reporter: Reporter) -> Comparison:
+        return await measure_growth(
+            database,
+            reporter,
+            jobs=jobs,
+            curves=[
+                ("future jobs", stored),
+                ("due backlog", stored),
+                ("ledger rows", stored),
+                ("handlers", _numbers("--handlers", handlers)),
+                ("queues", _numbers("--queues", queues)),
+                ("idle daemons", _numbers("--idle", idle)),
+            ],
+        )
 
     _run(work, dsn=dsn, embedded=embedded, as_json=as_json)
 
