@@ -110,6 +110,7 @@ def test_prune_deletes_history_during_the_drains(server: Server) -> None:
 
 
 def test_growth_measures_every_curve(server: Server) -> None:
+    """Each curve has its own setup, and any of them may fail alone."""
     few = [word for option in ("--handlers", "--queues", "--idle") for word in (option, "2")]
     rows = run_bench("growth", "--dsn", server.dsn, "--jobs", "300", "--sizes", "500", *few)["rows"]
     assert [(row["curve"], row["size"]) for row in rows] == [

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rota.bench.database import cores
 from rota.bench.drain import drain_once
 from rota.bench.figures import Comparison
 from rota.db.connecting import close_connection, open_connection
+from rota.supervision.loop import run_both
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from rota.bench.database import BenchDatabase
-    from rota.bench.figures import Reporter
+    from rota.bench.figures import Figures, Reporter
 
 SAMPLE_SECONDS = 0.02
 
@@ -39,8 +40,9 @@ async def measure_fleet(
     rows: list[dict[str, str | float | int | None]] = []
     first = 0.0
     for count in counts:
-        async with _sampled_sessions(database) as sessions:
-            figures = await drain_once(database, reporter, jobs=jobs, count=count, slots=slots)
+        done = asyncio.Event()
+        draining = _drain_and_set(done, drain_once(database, reporter, jobs=jobs, count=count, slots=slots))
+        figures, sessions = await run_both(draining, _sample_sessions(database, done))
         rate = jobs / figures.seconds
         first = first or rate
         cpu_us = (figures.cpu_us_per_job or 0.0) + (figures.server_cpu_us_per_job or 0.0)
@@ -60,24 +62,24 @@ async def measure_fleet(
     return Comparison(title=f"{jobs:,} jobs, {slots} slots per daemon", rows=rows, notes=NOTES)
 
 
-@asynccontextmanager
-async def _sampled_sessions(database: BenchDatabase) -> AsyncIterator[Counter[str]]:
+async def _drain_and_set(done: asyncio.Event, drain: Awaitable[Figures]) -> Figures:
+    figures = await drain
+    done.set()
+    return figures
+
+
+async def _sample_sessions(database: BenchDatabase, done: asyncio.Event) -> Counter[str]:
     """Sample on a connection of its own. The sampler's few queries are part of the server's figures."""
     sessions: Counter[str] = Counter()
     db = await open_connection(database.dsn)
-
-    async def sample() -> None:
-        while True:
-            sessions.update(row[0] for row in await db.fetch(SAMPLE))
-            await asyncio.sleep(SAMPLE_SECONDS)
-
-    sampler = asyncio.create_task(sample())
     try:
-        yield sessions
+        while not done.is_set():
+            sessions.update(row[0] for row in await db.fetch(SAMPLE))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), SAMPLE_SECONDS)
     finally:
-        sampler.cancel()
-        await asyncio.wait([sampler])
         await close_connection(db)
+    return sessions
 
 
 def _most_frequent(sessions: Counter[str]) -> str:
