@@ -12,7 +12,7 @@ import pytest
 from rota.db.pool import ConnectionLost
 from rota.lifecycle.heartbeat import Heartbeat
 from rota.lifecycle.settle import Settler
-from rota.supervision.loop import MAX_BACKOFF_SECONDS, backoff_pause, run_forever, throttled_interval
+from rota.supervision.loop import MAX_BACKOFF_SECONDS, backoff_pause, run_both, run_forever, throttled_interval
 from rota.supervision.service_monitor import ServiceMonitor
 
 if TYPE_CHECKING:
@@ -90,6 +90,28 @@ async def test_only_transient_errors_are_survived_here(told: Any) -> None:
     assert told.ran == 1
     with pytest.raises(ZeroDivisionError):
         await run_forever(Scripted([None, ZeroDivisionError()]), told, ServiceMonitor())
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+async def test_a_failure_of_one_of_two_tasks_is_retried(fails: str) -> None:
+    """Before Python 3.13, a failed TaskGroup leaves its parent marked as cancelled: the loop would take that as its end."""
+
+    class Paired(Scripted):
+        async def run_once(self) -> None:
+            pair = super().run_once(), waiting()
+            await run_both(*(pair if fails == "first" else pair[::-1]))
+
+    async def waiting() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(1)
+
+    told, cancelled = Told(), list[int]()
+    with pytest.raises(Stopped):
+        await run_forever(Paired([OSError(), OSError()]), cast("Any", told), ServiceMonitor())
+    assert len(told.pauses) == 2
+    assert len(cancelled) == 3
 
 
 @pytest.mark.parametrize("error", [ConnectionLost, None])
