@@ -57,15 +57,14 @@ def throttled_interval(usual: timedelta, *, took: float) -> timedelta:
 
 async def run_both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
     """Run both concurrently and return their results. If one raises, cancel the other and raise that error, not in a group."""
-    # No TaskGroup: before Python 3.13, it may leave the parent task marked as cancelled when a task of the group has failed.
-    tasks = first_task, second_task = asyncio.create_task(first), asyncio.create_task(second)
     try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    return first_task.result(), second_task.result()
+        async with asyncio.TaskGroup() as group:
+            first_task, second_task = group.create_task(first), group.create_task(second)
+            # Wait inside the block: before Python 3.13, an error that comes while the block ends marks this task as cancelled.
+            return await first_task, await second_task
+    except BaseExceptionGroup as errors:
+        error = errors.exceptions[0]
+        raise error from error.__cause__  # with its own cause, and without the group as its context
 
 
 def is_cancel_pending() -> bool:
