@@ -19,7 +19,7 @@ from rota.config.database_url import DatabaseUrl
 from rota.db.blocking import ANSWER_SECONDS, BlockingPool, Login
 from rota.db.connecting import close_connection, open_connection
 from servers import standby_of
-from waiting import eventually
+from waiting import eventually, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,8 +270,9 @@ async def test_a_daemon_does_not_return_to_an_older_primary(
         assert "two primaries" in [finding["check"] for finding in checked.json["findings"]]
 
         # While the new primary is away, the daemon must wait instead of using the old one.
+        refused = len(daemon.events("service.failed", kind="NoServerFits"))
         new.refuse()
-        daemon.wait_for("service.failed", service="dispatcher", kind="NoServerFits")
+        until(lambda: len(daemon.events("service.failed", kind="NoServerFits")) > refused, what="a refused old primary")
         new.heal()
         job = await promoted.fetchval(insert)
         await eventually(lambda: promoted.fetchval(done, job), within=25)
