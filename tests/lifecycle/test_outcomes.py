@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,17 @@ def odd_app() -> rota.App:
     def odd_in_a_thread(job: rota.SyncJob[Any]) -> None:
         RAISES[job.payload["raises"]]()
 
+    @app.handler("odd after its timeout", max_attempts=1, timeout=timedelta(milliseconds=50))
+    async def odd_after_its_timeout(job: rota.Job[Any]) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        RAISES[job.payload["raises"]]()
+
+    @app.handler("odd in a thread after its timeout", max_attempts=1, timeout=timedelta(milliseconds=50))
+    def odd_in_a_thread_after_its_timeout(job: rota.SyncJob[Any]) -> None:
+        job.wait_for_stop(timedelta(seconds=10))
+        RAISES[job.payload["raises"]]()
+
     @app.handler("plain")
     async def plain(job: rota.Job[Any]) -> Any:
         return job.payload
@@ -132,6 +144,18 @@ async def test_any_exception_of_a_handler_fails_only_its_own_job(
             assert attempt["error_kind"] == KINDS.get(name, name)
         after = await insert_job(conn, "plain")
         assert await final_outcome(conn, after) == "succeeded"
+        assert node.crash is None
+
+
+@pytest.mark.parametrize("handler", ["odd after its timeout", "odd in a thread after its timeout"])
+async def test_any_exception_after_an_interruption_ends_only_its_own_job(
+    database: Database, conn: Connection[Record], handler: str
+) -> None:
+    async with run_node(database.dsn, odd_app()) as node:
+        jobs = [await insert_job(conn, handler, f'{{"raises": "{name}"}}') for name in RAISES]
+        for name, job_id in zip(RAISES, jobs, strict=True):
+            assert (await final_outcome(conn, job_id)).startswith("dead"), name
+        assert await final_outcome(conn, await insert_job(conn, "plain")) == "succeeded"
         assert node.crash is None
 
 

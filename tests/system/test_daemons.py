@@ -125,19 +125,20 @@ async def test_the_second_signal_interrupts_running_jobs_and_gives_their_attempt
         assert reason == "drain"
 
 
-async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet, number: signal.Signals) -> None:
     """Even a handler that does not stop cannot prevent it; the lease brings its job back."""
     daemon = fleet.daemons.start(ROTA_DRAIN_GRACE="60s")
     job = await fleet.enqueue("thread", {"seconds": 60, "deaf": True})
     await fleet.wait_for_execution(job)
-    daemon.send(signal.SIGTERM)
+    daemon.send(number)
     daemon.wait_for("node.stopping", how="drain")
-    daemon.send(signal.SIGTERM)
+    daemon.send(number)
     daemon.wait_for("node.stopping", how="interrupt")
 
-    daemon.send(signal.SIGTERM)
+    daemon.send(number)
 
-    assert daemon.ends(within=5) == -signal.SIGTERM
+    assert daemon.ends(within=5) == -number
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 

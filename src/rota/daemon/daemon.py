@@ -338,9 +338,9 @@ class Daemon:
     def handle_broken_loop(self, error: BaseException) -> bool:
         """Start to drain after an exception that left the event loop. Return whether the loop must be entered again for that.
 
-        Returns False before the loops have started, and at the third Ctrl-C.
+        Returns False before the loops have started.
         """
-        if self._loops is None or (isinstance(error, KeyboardInterrupt) and self.shutdown.interrupt_requested.is_set()):
+        if self._loops is None:
             return False
         self.telemetry.main_loop_broken(error, running=self._running_handlers())
         self._fail(DaemonFailed(f"a handler broke the main loop ({type(error).__name__}): see loop.broken in the log"))

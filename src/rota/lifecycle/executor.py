@@ -1,6 +1,6 @@
 """Run attempts: call the handler of a claimed job with its timeout, and pass the outcome on.
 
-No exception of a handler leaves this file, except a third Ctrl-C.
+No exception of a handler leaves this file.
 """
 
 from __future__ import annotations
@@ -89,8 +89,6 @@ class Executor:
                 self._abandon(attempt)
                 raise
             outcome = failure_of(error, attempt)
-        except KeyboardInterrupt:
-            raise  # the third Ctrl-C, which must end the process
         except BaseException as error:  # noqa: BLE001  an error of any kind fails this attempt only
             outcome = failure_of(error, attempt)
         attempt.ended_at = boottime()
@@ -167,8 +165,6 @@ class Executor:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._tasks.ending:
                 raise
-            if isinstance(error, KeyboardInterrupt) and attempt.interruption is not None:
-                raise  # the third Ctrl-C, which must end the process
             return await outcome_of_call(attempt, handler, None, error)
         finally:
             if timer is not None:

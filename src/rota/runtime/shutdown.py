@@ -94,6 +94,7 @@ class ShutdownRequests:
             if self.interrupt_requested.is_set():
                 for name in SHUTDOWN_SIGNALS:
                     loop.remove_signal_handler(name)
+                    signal.signal(name, signal.SIG_DFL)  # Python's own for SIGINT raises an error inside a handler
 
         for name in SHUTDOWN_SIGNALS:
             loop.add_signal_handler(name, request)
