@@ -14,7 +14,7 @@ print("printed")
 typer.echo("echoed")
 typer.echo("an error", err=True)
 if os.fork() == 0:
-    print("forked", flush=True)
+    print("forked\\n", end="", flush=True)  # in one piece, even with PYTHONUNBUFFERED
     os._exit(0)
 os.wait()
 sys.exit(3)

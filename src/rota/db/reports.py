@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
-MAX_COUNTED_JOBS = 1_000_000
+MAX_COUNTED_JOBS = 200_000
 """A summary counts exactly up to this many live jobs."""
 
-MAX_SEARCHED_LANES = 50_000
+MAX_SEARCHED_LANES = 2_000
 """With more live jobs than that, a summary searches at most this many lanes."""
 
 MAX_NAMED_LANES = 1000
