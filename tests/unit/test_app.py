@@ -1,4 +1,4 @@
-"""What an app registers, and how it is found."""
+"""How an app registers handlers and schedules, and how rota finds the app."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rota.errors import AppNotFound, ConfigError, InvalidCron
 from rota.testing import make_job, make_sync_job
 
 
-def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> None:
-    """The decorator gives the function back as it was."""
+def test_the_decorator_registers_the_handler_and_returns_the_function_unchanged() -> None:
     app = rota.App("shop")
 
     async def send(job: rota.Job[Any]) -> str:
@@ -28,26 +27,8 @@ def test_a_handler_is_registered_with_what_was_declared_and_stays_callable() -> 
     assert (handler.max_attempts, handler.backoff_base, handler.delivery) == (None, None, None)
 
 
-def test_a_name_is_declared_once() -> None:
-    """Within one app, and between apps that are joined."""
-    app, other = rota.App("a"), rota.App("b")
-    for each in (app, other):
-        each.handler("h")(lambda _: None)
-    with pytest.raises(ConfigError, match="twice"):
-        app.handler("h")(lambda _: None)
-    with pytest.raises(ConfigError, match="both declare h"):
-        app.include(other)
-
-
-@pytest.mark.parametrize("function", [lambda: None, lambda _a, _b: None])
-def test_a_handler_takes_exactly_the_job(function: Any) -> None:
-    """Found at start, not at the first job."""
-    with pytest.raises(ConfigError, match="exactly one argument"):
-        rota.App("a").handler("h")(function)
-
-
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"timeout": 5}, r"handler 'h': timeout = 5: write a timedelta, such as timedelta\(seconds=30\)"),
         ({"timeout": "5s"}, "timeout = '5s': write a timedelta"),
@@ -66,23 +47,22 @@ def test_a_handler_takes_exactly_the_job(function: Any) -> None:
         ({"runs_in": "thread"}, "runs_in = 'thread': choose 'process'"),
     ],
 )
-def test_what_a_handler_is_given_is_checked_where_it_is_declared(given: dict[str, Any], said: str) -> None:
-    """By name, for the database would only say of all handlers together that something is refused, and some not even that."""
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_handler_option_is_refused_by_name_at_import(given: dict[str, Any], message: str) -> None:
+    """The database would reject all handlers together, without naming the option."""
+    with pytest.raises(ConfigError, match=message):
         rota.App("a").handler("h", **given)
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 201, 5, None])
-def test_a_handler_and_an_app_have_names(name: Any) -> None:
-    """The name that rows carry: a text on one line."""
+def test_the_name_of_a_handler_or_an_app_must_be_one_line_of_text(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"handler: name = .*: write a name"):
         rota.App("a").handler(name)
     with pytest.raises(ConfigError, match=r"app: name = .*: write a name"):
         rota.App(name)
 
 
-def test_a_bare_decorator_is_told_that_it_lacks_its_name() -> None:
-    """`@app.handler` without parentheses would register nothing, and say nothing."""
+def test_the_handler_decorator_without_parentheses_is_refused() -> None:
+    """Otherwise `@app.handler` would register nothing, without an error."""
     bare: Any = rota.App("a").handler
 
     async def send(job: rota.Job[Any]) -> None: ...
@@ -92,7 +72,7 @@ def test_a_bare_decorator_is_told_that_it_lacks_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"every": 5}, "schedule 'h': every = 5: write a timedelta"),
         ({"jitter": 5}, "schedule 'h': jitter = 5: write a timedelta"),
@@ -107,14 +87,13 @@ def test_a_bare_decorator_is_told_that_it_lacks_its_name() -> None:
         ({"cron": 5}, "cron = 5: write a text"),
     ],
 )
-def test_what_a_schedule_is_given_is_checked_where_it_is_declared(given: dict[str, Any], said: str) -> None:
-    """Not at the daemon's start, where `5` would quietly mean seconds, or the schedule be left out."""
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_schedule_option_is_refused_by_name_at_import(given: dict[str, Any], message: str) -> None:
+    """At the daemon's start, `5` would be read as seconds, or the schedule would be left out."""
+    with pytest.raises(ConfigError, match=message):
         rota.App("a").schedule(**{**({} if "every" in given else {"cron": "0 0 * * *"}), **given}, handler="h")
 
 
-def test_a_bare_schedule_is_told_what_it_lacks() -> None:
-    """As `@app.handler` without parentheses."""
+def test_the_schedule_decorator_without_parentheses_is_refused() -> None:
     bare: Any = rota.App("a").schedule
 
     async def send(job: rota.Job[Any]) -> None: ...
@@ -125,43 +104,42 @@ def test_a_bare_schedule_is_told_what_it_lacks() -> None:
         rota.App("a").schedule("0 0 * * *", name=cast("Any", 5))
 
 
-def test_a_schedule_without_a_name_is_called_by_its_expression() -> None:
-    """Whose handler it is, only the finished app can tell."""
+def test_an_error_in_an_unnamed_schedule_quotes_its_expression() -> None:
+    """The schedule's handler is not known before the app is complete."""
     with pytest.raises(InvalidCron, match=r"schedule '0 0 30 2 \*': there is no February 30"):
         rota.App("a").schedule("0 0 30 2 *")
 
 
-def test_a_payload_that_is_no_json_names_its_schedule() -> None:
-    """Among forty of them."""
+def test_the_error_for_a_payload_that_is_not_json_names_the_schedule() -> None:
     app = rota.App("a")
     app.schedule("0 0 * * *", name="nightly", handler="h", payload=object())
     with pytest.raises(ConfigError, match="schedule 'nightly': payload: object is not JSON"):
         _ = app.schedules
 
 
-def test_wishes_are_checked_where_they_are_made() -> None:
-    """One of after and at, with a zone, within the schema's bounds: the traceback shows the handler's own line."""
-    for wish in (rota.Retry, rota.Snooze):
+def test_invalid_arguments_of_retry_and_snooze_raise_in_the_handler() -> None:
+    """Each takes either `after` or `at`, with a time zone and within the bounds of the schema."""
+    for exception_class in (rota.Retry, rota.Snooze):
         with pytest.raises(TypeError, match=r"either after= .* or at="):
-            wish()
+            exception_class()
         with pytest.raises(TypeError, match="either"):
-            wish(after=timedelta(1), at=datetime(2030, 1, 1, tzinfo=UTC))
+            exception_class(after=timedelta(1), at=datetime(2030, 1, 1, tzinfo=UTC))
         with pytest.raises(ValueError, match="naive"):
-            wish(at=datetime(2030, 1, 1))  # noqa: DTZ001 - that is what is refused
+            exception_class(at=datetime(2030, 1, 1))  # noqa: DTZ001 - that is what is refused
         with pytest.raises(ValueError, match="between 0 and 366"):
-            wish(after=timedelta(days=367))
+            exception_class(after=timedelta(days=367))
         with pytest.raises(ValueError, match="between 0 and 366"):
-            wish(after=timedelta(seconds=-1))
+            exception_class(after=timedelta(seconds=-1))
         with pytest.raises(ValueError, match="1970 and 2200"):
-            wish(at=datetime(2200, 1, 1, tzinfo=UTC))
-        after = wish(after=timedelta(seconds=1.5))
-        assert wish.of(after.as_answer()).after == timedelta(seconds=1.5)
-        at = wish(at=datetime(2030, 1, 1, tzinfo=UTC))
-        assert wish.of(at.as_answer()).at == datetime(2030, 1, 1, tzinfo=UTC)
+            exception_class(at=datetime(2200, 1, 1, tzinfo=UTC))
+        after = exception_class(after=timedelta(seconds=1.5))
+        assert exception_class.of(after.as_answer()).after == timedelta(seconds=1.5)
+        at = exception_class(at=datetime(2030, 1, 1, tzinfo=UTC))
+        assert exception_class.of(at.as_answer()).at == datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def test_an_app_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where it isn't, the error says where it looked, what it found, and the likely spelling."""
+    """If it is not found, the error says where rota looked and suggests the likely spelling."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "found_jobs.py").write_text("import rota\nshop = rota.App('shop')\n", encoding="ascii")
     (tmp_path / "broken_jobs.py").write_text("import no_such_module_at_all\n", encoding="ascii")
@@ -193,7 +171,7 @@ def test_an_app_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_reprs_name_the_object_and_show_no_payload() -> None:
-    """They end up in logs and tracebacks, so a payload or a URL must not be in them."""
+    """Reprs appear in logs and tracebacks."""
     inner = rota.App("inner")
     app = rota.App("shop", release="v7")
     app.include(inner)
@@ -233,6 +211,6 @@ def test_reprs_name_the_object_and_show_no_payload() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_the_repr_of_an_error_can_be_read(error: Exception, expected: str) -> None:
-    """An exception's own repr shows positional values alone."""
+def test_the_repr_of_an_error_shows_its_keyword_arguments(error: Exception, expected: str) -> None:
+    """The default repr of an exception shows positional arguments only."""
     assert repr(error) == expected

@@ -1,4 +1,4 @@
-"""The limit for the bytes of large payloads: kept at any time, in the order of asking, and given back by all."""
+"""The limit for the total size of large payloads in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rota.handlers.byte_budget import ByteBudget
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_the_limit_holds_in_every_order_of_holds_cancellations_and_returns(seed: int) -> None:
-    """A random history never exceeds the limit, and at its end everything can be held again."""
+async def test_the_limit_holds_in_any_order_of_reservations_and_cancellations(seed: int) -> None:
+    """At the end of a random history the whole budget is free again."""
     dice, budget = random.Random(seed), ByteBudget(100)
     held = most = 0
 

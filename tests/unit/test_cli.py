@@ -1,4 +1,4 @@
-"""The pure parts of the commands: forecasts, findings, words."""
+"""Pure functions behind the commands: forecasts, findings and text output."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def seconds(number: float) -> timedelta:
     deadline=st.none() | st.floats(-10, 20_000),
     draws=st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12),
 )
-def test_no_job_that_goes_on_failing_is_given_up_outside_of_the_span(
+def test_a_failing_job_is_buried_within_the_forecast_of_job_show(
     attempt: int, more: int, base: float, cap: float, deadline: float | None, draws: list[float]
 ) -> None:
-    """What `job show` promises is what the retry planner does, whatever it draws."""
+    """The forecast must hold for every jitter that the retry planner draws."""
     until = None if deadline is None else NOW + seconds(deadline)
     terms = {"base": seconds(base), "cap": seconds(cap)}
     span = predict_dead_letter(attempt=attempt, at=NOW, max_attempts=attempt + more, deadline=until, **terms)
@@ -69,13 +69,12 @@ def test_no_job_that_goes_on_failing_is_given_up_outside_of_the_span(
     assert span.earliest - slack <= at <= span.latest + slack
 
 
-def test_a_last_attempt_is_given_up_when_it_fails() -> None:
-    """No delay follows it."""
+def test_the_forecast_for_the_last_attempt_has_no_delay() -> None:
     assert predict_dead_letter(attempt=4, at=NOW, max_attempts=4, base=seconds(5), cap=seconds(60)) == (NOW, NOW)
 
 
-def test_delays_of_the_default_policy_last_a_night() -> None:
-    """Twenty attempts from five seconds up to an hour: an outage of a night is survived."""
+def test_the_default_retry_policy_survives_an_outage_of_a_night() -> None:
+    """The policy has twenty attempts, with delays from five seconds to an hour."""
     span = predict_dead_letter(attempt=1, at=NOW, max_attempts=20, base=seconds(5), cap=timedelta(hours=1))
     assert timedelta(hours=5) < span.earliest - NOW < span.latest - NOW < timedelta(hours=11)
 
@@ -85,19 +84,19 @@ def test_delays_of_the_default_policy_last_a_night() -> None:
     [(0, "0s"), (59.9, "59s"), (61, "1m 1s"), (3600, "1h"), (7265, "2h 1m"), (90061, "1d 1h"), (-5, "-5s")],
 )
 def test_durations_are_written_in_two_units_at_most(value: float, text: str) -> None:
-    """Nobody reads seconds beside days."""
+    """Seconds are noise beside days."""
     assert printing.format_duration(seconds(value)) == text
 
 
-def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
-    """A note from somebody else must not move the cursor or set the title of an operator's window."""
+def test_terminal_control_characters_are_printed_in_escaped_form() -> None:
+    """A note in a row must not move the cursor or set the window title."""
     assert printing.printable("a\x1b]0;evil\x07\nb") == "a\\x1b]0;evil\\x07\nb"
     assert printing.printable(None) == ""
     assert printing.printable("Zürich …") == "Zürich …"
 
 
-def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
-    """At 80 columns an operator copies a handler or a kind of error from it: half a name is none."""
+def test_a_narrow_table_wraps_names_and_does_not_cut_them() -> None:
+    """Operators copy handler names and error kinds from the table."""
     from rich.console import Console
 
     laid = printing.table(None, "error~", "died", rows=[("InsufficientPrivilegeError", "2026-03-01 12:00:00Z")])
@@ -109,8 +108,8 @@ def test_a_narrow_table_breaks_the_names_that_one_has_to_type() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 50, 120])
-def test_f11_a_table_that_does_not_fit_becomes_one_block_for_each_row(width: int) -> None:
-    """F11: at 50 columns nothing is cut in the middle of a number or an instant, and no line is broken by the terminal."""
+def test_a_table_that_does_not_fit_is_printed_as_one_block_per_row(width: int) -> None:
+    """At 50 columns no number or instant is cut, and the terminal wraps no line."""
     from rich.console import Console
 
     columns = ("job#", "state", "attempt#", "handler…", "queue…", "when", "last error…", "")
@@ -129,14 +128,13 @@ def test_f11_a_table_that_does_not_fit_becomes_one_block_for_each_row(width: int
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns."""
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the terminal 80 columns wide."""
     monkeypatch.setattr(printing, "PIPE_WIDTH", 80)
 
 
-@pytest.mark.usefixtures("narrow")
-def test_what_daylight_saving_does_is_told_without_cutting_an_instant(capsys: pytest.CaptureFixture[str]) -> None:
-    """An instant without its hour is what nobody asked for."""
+@pytest.mark.usefixtures("narrow_terminal")
+def test_notes_on_daylight_saving_do_not_cut_the_instant(capsys: pytest.CaptureFixture[str]) -> None:
     rule = Rule(cron="30 2 * * *", timezone="Europe/Vienna")
     print_instants(preview(rule, datetime(2027, 3, 27, 12, tzinfo=UTC), 1), None)
     line, *more = (each.rstrip() for each in capsys.readouterr().out.splitlines()[2:])
@@ -144,17 +142,17 @@ def test_what_daylight_saving_does_is_told_without_cutting_an_instant(capsys: py
     assert more[-1].endswith("at the jump")
 
 
-@pytest.mark.usefixtures("narrow")
-def test_status_cuts_no_slots(capsys: pytest.CaptureFixture[str]) -> None:
-    """How many jobs a daemon takes is what one looks for where a queue grows."""
+@pytest.mark.usefixtures("narrow_terminal")
+def test_status_shows_the_slots_of_a_node_uncut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Operators look for the slots when a queue grows."""
     one = node(handlers=["a"], queues=["default"], slots={"nightly_reports": 100, "default": 50, "mail": 1})
     found = Status(queues=sum_by_queue([], [], [one]), nodes=[one], paused=[], counted_all=True)
     printing.console().print(render(found))
     assert {"nightly_reports:100", "default:50", "+1"} <= set(capsys.readouterr().out.split())
 
 
-def test_instants_and_durations_say_what_is_wrong_with_them() -> None:
-    """A usage error names the option and how it is written."""
+def test_the_error_for_an_invalid_instant_or_duration_names_the_option() -> None:
+    """The error also shows the expected format."""
     assert parse_instant("2026-03-01T13:00+01:00", "--at") == NOW
     assert parse_duration_option("1h30m", "--in") == timedelta(minutes=90)
     with pytest.raises(typer.BadParameter, match="has no time zone"):
@@ -197,14 +195,14 @@ def node(
         (["default", "*"], '{"default": 0, "*": 1}', True),
     ],
 )
-def test_a_queue_without_a_slot_is_served_by_nobody(queues: list[str], slots: str, served: bool) -> None:
-    """`mail:0,*:5` takes a queue out of those that `*` stands for: its jobs wait, and whoever wonders must be told."""
+def test_a_queue_with_zero_slots_counts_as_not_served(queues: list[str], slots: str, served: bool) -> None:
+    """`mail:0,*:5` excludes the queue mail from `*`, so its jobs wait."""
     why = why_unclaimed("a", "mail", [node(handlers=["a"], queues=queues, slots=json.loads(slots))], [])
     assert (why is None) is served
 
 
 def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
-    """One daemon with the handler and another with the queue run nothing together; one that drains claims nothing."""
+    """One daemon with the handler and another with the queue cannot run the job. A draining daemon claims nothing."""
     both = node(handlers=["a"], queues=["mail"])
     assert why_unclaimed("a", "mail", [both], []) is None
     assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
@@ -248,15 +246,14 @@ def look(**changed: Any) -> ServerFacts:
         (look(notifications=0.6), ["notifications"]),
     ],
 )
-def test_a_server_is_judged_by_what_it_says(server: ServerFacts, found: list[str]) -> None:
-    """Each thing that makes a queue slow or unsafe is a finding with a cure, and nothing else is."""
+def test_each_unsafe_or_slow_server_setting_is_one_finding_with_a_remedy(server: ServerFacts, found: list[str]) -> None:
     findings = list(server_findings(server, query_sent_at=NOW, query_answered_at=NOW + seconds(0.1)))
     assert [each.check for each in findings] == found
     assert all(each.do for each in findings)
 
 
 def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
-    """An empty queue with daemons and no queue at all are different news."""
+    """An empty queue with daemons differs from no queue at all."""
     lane = LaneCounts(
         queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3)
     )
@@ -281,10 +278,10 @@ def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
         (asyncpg.CheckViolationError("violates"), RotaError, 1),
     ],
 )
-def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
+def test_database_errors_map_to_exit_codes_and_show_no_secrets(
     error: Exception, kind: type[RotaError], code: int
 ) -> None:
-    """The first failures of everybody, each told from the other; the server's detail, which may hold a row, is left out."""
+    """The DETAIL of a server error may hold a row, so it is left out."""
     if isinstance(error, asyncpg.PostgresError):
         error.detail = "Failing row contains (S3CRET-canary)"
     refusal = explain_error(error, DSN)
@@ -303,18 +300,17 @@ def test_what_a_server_refuses_becomes_an_exit_code_and_no_secret(
         (TimeoutError(), "another session holds a lock"),
     ],
 )
-def test_nobody_is_sent_to_look_for_a_server_that_has_answered(error: Exception, says: str) -> None:
-    """A wrong option in the URL, a statement that took too long, a lock: each by its name."""
+def test_an_error_that_the_server_sent_is_not_reported_as_unreachable(error: Exception, says: str) -> None:
+    """Examples are a wrong option in the URL, a statement timeout and a lock."""
     assert says in str(explain_error(error, DSN))
 
 
-def test_a_fault_of_ours_is_not_explained_away() -> None:
-    """An error that the database has no part in must reach the person who can mend it."""
+def test_an_internal_error_is_not_reported_as_a_database_error() -> None:
     assert explain_error(ValueError("a bug"), DSN) is None
 
 
-def test_environments_and_hidden_folders_are_not_watched(tmp_path: Path) -> None:
-    """A restart at every installed package would be a loop, and looking through them all a load."""
+def test_rota_dev_does_not_watch_environments_and_hidden_folders(tmp_path: Path) -> None:
+    """Each installed package would restart the app, and scanning these folders is slow."""
     for name in ("app.py", "pkg/jobs.py", ".venv/lib/x.py", "env/lib/y.py", "pkg/__pycache__/z.py", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""The configuration: where values come from, what is refused, and what must never be shown."""
+"""Configuration: sources of values, validation, and masking of secrets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ URL = f"postgresql://shop:{CANARY}@db.example:5432/shop?sslmode=require&sslpassw
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test runs in an empty folder, so that no rota.toml of the machine's is read."""
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the test in an empty folder, so that no rota.toml of the machine is read."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,11 +48,11 @@ def refusal(toml: str = "", overrides: dict[str, Any] | None = None, /, **enviro
     return str(caught.value).splitlines()
 
 
-# Where values come from
+# Sources of values
 
 
-def test_nothing_need_be_said() -> None:
-    """The defaults are the promise of the README: 30 s leases, history kept for days, loopback only."""
+def test_defaults_are_those_of_the_readme() -> None:
+    """The lease is 30 s, history is kept for days, and HTTP listens on loopback only."""
     config = read()
     assert config.queues == {"default": 100, "*": 10}
     assert (config.lease.duration, config.lease.heartbeat) == (timedelta(seconds=30), None)
@@ -63,7 +63,7 @@ def test_nothing_need_be_said() -> None:
 
 
 def test_command_line_beats_environment_beats_file_beats_default() -> None:
-    """Who is nearer to this very start of the program wins, and each value can say who that was."""
+    """Each value also carries its source."""
     config = read(
         "poll_interval = '2s'\n[lease]\nduration = '40s'\nreap_interval = '7s'\n[drain]\ntimeout = '40s'",
         {"lease.duration": "60s", "drain.grace": None},
@@ -81,17 +81,17 @@ def test_command_line_beats_environment_beats_file_beats_default() -> None:
     assert config.source("poll_interval") == "given.toml"
 
 
-def test_the_file_is_found_in_the_current_folder_or_where_it_is_named(folder: Path) -> None:
-    """--config beats ROTA_CONFIG beats ./rota.toml."""
+def test_the_file_is_read_from_the_given_path_or_the_current_folder(working_folder: Path) -> None:
+    """--config beats ROTA_CONFIG, which beats ./rota.toml."""
     for name in ("rota", "environment", "flag"):
-        (folder / f"{name}.toml").write_text(f"app = '{name}:app'")
+        (working_folder / f"{name}.toml").write_text(f"app = '{name}:app'")
     assert load(environ={}).app == "rota:app"
     assert load(environ={"ROTA_CONFIG": "environment.toml"}).app == "environment:app"
-    assert load(folder / "flag.toml", environ={"ROTA_CONFIG": "environment.toml"}).app == "flag:app"
+    assert load(working_folder / "flag.toml", environ={"ROTA_CONFIG": "environment.toml"}).app == "flag:app"
 
 
-def test_a_file_that_was_named_must_be_readable() -> None:
-    """A daemon that starts on defaults because of a slip in a path would serve the wrong queues."""
+def test_an_unreadable_configuration_file_is_an_error() -> None:
+    """A daemon that started on defaults after a typing error in a path would serve the wrong queues."""
     assert refusal(ROTA_CONFIG="nowhere.toml") == [
         "nowhere.toml (from ROTA_CONFIG): can't be read (No such file or directory)"
     ]
@@ -122,43 +122,43 @@ def test_a_file_that_was_named_must_be_readable() -> None:
         ("ROTA_DEAD_LETTERS_HANDLER", "dead_letters.handler"),
     ],
 )
-def test_scripts_rely_on_these_variables(variable: str, path: str) -> None:
-    """They are public names: deployments break if one of them stops being read."""
+def test_the_public_environment_variables_are_still_read(variable: str, path: str) -> None:
+    """Deployments depend on these names."""
     values = {"queues": "mail:3", "log.level": "DEBUG", "log.format": "json", "http.port": "0", "app": "shop:app"}
     values |= {"database.url": URL, "database.direct_url": URL, "http.host": "::1", "dead_letters.handler": "alert"}
     config = read(**{variable: values.get(path, "10" if "pool" in path else "1h" if "retention" in path else "20s")})
     assert config.source(path) == variable
 
 
-def test_an_empty_variable_is_unset() -> None:
-    """Compose files pass variables on as empty when the host has none."""
+def test_an_empty_variable_counts_as_unset() -> None:
+    """Compose files pass on unset variables of the host as empty."""
     assert read(ROTA_LEASE="", ROTA_QUEUES=" ", ROTA_CONFIG="", DATABASE_URL="") == read()
 
 
-def test_rotas_own_url_beats_the_applications() -> None:
-    """Platforms set DATABASE_URL for the application, whose database need not be ours."""
+def test_rota_database_url_beats_database_url() -> None:
+    """Platforms set DATABASE_URL for the application, which may use another database."""
     assert read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL="postgresql://b/b").require_database() == (
         "postgresql://b/b"
     )
 
 
-def test_a_setting_named_twice_in_the_environment_is_said() -> None:
-    """A variable that changes nothing costs an evening."""
+def test_a_setting_with_two_environment_variables_is_a_warning() -> None:
+    """Otherwise one of the variables has no effect, without a message."""
     config = read(ROTA_LEASE="20s", ROTA_LEASE_DURATION="40s")
     assert config.lease.duration == timedelta(seconds=20)
     assert config.warnings == (("ROTA_LEASE_DURATION is ignored because ROTA_LEASE is set", "unset one of the two"),)
 
 
-def test_a_list_of_queues_is_taken_whole() -> None:
-    """A node given to one queue must not go on serving the others, whoever listed them."""
+def test_a_list_of_queues_replaces_the_list_of_a_lower_source() -> None:
+    """A node restricted to one queue must not also serve the queues of the file."""
     toml = '[queues]\ndefault = 5\n"*" = 1'
     assert read(toml).queues == {"default": 5, "*": 1}
     assert read(toml, ROTA_QUEUES="mail:10, a:b:0").queues == {"mail": 10, "a:b": 0}
     assert read(toml, {"queues": {"slow": 2}}, ROTA_QUEUES="mail:10").queues == {"slow": 2}
 
 
-def test_the_value_is_frozen() -> None:
-    """What `rota config` prints is what is in force, for as long as the process lives."""
+def test_the_configuration_object_can_not_be_changed() -> None:
+    """`rota config` prints what holds for the life of the process."""
     config = read()
     with pytest.raises(ValueError, match="frozen"):
         config.lease.duration = timedelta(seconds=1)
@@ -166,11 +166,10 @@ def test_the_value_is_frozen() -> None:
         config.queues["mail"] = 1  # type: ignore[index]
 
 
-# What is refused
+# Validation
 
 
-def test_every_error_is_told_at_once_with_value_source_and_remedy() -> None:
-    """An operator mends a file in one go, not one start per mistake."""
+def test_all_errors_are_reported_together_with_value_source_and_remedy() -> None:
     assert refusal(
         "[databse]\nurl = 'x'\n[drain]\ntimeout = true\n[http]\nprot = 1\n[log]\nlevel = 'loud'",
         {"app": "", "retention.fires": "5"},
@@ -212,8 +211,7 @@ def test_every_error_is_told_at_once_with_value_source_and_remedy() -> None:
         ("queues", [{"mail": 1}], [{"mail": True}, {"mail": 1.5}, {"mail": None}, ["mail"]]),
     ],
 )
-def test_bounds(path: str, good: list[object], bad: list[object]) -> None:
-    """Outside of them a lease can't be extended in time, a pool starves, or the history is gone by a slip of unit."""
+def test_a_value_outside_the_bounds_of_its_setting_is_refused(path: str, good: list[object], bad: list[object]) -> None:
     for value in good:
         assert read("", {path: value}).source(path) == "the command line"
     for value in bad:
@@ -222,8 +220,8 @@ def test_bounds(path: str, good: list[object], bad: list[object]) -> None:
         assert len(line) < 300
 
 
-def test_a_heartbeat_must_beat_thrice_in_the_lease_in_force() -> None:
-    """A file's heartbeat may be fine for the file's lease and fatal for the one set in the environment."""
+def test_the_heartbeat_must_be_at_most_a_third_of_the_effective_lease() -> None:
+    """The file's heartbeat may fit the file's lease, but not the lease set in the environment."""
     toml = "[lease]\nduration = '30s'\nheartbeat = '10s'"
     assert read(toml).lease.heartbeat == timedelta(seconds=10)
     assert refusal(toml, ROTA_LEASE="15s") == [
@@ -231,7 +229,7 @@ def test_a_heartbeat_must_beat_thrice_in_the_lease_in_force() -> None:
     ]
 
 
-def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     """Some editors write one."""
     file = tmp_path / "rota.toml"
     file.write_text("[lease]\nduration = '42s'\n", encoding="utf-8-sig")
@@ -247,14 +245,13 @@ def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
         ("[drain]\nwombat = 1", "no such setting; choose from timeout, grace"),
     ],
 )
-def test_an_unknown_key_in_the_file_is_an_error_with_a_way_out(toml: str, remedy: str) -> None:
-    """A misspelt setting that is silently ignored is found during the incident it was meant to prevent."""
+def test_an_unknown_key_in_the_file_is_an_error_with_a_suggestion(toml: str, remedy: str) -> None:
+    """Otherwise a misspelt setting would be ignored."""
     (line,) = refusal(toml)
     assert line.endswith(f"(from given.toml): {remedy}")
 
 
-def test_a_misspelt_variable_is_an_error() -> None:
-    """All but a setting's name is a slip."""
+def test_a_variable_similar_to_a_setting_is_an_error() -> None:
     assert refusal(ROTA_QUEUE="mail:1") == [
         "ROTA_QUEUE (from the environment): no such setting; did you mean ROTA_QUEUES?"
     ]
@@ -284,8 +281,7 @@ def test_the_variables_of_a_kubernetes_service_are_ignored(service: str) -> None
     assert (config.warnings, config.http.port) == ((), 9843)
 
 
-def test_a_value_is_hidden_only_where_it_may_be_a_secret() -> None:
-    """A refused value that is not shown can't be found."""
+def test_refused_values_are_shown_unless_they_may_be_secrets() -> None:
     assert refusal("", {"http.port": "tcp://10.0.0.1:80"}) == [
         "http.port = 'tcp://10.0.0.1:80' (from the command line): choose a whole number from 0 to 65535"
     ]
@@ -295,8 +291,8 @@ def test_a_value_is_hidden_only_where_it_may_be_a_secret() -> None:
 # The database
 
 
-def test_no_database_is_an_error_only_for_who_needs_one() -> None:
-    """`rota config`, `rota cron` and `rota dev` work without; the others say what to set and name the way to try it."""
+def test_a_missing_database_url_is_an_error_only_for_commands_that_connect() -> None:
+    """`rota config`, `rota cron` and `rota dev` work without one."""
     config = read()
     with pytest.raises(NoDatabase) as caught:
         config.require_database()
@@ -318,20 +314,19 @@ def test_no_database_is_an_error_only_for_who_needs_one() -> None:
         ("postgresql://a/shop?target_session_attrs=master", "read-write"),
     ],
 )
-def test_a_url_that_no_connection_could_use_is_refused_at_start(url: str, remedy: str) -> None:
-    """The driver notices these only when it connects, or takes an empty host for localhost."""
+def test_an_unusable_database_url_is_refused_at_start(url: str, remedy: str) -> None:
+    """The driver reports these errors only when it connects, or reads an empty host as localhost."""
     (line,) = refusal(DATABASE_URL=url)
     assert remedy in line
 
 
-def test_a_command_without_a_program_is_refused() -> None:
-    """Each of its jobs would fail."""
+def test_a_command_handler_without_a_program_is_refused() -> None:
     (line,) = refusal("[handlers.command.backup]\nargv = [' ']")
     assert "write the program first" in line
 
 
-def test_listening_goes_around_the_pooler_if_told() -> None:
-    """LISTEN through PgBouncer delivers nothing, silently."""
+def test_the_listener_uses_its_own_url_when_one_is_configured() -> None:
+    """LISTEN through PgBouncer delivers no notifications, without an error."""
     pooled, direct = "postgresql://pooler/shop", "postgresql://db/shop"
     assert read(DATABASE_URL=pooled).require_direct_database() == pooled
     assert read(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_direct_database() == direct
@@ -339,10 +334,12 @@ def test_listening_goes_around_the_pooler_if_told() -> None:
 
 
 @pytest.mark.parametrize("variable", ["PGHOST", "PGDATABASE", "PGSERVICE"])
-def test_libpqs_variables_name_a_database(variable: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where psql works without arguments, rota does too: what the driver makes of our URL is what libpq would."""
-    (folder / "services").write_text("[shop]\nhost=shop\ndbname=shop\n")
-    libpq = {"PGUSER": "u", "PGSERVICEFILE": str(folder / "services"), "PGDATABASE": "shop", "PGHOST": "shop"}
+def test_libpq_variables_give_the_same_connection_as_in_libpq(
+    variable: str, working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rota works without a URL wherever psql does."""
+    (working_folder / "services").write_text("[shop]\nhost=shop\ndbname=shop\n")
+    libpq = {"PGUSER": "u", "PGSERVICEFILE": str(working_folder / "services"), "PGDATABASE": "shop", "PGHOST": "shop"}
     if variable == "PGSERVICE":
         libpq |= {"PGSERVICE": "shop", "PGHOST": "elsewhere", "PGDATABASE": "elsewhere"}
     for name in ("PGHOST", "PGDATABASE", "PGSERVICE", "PGPORT", "PGPASSWORD"):
@@ -369,8 +366,7 @@ def test_libpqs_variables_name_a_database(variable: str, folder: Path, monkeypat
         "postgresql:///shop?host=/run/postgresql&port=5433",
     ],
 )
-def test_every_form_of_url_that_the_driver_takes_is_taken(dsn: str) -> None:
-    """What works in psql must not be refused by us."""
+def test_every_form_of_url_that_the_driver_accepts_is_accepted(dsn: str) -> None:
     assert read(DATABASE_URL=dsn).require_database() == dsn
 
 
@@ -389,15 +385,15 @@ def test_every_form_of_url_that_the_driver_takes_is_taken(dsn: str) -> None:
         ),
     ],
 )
-def test_what_only_libpq_knows_of_is_left_out_of_a_url(query: str, kept: str) -> None:
-    """Providers hand out such URLs, and psql takes them; the driver would send it to the server: unrecognized parameter."""
+def test_url_parameters_that_only_libpq_knows_are_removed(query: str, kept: str) -> None:
+    """Providers hand out such URLs. The driver would send the parameters to the server, which refuses them."""
     url = f"postgresql://shop:{CANARY}@db/shop"
     assert read(DATABASE_URL=url + query).require_database() == url + kept
 
 
 @pytest.mark.parametrize("demand", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256"])
-def test_a_safety_that_the_driver_can_not_give_is_refused_in_words(demand: str) -> None:
-    """Left out without a word, the connection would be less safe than was asked for."""
+def test_security_parameters_that_the_driver_lacks_are_refused(demand: str) -> None:
+    """Without them the connection would be less safe than requested."""
     with pytest.raises(
         ConfigError, match=rf"the driver does not support {demand.removesuffix('=scram-sha-256')}: .*verify-full"
     ) as caught:
@@ -419,8 +415,8 @@ def test_a_safety_that_the_driver_can_not_give_is_refused_in_words(demand: str) 
         f"postgresql://shop:x@db/shop?sslpassword={CANARY}&oops",
     ],
 )
-def test_a_refused_url_does_not_show_its_password(dsn: str) -> None:
-    """B103: just the URL that is broken by an unescaped password ends in a log, where its password is read."""
+def test_the_error_for_a_broken_url_does_not_show_the_password(dsn: str) -> None:
+    """An unescaped password is what breaks most URLs."""
     for variable in ("DATABASE_URL", "ROTA_DIRECT_URL", "ROTA_HTTP_PORT", "ROTA_QUEUES", "ROTA_LEASE"):
         with pytest.raises(ConfigError) as caught:
             read(**{variable: dsn})
@@ -430,27 +426,30 @@ def test_a_refused_url_does_not_show_its_password(dsn: str) -> None:
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
-def test_a_url_may_stand_in_a_file_of_its_own(folder: Path) -> None:
-    """systemd and containers hand over secrets as files: a variable is shown to whoever may look at the unit or the container."""
-    (folder / "url").write_text(f"{URL}\n")
-    (folder / "bad").write_text(f"mysql://shop:{CANARY}@db/shop")
-    named = read(ROTA_DATABASE_URL_FILE=str(folder / "url"), ROTA_DIRECT_URL_FILE=str(folder / "url"))
+def test_the_database_url_may_be_read_from_a_secret_file(working_folder: Path) -> None:
+    """systemd and containers provide secrets as files.
+
+    Variables are visible to everyone who can inspect the unit or container.
+    """
+    (working_folder / "url").write_text(f"{URL}\n")
+    (working_folder / "bad").write_text(f"mysql://shop:{CANARY}@db/shop")
+    named = read(ROTA_DATABASE_URL_FILE=str(working_folder / "url"), ROTA_DIRECT_URL_FILE=str(working_folder / "url"))
     assert named.require_database() == named.require_direct_database() == URL
     assert (named.source("database.url"), named.warnings) == ("ROTA_DATABASE_URL_FILE", ())
     assert read(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database() == "postgresql://a/a"
-    ours = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(folder / "url"))
+    ours = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(working_folder / "url"))
     assert ours.source("database.url") == "ROTA_DATABASE_URL_FILE"
     both = read(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
     assert both.warnings[0].finding == "ROTA_DATABASE_URL_FILE is ignored because ROTA_DATABASE_URL is set"
     with pytest.raises(ConfigError, match=r"ROTA_DATABASE_URL_FILE .*: can't be read"):
-        read(ROTA_DATABASE_URL_FILE=str(folder / "nowhere"))
+        read(ROTA_DATABASE_URL_FILE=str(working_folder / "nowhere"))
     with pytest.raises(ConfigError, match="from ROTA_DIRECT_URL_FILE") as caught:
-        read(ROTA_DIRECT_URL_FILE=str(folder / "bad"))
+        read(ROTA_DIRECT_URL_FILE=str(working_folder / "bad"))
     assert CANARY not in str(caught.value)
 
 
-def test_a_password_is_in_no_form_of_the_configuration() -> None:
-    """B103: whatever is printed, logged or put into a traceback shows where the URL leads and nothing more."""
+def test_no_text_form_of_the_configuration_contains_the_password() -> None:
+    """Covers str, repr, the printed file and tracebacks."""
     config = read(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)
     for shown in (repr(config), str(config), str(config.masked()), config.rendered(), config.model_dump_json()):
         assert CANARY not in shown
@@ -464,17 +463,16 @@ def test_a_password_is_in_no_form_of_the_configuration() -> None:
     assert config.require_database() == URL
 
 
-def test_masking_leaves_a_url_without_secrets_as_it_is() -> None:
-    """An operator compares what is printed with what was meant."""
+def test_masking_does_not_change_a_url_without_secrets() -> None:
     dsn = "postgresql://shop@a:1,[::1]:2/shop?sslmode=require"
     assert mask_dsn(dsn) == dsn
 
 
-# What is printed
+# Printed configuration
 
 
-def test_what_is_printed_says_where_each_value_came_from_and_can_be_read_again() -> None:
-    """`rota config > rota.toml` is how a configuration is begun."""
+def test_the_printed_configuration_shows_sources_and_can_be_read_back() -> None:
+    """Users run `rota config > rota.toml` to start a configuration."""
     config = read('[queues]\n"a \\"b" = 3\n[retention]\nfires = 0\n[lease]\nduration = 90', ROTA_POLL_INTERVAL="250ms")
     rendered = config.rendered()
     again = read(rendered)
@@ -488,16 +486,16 @@ def test_what_is_printed_says_where_each_value_came_from_and_can_be_read_again()
     assert json.loads(json.dumps(config.masked()))["retention"]["fires"] == 0
 
 
-def test_of_a_configured_handler_each_setting_says_where_it_came_from() -> None:
-    """What stands in its table was written there, what doesn't is the default: also deep down."""
+def test_each_setting_of_a_configured_handler_is_printed_with_its_source() -> None:
+    """Settings absent from the handler's table are defaults, at every depth."""
     config = read('[handlers.http.endpoints.shop]\nurl = "https://shop.example/"\nheaders = { "X" = "1" }')
     shop = config.rendered().partition("[handlers.http.endpoints.shop]")[2].splitlines()
     sources = {line.split(" = ")[0]: line.split("#")[-1].strip() for line in shop if " = " in line}
     assert (sources["url"], sources["headers"], sources["method"]) == ("given.toml", "given.toml", "default")
 
 
-def test_kept_for_ever_is_none() -> None:
-    """A pruner that read 0 as an age would delete all history; compared with NULL, nothing is old."""
+def test_a_retention_of_forever_is_none_and_not_zero() -> None:
+    """A pruner that read 0 as an age would delete all history."""
     assert read(ROTA_RETENTION_ATTEMPTS="0").retention.attempts is None
 
 
@@ -505,7 +503,7 @@ def test_kept_for_ever_is_none() -> None:
     ("told", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
 )
 def test_a_drain_longer_than_a_known_stop_timeout_warns(told: str, *, warns: bool) -> None:
-    """B77: a supervisor that kills in the middle of the drain turns every deployment into lost leases."""
+    """A supervisor that kills the daemon during the drain causes lost leases at each deployment."""
     warnings = read(ROTA_STOP_TIMEOUT=told).warnings
     assert len(warnings) == warns
     if warns:
@@ -530,14 +528,13 @@ def test_a_drain_longer_than_a_known_stop_timeout_warns(told: str, *, warns: boo
         (0.25, timedelta(milliseconds=250)),
     ],
 )
-def test_durations_carry_their_unit_or_are_seconds(text: object, duration: timedelta) -> None:
+def test_a_duration_without_a_unit_is_in_seconds(text: object, duration: timedelta) -> None:
     """ROTA_LEASE=30 and ROTA_LEASE=30s are the same lease."""
     assert parse_duration(text) == duration
 
 
 @given(st.integers(min_value=0, max_value=10**12))
-def test_a_printed_duration_reads_back_as_itself(milliseconds: int) -> None:
-    """What `rota config` prints is what is in force, exactly."""
+def test_a_printed_duration_reads_back_as_the_same_value(milliseconds: int) -> None:
     duration = timedelta(milliseconds=milliseconds)
     assert parse_duration(format_duration(duration)) == duration
 
@@ -560,7 +557,7 @@ url = "postgresql://low:S3CRET@db/app"
 
 
 def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -> None:
-    """B103: what is shown of a configuration goes into tickets."""
+    """Users paste printed configurations into tickets."""
     file = tmp_path / "rota.toml"
     file.write_text(HANDLERS, encoding="utf-8")
     config = load(file, environ={})
@@ -587,8 +584,10 @@ def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -
         ("[handlers.htpp]\nx = 1", "did you mean handlers.http"),
     ],
 )
-def test_a_configured_handler_that_is_wrong_is_told_by_its_place(written: str, told: str, tmp_path: Path) -> None:
-    """And never by its value, which is often the secret itself."""
+def test_the_error_for_a_configured_handler_shows_the_path_and_no_value(
+    written: str, told: str, tmp_path: Path
+) -> None:
+    """The value is often a secret."""
     file = tmp_path / "rota.toml"
     file.write_text(written, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:

@@ -1,4 +1,4 @@
-"""The cron expressions against a reference that walks over real time and knows nothing of croniter."""
+"""Cron expressions, compared with an independent reference that steps through real time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ODD = (
 
 @dataclass(frozen=True)
 class Field:
-    """One field as text, and what it means, made together and not one from the other."""
+    """The text of one field and the values it matches, generated together."""
 
     text: str
     values: frozenset[int]
@@ -108,8 +108,8 @@ class Reading(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def walk(name: str, start: int, end: int, step: int) -> tuple[Reading, ...]:
-    """Read the zone's clock at every step of real time."""
+def read_local_clock(name: str, start: int, end: int, step: int) -> tuple[Reading, ...]:
+    """Return the zone's local time at every step of real time."""
     info = zone(name)
     readings = []
     for at in range(start, end, step):
@@ -120,7 +120,7 @@ def walk(name: str, start: int, end: int, step: int) -> tuple[Reading, ...]:
 
 
 def expected_fires(entry: Entry, readings: tuple[Reading, ...], step: int, gap: Gap, fold: Fold) -> Iterator[int]:
-    """Apply the definition at every reading; the first one only tells where the clock has come from."""
+    """Apply the policy at every reading. The first reading only provides the previous offset."""
     highest = readings[0].wall
     for at, wall in readings[1:]:
         jumped_over = range(highest + step, wall, step)
@@ -136,7 +136,7 @@ def expected_fires(entry: Entry, readings: tuple[Reading, ...], step: int, gap: 
 
 
 @lru_cache(maxsize=4096)
-def changes(name: str, year: int) -> tuple[int, ...]:
+def offset_changes(name: str, year: int) -> tuple[int, ...]:
     """Find the instants of a year at which the zone's offset changes."""
     info = zone(name)
 
@@ -157,7 +157,10 @@ def changes(name: str, year: int) -> tuple[int, ...]:
 
 @st.composite
 def items(draw: st.DrawFn, low: int, high: int, *, top: int | None = None) -> tuple[str, frozenset[int]]:
-    """One list item: a value, a range or a step; `top` is the largest value that the syntax knows (7 for weekdays)."""
+    """Draw one list item: a value, a range or a step.
+
+    `top` is the largest value that the syntax accepts (7 for weekdays).
+    """
     top = high if top is None else top
     first = draw(st.integers(low, top))
     last = draw(st.integers(first, top))
@@ -237,17 +240,17 @@ folds: st.SearchStrategy[Fold] = st.sampled_from(["first", "both"])
 
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[str, int]:
-    """A zone, and an instant at which its offset changes; where it never does in that year, the year's middle."""
+    """Draw a zone and an instant at which its offset changes, or the middle of a year without a change."""
     years = st.one_of(st.integers(1971, 2037), st.integers(2038, 2190))
     name, year = draw(st.one_of(st.tuples(st.sampled_from(ZONES), years), st.sampled_from(ODD)))
     middle = int(datetime(year, 7, 1, tzinfo=UTC).timestamp())
-    return name, draw(st.sampled_from(changes(name, year) or (middle,)))
+    return name, draw(st.sampled_from(offset_changes(name, year) or (middle,)))
 
 
 quick = settings(deadline=None, max_examples=150, database=None, suppress_health_check=list(HealthCheck))
 
 
-def accepted(entry: Entry, name: str, gap: Gap, fold: Fold) -> Cron:
+def parse_valid(entry: Entry, name: str, gap: Gap, fold: Fold) -> Cron:
     try:
         return Cron(entry.expr, timezone=name, gap=gap, fold=fold)
     except InvalidCron as refusal:
@@ -255,8 +258,10 @@ def accepted(entry: Entry, name: str, gap: Gap, fold: Fold) -> Cron:
         raise
 
 
-def check(entry: Entry, readings: tuple[Reading, ...], name: str, step: int, middle: int, gap: Gap, fold: Fold) -> None:
-    cron = accepted(entry, name, gap, fold)
+def assert_same_fires(
+    entry: Entry, readings: tuple[Reading, ...], name: str, step: int, middle: int, gap: Gap, fold: Fold
+) -> None:
+    cron = parse_valid(entry, name, gap, fold)
     first, end = readings[0].at, readings[-1].at + step
     expected = list(islice(expected_fires(entry, readings, step, gap, fold), 150))
     whole = len(expected) < 150
@@ -272,7 +277,7 @@ def check(entry: Entry, readings: tuple[Reading, ...], name: str, step: int, mid
         back.pop()
     assert back == expected[::-1], cron
 
-    # Asked from the middle, in either direction.
+    # Search from the middle in both directions.
     middle = max(first, min(middle, before))
     later = [fire for fire in expected if fire > middle][:3]
     earlier = [fire for fire in expected if fire < middle][:-4:-1]
@@ -289,30 +294,30 @@ def moment(at: int) -> datetime:
 
 @quick
 @given(entries(), windows(), shifts, gaps, folds)
-def test_fires_are_those_of_a_walk_minute_by_minute(
+def test_fires_near_offset_changes_match_the_minute_by_minute_reference(
     entry: Entry, window: tuple[str, int], shift: int, gap: Gap, fold: Fold
 ) -> None:
-    """In every zone and era, around every change of its clock, both ways, no fire is missing and none is invented."""
+    """Holds in every zone and era, and in both directions."""
     name, change = window
     start = change - change % MINUTE - 36 * HOUR
-    readings = walk(name, start, start + 72 * HOUR, MINUTE)
+    readings = read_local_clock(name, start, start + 72 * HOUR, MINUTE)
     assume(all(reading.wall % MINUTE == 0 for reading in (readings[0], readings[-1])))
-    check(entry, readings, name, MINUTE, change + shift, gap, fold)
+    assert_same_fires(entry, readings, name, MINUTE, change + shift, gap, fold)
 
 
 @quick
 @given(entries(seconds=True), windows(), shifts, gaps, folds)
-def test_fires_are_those_of_a_walk_second_by_second(
+def test_fires_with_a_seconds_field_match_the_second_by_second_reference(
     entry: Entry, window: tuple[str, int], shift: int, gap: Gap, fold: Fold
 ) -> None:
-    """Six fields, and offsets that are no whole minutes: the law holds to the second."""
+    """Some offsets are not whole minutes."""
     name, change = window
-    readings = walk(name, change - 2 * HOUR, change + 2 * HOUR, 1)
-    check(entry, readings, name, 1, change + shift, gap, fold)
+    readings = read_local_clock(name, change - 2 * HOUR, change + 2 * HOUR, 1)
+    assert_same_fires(entry, readings, name, 1, change + shift, gap, fold)
 
 
 def fires_by_calendar(entry: Entry, name: str, years: range, gap: Gap, fold: Fold, most: int) -> list[int]:
-    """Take every day of the calendar, every matching time of it, and every instant that this reading stands for."""
+    """Return the fires of every matching local time of every day of the given years."""
     info = zone(name)
     seconds = sorted(entry.second.values)
     times = [HOUR * h + MINUTE * m + s for h in entry.hour.values for m in entry.minute.values for s in seconds]
@@ -326,20 +331,26 @@ def fires_by_calendar(entry: Entry, name: str, years: range, gap: Gap, fold: Fol
             if real:
                 fires.update(real[:1] if entry.fixed and fold == "first" else real)
             elif entry.fixed and gap == "after":
-                jumps = changes(name, reading.year - 1) + changes(name, reading.year) + changes(name, reading.year + 1)
+                jumps = (
+                    offset_changes(name, reading.year - 1)
+                    + offset_changes(name, reading.year)
+                    + offset_changes(name, reading.year + 1)
+                )
                 fires.update(jump for jump in jumps if min(passes) < jump <= max(passes))
-        if len(fires) > most + 100:  # a fold may still put some of the last ones in another order
+        if len(fires) > most + 100:  # a fold can change the order of the last few
             break
     return sorted(fires)[:most]
 
 
 @quick
 @given(entries(), st.sampled_from(ZONES), st.integers(1971, 2186), gaps, folds)
-def test_fires_are_those_of_the_calendar_over_years(entry: Entry, name: str, year: int, gap: Gap, fold: Fold) -> None:
-    """Rare fires lie many changes apart: what lies between must be passed over, and nothing in it."""
+def test_rare_fires_over_years_match_the_calendar_reference(
+    entry: Entry, name: str, year: int, gap: Gap, fold: Fold
+) -> None:
+    """Many offset changes lie between two rare fires."""
     assume(len(entry.hour.values) * len(entry.minute.values) <= 8)
     years = range(year, year + 12)
-    cron = accepted(entry, name, gap, fold)
+    cron = parse_valid(entry, name, gap, fold)
     expected = fires_by_calendar(entry, name, years, gap, fold, most=100)[1:-1]
     assume(len(expected) > 2)
     start, end = moment(expected[0] - 1), moment(expected[-1] + 1)
@@ -387,8 +398,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         (f"{','.join(map(str, range(60)))} 0 * * *", "0-59 0 * * *"),
     ],
 )
-def test_two_spellings_of_one_schedule_fire_alike(expr: str, same: str) -> None:
-    """croniter reads some of these in other ways: an equal range, for one, as the whole cycle."""
+def test_equivalent_expressions_fire_at_the_same_instants(expr: str, same: str) -> None:
+    """croniter reads some of these differently: it takes a range like 5-5 as the whole cycle."""
     assert Cron(expr).next(NOW, 40) == Cron(same).next(NOW, 40)
     assert Cron(expr).previous(NOW, 40) == Cron(same).previous(NOW, 40)
 
@@ -439,8 +450,8 @@ def test_two_spellings_of_one_schedule_fire_alike(expr: str, same: str) -> None:
         ("0" * 1001, "at most 1000"),
     ],
 )
-def test_a_refusal_names_the_reason(expr: str, reason: str) -> None:
-    """Whoever wrote the expression reads this, often in somebody else's log."""
+def test_an_invalid_expression_is_refused_with_the_reason(expr: str, reason: str) -> None:
+    """Authors often read the message in the log of another service."""
     with pytest.raises(InvalidCron) as refusal:
         Cron(expr)
     assert reason in str(refusal.value)
@@ -463,8 +474,8 @@ def test_a_refusal_names_the_reason(expr: str, reason: str) -> None:
         ("x" * 10_000, "there is no timezone"),
     ],
 )
-def test_an_unknown_zone_is_refused(name: str, reason: str) -> None:
-    """Names are compared with lists: no path, no other case and no machine's own setting gets through."""
+def test_an_unknown_timezone_is_refused(name: str, reason: str) -> None:
+    """Names are compared with a list, so a path, another case or the machine's setting is refused."""
     with pytest.raises(InvalidCron) as refusal:
         Cron("@daily", timezone=name)
     assert reason in str(refusal.value)
@@ -472,14 +483,13 @@ def test_an_unknown_zone_is_refused(name: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [{"gap": "before"}, {"gap": ""}, {"fold": "second"}, {"fold": None}])
-def test_an_unknown_policy_is_refused(policy: dict[str, Any]) -> None:
-    """A misspelt policy must not quietly mean the default."""
+def test_an_unknown_daylight_saving_policy_is_refused(policy: dict[str, Any]) -> None:
     with pytest.raises(InvalidCron, match=r"is '[a-z]+' or '[a-z]+', not "):
         Cron("@daily", **policy)
 
 
-def test_an_instant_without_a_zone_is_refused() -> None:
-    """A naive datetime means the machine's zone to Python and the schedule's to its author."""
+def test_a_datetime_without_a_timezone_is_refused() -> None:
+    """Python reads a naive datetime in the machine's zone, its author in the schedule's."""
     naive: Any = datetime(2026, 1, 1)  # noqa: DTZ001 — that is the point
     for call in (Cron("@daily").next, Cron("@daily").previous, lambda at: next_fire("@daily", at)):
         with pytest.raises(ValueError, match="carries no timezone"):
@@ -492,20 +502,20 @@ def test_an_instant_without_a_zone_is_refused() -> None:
         Cron("@daily").next(NOW, -1)
 
 
-def test_fires_lie_strictly_after_and_strictly_before() -> None:
-    """A fire asked from its own instant would run twice; one asked from a hair before it must not be lost."""
-    hair, fire = timedelta(microseconds=1), datetime(2026, 1, 1, 9, tzinfo=UTC)
+def test_next_and_previous_exclude_the_given_instant() -> None:
+    """Otherwise the search from a fire would return the same fire again."""
+    microsecond, fire = timedelta(microseconds=1), datetime(2026, 1, 1, 9, tzinfo=UTC)
     daily, day = Cron("0 9 * * *"), timedelta(days=1)
 
-    assert daily.next(fire - hair) == [fire]
-    assert daily.next(fire) == daily.next(fire + hair) == [fire + day]
-    assert daily.previous(fire + hair) == [fire]
-    assert daily.previous(fire) == daily.previous(fire - hair) == [fire - day]
+    assert daily.next(fire - microsecond) == [fire]
+    assert daily.next(fire) == daily.next(fire + microsecond) == [fire + day]
+    assert daily.previous(fire + microsecond) == [fire]
+    assert daily.previous(fire) == daily.previous(fire - microsecond) == [fire - day]
     assert daily.next(fire, 0) == daily.previous(fire, 0) == []
 
 
-def test_the_two_passes_of_a_fold_are_different_instants() -> None:
-    """They are equal datetimes with equal hashes in one zone: an answer remembered by datetime would be the other's."""
+def test_both_passes_of_a_repeated_hour_are_different_instants() -> None:
+    """Python treats the two datetimes as equal, so a cache keyed by datetime would mix up their fires."""
     first = datetime(2023, 10, 29, 2, 15, tzinfo=zone("Europe/Berlin"))
     second = first.replace(fold=1)
     assert first == second
@@ -515,10 +525,10 @@ def test_the_two_passes_of_a_fold_are_different_instants() -> None:
         assert ask(second) == [datetime(2023, 10, 29, 1, 30, tzinfo=UTC)]
 
 
-def test_the_second_pass_is_known_from_any_instant_in_it() -> None:
-    """Asked from within a fold, only what lies before it tells that its readings have been shown already.
+def test_a_search_that_starts_inside_a_repeated_hour_recognises_it() -> None:
+    """Readings before the start decide whether a local time is repeated.
 
-    This change lies on a border of the stretches in which changes are looked for.
+    The offset change lies on the border of a search window.
     """
     within = datetime(2020, 10, 25, 0, 10, tzinfo=UTC)
     first = Cron("30 2 * * *", timezone="Europe/Chisinau")
@@ -528,15 +538,14 @@ def test_the_second_pass_is_known_from_any_instant_in_it() -> None:
     assert both.next(within) == [datetime(2020, 10, 25, 0, 30, tzinfo=UTC)]
 
 
-def test_changes_a_week_apart_are_both_seen() -> None:
-    """Offsets are compared at intervals: a change that is taken back within one would go unnoticed."""
+def test_two_offset_changes_a_week_apart_are_both_found() -> None:
+    """Offsets are sampled at intervals, so a change reverted within one interval would be missed."""
     midnights = Cron("0 0 * * *", timezone="America/Noronha").next(datetime(2000, 10, 7, 12, tzinfo=UTC), 9)
 
     assert [fire.hour for fire in midnights] == [2, 1, 1, 1, 1, 1, 1, 2, 2]
 
 
-def test_a_remembered_answer_is_the_computed_one() -> None:
-    """The scheduler asks `next_fire` for thousands of schedules: policies and zones must not get mixed up."""
+def test_the_cache_of_next_fire_separates_policies_and_timezones() -> None:
     after = datetime(2024, 3, 10, tzinfo=UTC)
     crons = [
         Cron("30 2 * * *", timezone=timezone_, gap=gap)
@@ -549,8 +558,8 @@ def test_a_remembered_answer_is_the_computed_one() -> None:
     assert len({cron.next(after)[0] for cron in crons}) == 3
 
 
-def test_the_calendar_ends_where_the_database_does() -> None:
-    """Beyond, fewer fires come back: no error, no endless search, no overflow beside the ends of datetime."""
+def test_no_fires_exist_outside_1970_to_2200() -> None:
+    """Outside these bounds of the schema the search returns fewer fires. It neither fails nor overflows."""
     hourly, leap_sunday = Cron("@hourly"), Cron("0 0 29 2 */7")
     last = datetime(2199, 12, 31, 23, tzinfo=UTC)
     latest = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))
@@ -566,8 +575,8 @@ def test_the_calendar_ends_where_the_database_does() -> None:
     assert [fire.date() for fire in leap_sunday.previous(latest, 99)] == sundays[::-1]
 
 
-def test_one_cron_can_be_asked_from_many_threads() -> None:
-    """croniter's objects move while they search; ours are shared by every schedule with that expression."""
+def test_one_cron_can_be_used_by_many_threads() -> None:
+    """All schedules with the same expression share one object."""
     cron = Cron("*/7 3-20 1,15 * 1-5", timezone="America/Havana")
     expected = cron.next(NOW, 50)
     with ThreadPoolExecutor(8) as pool:
@@ -575,14 +584,14 @@ def test_one_cron_can_be_asked_from_many_threads() -> None:
             assert got == expected
 
 
-def test_equal_crons_are_equal_values() -> None:
-    """They serve as keys, and travel between processes."""
+def test_crons_with_the_same_settings_are_equal() -> None:
+    """They serve as dictionary keys and are pickled."""
     assert Cron("@daily", timezone="Asia/Tokyo") == Cron("@daily", timezone="Asia/Tokyo")
     assert len({Cron("@daily"), Cron("@daily"), Cron("@daily", gap="skip")}) == 2
 
 
-def test_zones_come_from_the_package_before_the_system(tmp_path: Path) -> None:
-    """Two nodes with system files of different years would fire at different times."""
+def test_timezones_come_from_the_tzdata_package_before_the_system(tmp_path: Path) -> None:
+    """Two nodes with different system files would fire at different times."""
     (tmp_path / "Europe").mkdir()
     tokyo = files("tzdata.zoneinfo").joinpath("Asia", "Tokyo").read_bytes()
     (tmp_path / "Europe" / "Vienna").write_bytes(tokyo)
@@ -597,7 +606,7 @@ def test_zones_come_from_the_package_before_the_system(tmp_path: Path) -> None:
 
 
 def test_no_zone_changes_its_offset_twice_within_five_days() -> None:
-    """Changes are looked for every other day, and what a fold shows again is looked for two days back."""
+    """The search samples the offset every second day and looks two days back for a repeated hour."""
     for name in files("tzdata").joinpath("zones").read_text().split():
         content = files("tzdata.zoneinfo").joinpath(*name.split("/")).read_bytes()
         second = content.index(b"TZif", 1)
@@ -637,16 +646,14 @@ def test_no_zone_changes_its_offset_twice_within_five_days() -> None:
         ("0 0 */3 * *", "At 00:00 on every 3rd day of the month from the 1st on, UTC."),
     ],
 )
-def test_a_schedule_can_be_said_in_words(expr: str, words: str) -> None:
-    """The author reads it back and sees whether that was meant."""
+def test_explain_describes_a_schedule_in_words(expr: str, words: str) -> None:
     assert Cron(expr).explain() == words
 
 
 @quick
 @given(entries(), st.sampled_from(ZONES))
-def test_every_schedule_has_words(entry: Entry, name: str) -> None:
-    """However odd the expression is, something readable comes back."""
-    words = accepted(entry, name, "after", "first").explain()
+def test_every_valid_expression_can_be_explained(entry: Entry, name: str) -> None:
+    words = parse_valid(entry, name, "after", "first").explain()
     assert words[0].isupper()
     assert "  " not in words
     assert words.endswith((f", {name} time.", ", UTC."))
@@ -654,8 +661,8 @@ def test_every_schedule_has_words(entry: Entry, name: str) -> None:
 
 @quick
 @given(st.one_of(st.text(max_size=40), st.text("0123456789*/-,#LWHR?@ \t", max_size=40)), st.text(max_size=20))
-def test_anything_else_is_refused_and_nothing_else_is_raised(expr: str, name: str) -> None:
-    """Whoever may insert a schedule writes what they like; one bad row must not stop the others."""
+def test_parsing_any_text_succeeds_or_raises_invalid_cron(expr: str, name: str) -> None:
+    """One bad row must not stop the other schedules."""
     for expression, timezone_ in ((expr, "UTC"), ("@daily", name)):
         try:
             cron = Cron(expression, timezone=timezone_)

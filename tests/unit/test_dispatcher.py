@@ -1,4 +1,4 @@
-"""The dispatcher over random sequences of looks, against an in-memory model of the table. Clock and queries are fake."""
+"""Random dispatcher cycles against an in-memory model of the table. The clock and the queries are fakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 SLACK = 0.1
-"""What a look itself takes, in seconds of the model's clock."""
+"""Duration of a dispatcher cycle itself, in seconds of the model's clock."""
 
 START = datetime(2026, 1, 1, tzinfo=ANY_TIME.tzinfo)
 PAGE = 4
@@ -43,7 +43,7 @@ PAGE = 4
 
 @dataclass(slots=True)
 class Row:
-    """A scheduled job; `visible_at` is the commit of its insert, which may be later than run_at."""
+    """A scheduled job. `visible_at` is when its insert commits, which may be later than run_at."""
 
     job_id: int
     queue: str
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def lane(self) -> tuple[str, str, int]:
-        """The lane that the row is in."""
+        """Return the lane of the row."""
         return self.queue, self.handler, self.priority
 
 
@@ -85,7 +85,7 @@ class Model:
             self.running,
             Wake(),
             silent,
-            Silent(),  # type: ignore[arg-type]
+            NoTelemetry(),  # type: ignore[arg-type]
             monitor=ServiceMonitor(),
             node=NodeId(UUID(int=1)),
             handlers=["a", "b"],
@@ -95,7 +95,7 @@ class Model:
             start=self.start,
         )
 
-    # What the dispatcher uses.
+    # The interface that the dispatcher uses.
 
     def boottime(self) -> float:
         return self.now
@@ -172,7 +172,7 @@ class Model:
         return []
 
     def start(self, attempt: Attempt) -> None:
-        """Start the attempt. One that was given back ends at once, and its job is due again."""
+        """Start the attempt. An attempt that was given back ends at once, and its job is due again."""
         if attempt.interruption is None:
             self.ends.append((self.now + self.chance.choice(self.durations), attempt))
             return
@@ -212,7 +212,7 @@ class Model:
         )
 
     def insert(self) -> None:
-        """Insert one job: in time, committed late, back-dated, or due later."""
+        """Insert one job: on time, committed late, back-dated, or due later."""
         chance = self.chance
         self.ids += 1
         visible_at = self.now + chance.choice([0, 0, 0, 0.3, 2])
@@ -230,10 +230,10 @@ class Model:
             bad=chance.random() < 0.03,
         )
 
-    # Time, and what must hold.
+    # The clock and the invariants.
 
     def pass_time(self, seconds: float) -> bool:
-        """Let time pass until the next end of an attempt, at most so long; return whether one has ended."""
+        """Advance until the next attempt ends, at most `seconds`. Return whether an attempt has ended."""
         until = self.now + seconds
         waiting = [attempt.claim_sent_at for slots in self.running._slots.values() for attempt in slots.waiting]
         if waiting and min(waiting) + AHEAD_SECONDS <= min([until, *(end[0] for end in self.ends)]):
@@ -268,7 +268,7 @@ class Model:
         return (POLL if row.queue in self.slots or pages == 1 else POLL * 2) + SLACK
 
     def check_order(self, claimed: Sequence[Row], skipped: Collection[int]) -> None:
-        """No job may start before a more urgent one of its group that has been there for a poll interval."""
+        """Check that no job starts before a more urgent job of its group that has waited for a poll interval."""
         group = self.dispatcher._lanes.group
         for row in self.due(skipped):
             if row.queue not in self.slots or self.waited(row) <= POLL + SLACK:
@@ -276,31 +276,31 @@ class Model:
             later = [each for each in claimed if group(each.queue) == group(row.queue) and each.priority > row.priority]
             assert not later, f"{later[0]} before {row}"
 
-    def check_nothing_is_hidden(self) -> None:
-        """No due job may wait beside a free slot of its group for more than a poll interval."""
+    def check_no_job_is_overlooked(self) -> None:
+        """Check that no due job waits beside a free slot of its group for more than a poll interval."""
         for row in self.due(self.dispatcher._refused.job_ids):
             since = self.free_since.get(self.dispatcher._lanes.group(row.queue))
             if since is not None:
                 assert min(self.waited(row), self.now - since) <= self.bound(row), f"{row} waits beside a free slot"
 
 
-class Silent:
-    """Telemetry that tells nobody."""
+class NoTelemetry:
+    """Telemetry that discards every event."""
 
     def __getattr__(self, _: str) -> Any:
         return lambda *_, **__: None
 
 
 def at(seconds: float) -> datetime:
-    """The instant of the model's clock."""
+    """Convert seconds of the model's clock to an instant."""
     return START + timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
+async def test_no_sequence_of_cycles_overlooks_a_job_or_exceeds_the_slots(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C9: floors, sweeps, pages of queues and probation, whatever comes late, back-dated, refused or beside a full group."""
+    """Covers floors, sweeps, pages of queues and probation, with late, back-dated and refused jobs."""
     model = Model(seed)
     for timed in (dispatcher_module, running_module, refused_jobs_module):
         monkeypatch.setattr(timed, "boottime", model.boottime)
@@ -320,7 +320,7 @@ async def test_no_sequence_of_looks_hides_a_job_or_oversteps_the_slots(
             break
         pause = await model.dispatcher._look()
         model.check_slots()
-        model.check_nothing_is_hidden()
+        model.check_no_job_is_overlooked()
         if model.pass_time(min(pause, model.chance.choice([0.001, 0.1, 5]))) and not model.running._limited:
             model.pass_time(0.001)
         model.check_slots()

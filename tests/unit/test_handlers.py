@@ -1,4 +1,4 @@
-"""What people declare: handlers, their payloads, what runs around them, and how they are waited for."""
+"""Handlers, their payloads, middleware, lifespan and backoff."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Letter(TypedDict):
     to: str
 
 
-def typed() -> tuple[rota.App, list[Any]]:
-    """Return an app whose handlers keep what they were given."""
+def make_typed_app() -> tuple[rota.App, list[Any]]:
+    """Return an app whose handlers record their payloads, and the list of recorded payloads."""
     app = rota.App("typed")
     seen: list[Any] = []
 
@@ -96,8 +96,7 @@ def typed() -> tuple[rota.App, list[Any]]:
     ],
 )
 async def test_a_payload_arrives_as_the_handlers_own_type(name: str, given: Any, got: Any) -> None:
-    """Whatever a dataclass or a model holds beyond JSON comes back as what it was."""
-    app, seen = typed()
+    app, seen = make_typed_app()
     assert isinstance(await perform(app, name, given), Succeeded)
     assert seen == [got]
 
@@ -111,11 +110,10 @@ async def test_a_payload_arrives_as_the_handlers_own_type(name: str, given: Any,
         ("letter", {}, "to: missing"),
     ],
 )
-async def test_what_does_not_decode_is_a_bad_payload_that_names_the_place_and_not_the_value(
+async def test_the_error_for_an_undecodable_payload_names_the_path_and_no_value(
     name: str, given: Any, where: str
 ) -> None:
-    """The handler can't run, now or later; B103: what is wrong must be told without telling what it is."""
-    app, seen = typed()
+    app, seen = make_typed_app()
     outcome = await perform(app, name, given)
     assert isinstance(outcome, Undecodable)
     assert where in outcome.text
@@ -123,8 +121,7 @@ async def test_what_does_not_decode_is_a_bad_payload_that_names_the_place_and_no
     assert not seen
 
 
-def test_the_function_stays_a_function() -> None:
-    """A handler is tested by calling it; nothing of rota is in the way."""
+def test_a_decorated_handler_can_be_called_like_the_function() -> None:
     app = rota.App("plain")
 
     @app.handler("double", queue="q")
@@ -149,8 +146,7 @@ def test_the_function_stays_a_function() -> None:
         (None, "is no Receipt"),
     ],
 )
-async def test_a_typed_enqueue_refuses_what_the_handler_could_not_decode(given: Any, message: str) -> None:
-    """Better refused where it is written than buried where it would have run."""
+async def test_a_typed_enqueue_refuses_a_payload_of_the_wrong_type(given: Any, message: str) -> None:
     app = rota.App("typed")
 
     @app.handler("receipt")
@@ -170,8 +166,8 @@ async def test_a_typed_enqueue_refuses_what_the_handler_could_not_decode(given: 
         ("a\0", r"\$\.n: a NUL"),
     ],
 )
-def test_what_json_or_postgresql_can_not_keep_is_refused_with_the_path_to_it(value: Any, path: str) -> None:
-    """B91, B93: from a dataclass as from a dict; a value must not arrive as another, or as null."""
+def test_values_that_json_can_not_store_are_refused_with_their_path(value: Any, path: str) -> None:
+    """Such a value must not arrive as another value or as null."""
 
     @dataclass
     class Odd:
@@ -190,8 +186,8 @@ def test_what_json_or_postgresql_can_not_keep_is_refused_with_the_path_to_it(val
         app.handlers["odd"].codec.encode(Odd(value))
 
 
-def test_a_name_is_declared_once() -> None:
-    """Two functions under one name would be told apart by the order of imports."""
+def test_a_handler_name_is_declared_only_once() -> None:
+    """Also holds for apps that include each other."""
     app, other = rota.App("a"), rota.App("b")
 
     @other.handler("theirs")
@@ -219,14 +215,14 @@ def test_a_name_is_declared_once() -> None:
         (lambda _, __: None, "exactly one argument"),
     ],
 )
-def test_a_handler_takes_the_job_and_nothing_else(function: Callable[..., Any], message: str) -> None:
-    """Found when the module is imported, not when the first job comes."""
+def test_a_handler_must_take_exactly_one_argument(function: Callable[..., Any], message: str) -> None:
+    """The error is raised at import, not at the first job."""
     with pytest.raises(ConfigError, match=message):
         rota.App("a").handler("h")(function)
 
 
-async def test_middleware_runs_around_the_handler_the_first_one_outermost() -> None:
-    """An included app's handlers run inside both apps' middleware; a thread's too, and it may change the result."""
+async def test_middleware_runs_around_the_handler_with_the_first_one_outermost() -> None:
+    """Handlers of an included app run inside the middleware of both apps."""
     app, other = rota.App("a"), rota.App("b")
     order: list[Any] = []
 
@@ -265,8 +261,8 @@ async def test_middleware_runs_around_the_handler_the_first_one_outermost() -> N
         app.middleware(lambda _, __: None)  # type: ignore[type-var]
 
 
-async def test_what_middleware_raises_is_the_attempts_failure() -> None:
-    """And what it swallows isn't."""
+async def test_an_error_raised_by_middleware_fails_the_attempt() -> None:
+    """An error that middleware catches does not."""
     app = rota.App("a")
 
     @app.middleware
@@ -289,8 +285,8 @@ async def test_what_middleware_raises_is_the_attempts_failure() -> None:
     assert caught.value == "caught"
 
 
-async def test_the_lifespan_is_the_jobs_state() -> None:
-    """What it yields is there for every handler, and is left in the end."""
+async def test_the_value_of_the_lifespan_is_available_as_job_state() -> None:
+    """`perform` enters and leaves the lifespan, unless the test gives a state."""
     from contextlib import asynccontextmanager
 
     left: list[str] = []
@@ -316,8 +312,8 @@ async def test_the_lifespan_is_the_jobs_state() -> None:
     assert left == ["left"]
 
 
-async def test_a_wish_to_be_called_again_keeps_the_error_that_it_was_raised_from() -> None:
-    """Or else a job that is given up after twenty such wishes doesn't say why; its payload's values are masked as ever."""
+async def test_retry_keeps_the_text_of_the_error_it_was_raised_from() -> None:
+    """Otherwise the dead letter of a job that always raises Retry would not show the cause."""
     app = rota.App("a")
 
     @app.handler("h")
@@ -340,8 +336,8 @@ async def test_a_wish_to_be_called_again_keeps_the_error_that_it_was_raised_from
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-async def test_what_a_handler_raises_says_what_becomes_of_its_job(threaded: bool) -> None:
-    """The same words in a coroutine and in a thread."""
+async def test_the_exception_that_a_handler_raises_decides_the_outcome(threaded: bool) -> None:
+    """The same exceptions work in coroutines and in threads."""
     app = rota.App("a")
     raised: dict[str, BaseException] = {
         "permanent": rota.Permanent("no"),
@@ -390,8 +386,10 @@ DELAYS = [timedelta(seconds=1), timedelta(minutes=5)]
         (lambda _: "soon", [None] * 3),
     ],
 )
-async def test_a_handler_may_say_how_long_to_wait(backoff: Any, expected: list[timedelta | None]) -> None:
-    """By attempt; the last delay of a list holds on. A function that fails leaves it to the job's own backoff."""
+async def test_a_handlers_backoff_decides_the_delay_of_each_retry(
+    backoff: Any, expected: list[timedelta | None]
+) -> None:
+    """The last delay of a list repeats. If a backoff function fails, the job's own backoff applies."""
     app = rota.App("a")
 
     @app.handler("fail", backoff=backoff)
@@ -429,21 +427,20 @@ async def test_a_handler_may_say_how_long_to_wait(backoff: Any, expected: list[t
         {"backoff": lambda _: timedelta(0), "backoff_cap": timedelta(seconds=1)},
     ],
 )
-def test_a_backoff_that_means_nothing_is_refused_at_import(options: dict[str, Any]) -> None:
-    """Nobody would notice it before the first failure."""
+def test_an_invalid_backoff_is_refused_at_import(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="backoff"):
         rota.App("a").handler("h", **options)
 
 
 @pytest.mark.parametrize("permanent", [ValueError, ("ValueError",), "ValueError"])
-def test_a_permanent_that_is_no_tuple_of_types_is_refused_at_import(permanent: Any) -> None:
-    """Nobody would notice it before the first failure, which it would turn into the daemon's."""
+def test_permanent_must_be_a_tuple_of_exception_types(permanent: Any) -> None:
+    """Otherwise the first failure of a job would raise a TypeError in the daemon."""
     with pytest.raises(ConfigError, match="permanent"):
         rota.App("a").handler("h", permanent=permanent)
 
 
-def test_a_lost_attempt_is_retried_by_the_lists_own_figures() -> None:
-    """Another node's reaper can't ask, but it reads the row."""
+def test_a_backoff_list_is_stored_as_base_and_cap_for_lost_attempts() -> None:
+    """The reaper of another node cannot call the handler, so it reads the row."""
     app = rota.App("a")
 
     @app.handler("h", backoff=[timedelta(seconds=2), timedelta(seconds=9), timedelta(seconds=4)])
@@ -456,8 +453,7 @@ def test_a_lost_attempt_is_retried_by_the_lists_own_figures() -> None:
     )
 
 
-async def test_a_made_up_job_notes_what_is_asked_of_it() -> None:
-    """So that a test can look at it, and the handler needs no database."""
+async def test_a_test_job_records_the_calls_of_its_handler() -> None:
     job = make_job({"n": 1}, attempt=3, checkpoint={"done": 2}, meta={"tenant": 7}, schedule="nightly", queue="q")
     assert (job.attempt, job.checkpoint, job.meta, job.schedule, job.queue) == (
         3,
@@ -485,8 +481,7 @@ async def test_a_made_up_job_notes_what_is_asked_of_it() -> None:
     assert (sync.checkpoint, sync.progress, sync.guarded, sync.completed) == (1, 1, ["r"], True)
 
 
-async def test_a_handler_that_completes_its_own_job_has_committed() -> None:
-    """`perform` says so, as a daemon would."""
+async def test_perform_reports_committed_when_the_handler_completes_its_job() -> None:
     app = rota.App("a")
 
     @app.handler("own")
@@ -496,18 +491,17 @@ async def test_a_handler_that_completes_its_own_job_has_committed() -> None:
     assert await perform(app, "own") == Committed()
 
 
-async def test_an_unknown_handler_is_refused_with_the_closest_name() -> None:
-    """A slip in a test, or on the command line."""
-    app, _ = typed()
+async def test_the_error_for_an_unknown_handler_suggests_the_closest_name() -> None:
+    app, _ = make_typed_app()
     with pytest.raises(ConfigError, match="did you mean 'receipt'"):
         await perform(app, "reciept")
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-async def test_log_records_inside_a_handler_carry_its_job(
+async def test_log_records_inside_a_handler_carry_the_job_id(
     threaded: bool, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it nobody can tell which of a hundred jobs a line is about; in threads and tasks of the handler's, too."""
+    """Covers threads and tasks that the handler starts."""
     app = rota.App("a")
     logger = logging.getLogger("theirs")
 
@@ -535,8 +529,8 @@ async def test_log_records_inside_a_handler_carry_its_job(
         assert word in line
 
 
-def test_a_root_logger_that_the_app_has_configured_is_left_alone() -> None:
-    """Their format, their level, their handlers; without any, lines would go nowhere, so it gets one, for as long as we run."""
+def test_a_root_logger_configured_by_the_app_is_not_changed() -> None:
+    """An unconfigured root logger gets a handler while the daemon runs."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     assert handlers, "pytest's own"

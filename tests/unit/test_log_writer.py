@@ -1,4 +1,4 @@
-"""The standard streams of a daemon: what is written by any library arrives, and bytes are refused as a text stream does."""
+"""Buffered standard streams of a daemon: they lose no output and accept text only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ sys.exit(3)
 """
 
 
-def test_everything_that_is_written_before_the_end_of_the_process_arrives() -> None:
-    """typer tells text from bytes by trying: a stream that took both would lose what it echoes."""
+def test_all_output_written_before_the_process_exits_arrives() -> None:
+    """typer detects text streams by writing bytes, so the stream must refuse them."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 3
     assert sorted(done.stdout.split()) == ["echoed", "forked", "printed"]

@@ -1,4 +1,4 @@
-"""The one loop: what it survives, what it lets through, and how long it waits."""
+"""run_forever: which errors it survives and how long it waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Told:
-    """What the loop tells of a service."""
+class FakeTelemetry:
+    """Telemetry that records the pauses and the successful runs of a service."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -35,11 +35,11 @@ class Told:
 
 
 class Stopped(Exception):
-    """The end of a test's service: a bug, as far as the loop can tell."""
+    """The scripted service raises it when its script ends."""
 
 
-class Scripted:
-    """A service that does what it is told, turn by turn."""
+class ScriptedService:
+    """A service whose runs raise the given errors in turn. None means success."""
 
     name = "scripted"
     interval: timedelta | None = timedelta(0)
@@ -54,49 +54,49 @@ class Scripted:
             raise error
 
 
-class Impatient(Scripted):
-    """One that must not be kept waiting."""
+class ServiceWithShortBackoff(ScriptedService):
+    """A service with its own limit for the backoff."""
 
     max_backoff_seconds = 0.5
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What is told; the loop's pauses take no time here."""
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> FakeTelemetry:
+    """Replace sleeping by no wait, and return telemetry that records the pauses."""
 
-    async def at_once(_: float) -> None:
+    async def skip_sleep(_: float) -> None:
         return
 
-    monkeypatch.setattr(asyncio, "sleep", at_once)
-    return Told()
+    monkeypatch.setattr(asyncio, "sleep", skip_sleep)
+    return FakeTelemetry()
 
 
-@pytest.mark.parametrize(("kind", "longest"), [(Scripted, MAX_BACKOFF_SECONDS), (Impatient, 0.5)])
-async def test_an_absent_database_is_waited_for_longer_and_longer_up_to_the_services_own_limit(
-    told: Any, kind: Callable[[list[BaseException | None]], Scripted], longest: float
+@pytest.mark.parametrize(("kind", "longest"), [(ScriptedService, MAX_BACKOFF_SECONDS), (ServiceWithShortBackoff, 0.5)])
+async def test_backoff_grows_up_to_the_limit_of_the_service(
+    telemetry: Any, kind: Callable[[list[BaseException | None]], ScriptedService], longest: float
 ) -> None:
-    """Leases end meanwhile: a heartbeat that waited a quarter of a minute would lose what a short outage spared."""
+    """Heartbeats need a short limit, because leases end meanwhile."""
     with pytest.raises(Stopped):
-        await run_forever(kind([OSError()] * 30), told, ServiceMonitor())
-    assert len(told.pauses) == 30
-    assert max(told.pauses) <= longest
-    assert told.pauses[0] <= 0.2
+        await run_forever(kind([OSError()] * 30), telemetry, ServiceMonitor())
+    assert len(telemetry.pauses) == 30
+    assert max(telemetry.pauses) <= longest
+    assert telemetry.pauses[0] <= 0.2
 
 
-async def test_only_transient_errors_are_survived_here(told: Any) -> None:
-    """A lost connection is waited for; any other exception is the supervisor's to count."""
+async def test_the_loop_retries_transient_errors_and_raises_all_others(telemetry: Any) -> None:
+    """The supervisor counts the other errors."""
     with pytest.raises(Stopped):
-        await run_forever(Scripted([ConnectionLost(), None, TimeoutError()]), told, ServiceMonitor())
-    assert told.ran == 1
+        await run_forever(ScriptedService([ConnectionLost(), None, TimeoutError()]), telemetry, ServiceMonitor())
+    assert telemetry.ran == 1
     with pytest.raises(ZeroDivisionError):
-        await run_forever(Scripted([None, ZeroDivisionError()]), told, ServiceMonitor())
+        await run_forever(ScriptedService([None, ZeroDivisionError()]), telemetry, ServiceMonitor())
 
 
 @pytest.mark.parametrize("fails", ["first", "second"])
 async def test_a_failure_of_one_of_two_tasks_is_retried(fails: str) -> None:
-    """Before Python 3.13, a failed TaskGroup leaves its parent marked as cancelled: the loop would take that as its end."""
+    """Before Python 3.13 a failed TaskGroup leaves its parent marked as cancelled, which would end the loop."""
 
-    class Paired(Scripted):
+    class Paired(ScriptedService):
         async def run_once(self) -> None:
             pair = super().run_once(), waiting()
             await run_both(*(pair if fails == "first" else pair[::-1]))
@@ -107,19 +107,19 @@ async def test_a_failure_of_one_of_two_tasks_is_retried(fails: str) -> None:
         finally:
             cancelled.append(1)
 
-    told, cancelled = Told(), list[int]()
+    telemetry, cancelled = FakeTelemetry(), list[int]()
     with pytest.raises(Stopped):
-        await run_forever(Paired([OSError(), OSError()]), cast("Any", told), ServiceMonitor())
-    assert len(told.pauses) == 2
+        await run_forever(Paired([OSError(), OSError()]), cast("Any", telemetry), ServiceMonitor())
+    assert len(telemetry.pauses) == 2
     assert len(cancelled) == 3
 
 
 @pytest.mark.parametrize("error", [ConnectionLost, None])
-async def test_a_cancellation_that_a_driver_swallows_is_followed_all_the_same(error: type[Exception] | None) -> None:
-    """The driver's pool raises the fault of a connection in the place of the cancellation: the loop would go on for ever."""
+async def test_the_loop_stops_even_if_the_driver_swallows_the_cancellation(error: type[Exception] | None) -> None:
+    """The driver's pool may raise a connection error instead of CancelledError."""
 
-    class Deaf:
-        name = "deaf"
+    class CancellationSwallowingService:
+        name = "swallows_cancellation"
         interval: timedelta | None = timedelta(0)
 
         async def run_once(self) -> None:
@@ -129,8 +129,10 @@ async def test_a_cancellation_that_a_driver_swallows_is_followed_all_the_same(er
             if error is not None:
                 raise error
 
-    begun, told = asyncio.Event(), Told()
-    running = asyncio.create_task(run_forever(Deaf(), cast("Any", told), ServiceMonitor()))
+    begun, telemetry = asyncio.Event(), FakeTelemetry()
+    running = asyncio.create_task(
+        run_forever(CancellationSwallowingService(), cast("Any", telemetry), ServiceMonitor())
+    )
     await begun.wait()
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=10)
@@ -138,16 +140,16 @@ async def test_a_cancellation_that_a_driver_swallows_is_followed_all_the_same(er
     assert running.cancelled()
 
 
-def test_who_spares_the_database_rests_for_a_while_and_not_for_days() -> None:
-    """Ten times what it took, but a machine that slept a night during a turn took a night."""
-    usual = timedelta(seconds=15)
-    assert throttled_interval(usual, took=0.1) == usual
-    assert throttled_interval(usual, took=3.0) == timedelta(seconds=30)
-    assert throttled_interval(usual, took=8 * 3600.0) <= timedelta(minutes=10)
+def test_a_throttled_interval_grows_with_the_run_time_up_to_ten_minutes() -> None:
+    """The cap matters after a machine was suspended during a run."""
+    base_interval = timedelta(seconds=15)
+    assert throttled_interval(base_interval, took=0.1) == base_interval
+    assert throttled_interval(base_interval, took=3.0) == timedelta(seconds=30)
+    assert throttled_interval(base_interval, took=8 * 3600.0) <= timedelta(minutes=10)
 
 
-def test_heartbeats_and_settlements_are_tried_again_well_within_the_shortest_lease() -> None:
-    """Three seconds is the shortest lease that the schema allows."""
+def test_heartbeats_and_settlements_are_retried_within_the_shortest_lease() -> None:
+    """The schema allows leases from three seconds."""
     assert Heartbeat.max_backoff_seconds <= 1
     assert Settler.max_backoff_seconds <= 1
     assert 0 < backoff_pause(1) <= 0.2

@@ -1,4 +1,4 @@
-"""JSON on its way in and out: what can't be stored is refused with the path to it, and what can comes back exactly."""
+"""JSON encoding of payloads and results, and text that PostgreSQL can store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ values = st.recursive(
 
 
 def nested(depth: int) -> Any:
-    """Lists in lists."""
+    """Return a number inside `depth` lists."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -51,8 +51,8 @@ def nested(depth: int) -> Any:
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_json_is_refused_with_the_path_to_it(value: Any, where: str) -> None:
-    """B91, B93: NUL, surrogates, NaN, Infinity, depth and size, before the database sees them."""
+def test_a_value_that_is_not_json_is_refused_with_its_path(value: Any, where: str) -> None:
+    """Covers NUL, surrogates, NaN, Infinity, depth and size."""
     with pytest.raises(InvalidPayload) as refused:
         encode(value)
     assert where in str(refused.value)
@@ -79,13 +79,12 @@ def test_what_is_no_json_is_refused_with_the_path_to_it(value: Any, where: str) 
     ],
     ids=lambda value: repr(value)[:12],
 )
-def test_what_is_json_comes_back_exactly(value: Any) -> None:
-    """Integers of any size, the smallest float, characters of four bytes."""
+def test_json_values_are_decoded_unchanged(value: Any) -> None:
+    """Covers integers of any size, the smallest float and characters of four bytes."""
     assert json.loads(encode(value)) == value
 
 
-def test_a_tuple_is_a_list_and_a_limit_is_in_bytes() -> None:
-    """What counts is how the text is stored, in UTF-8."""
+def test_a_tuple_is_encoded_as_a_list_and_limits_count_utf8_bytes() -> None:
     assert encode((1, (2,))) == "[1, [2]]"
     assert encode("x" * 65_534, what="checkpoint")
     with pytest.raises(InvalidPayload, match=r"checkpoint has 98304 bytes|at most 65536"):
@@ -93,8 +92,7 @@ def test_a_tuple_is_a_list_and_a_limit_is_in_bytes() -> None:
 
 
 @given(values)
-def test_encode_gives_storable_json_or_refuses(value: Any) -> None:
-    """No third way: either valid JSON without NUL and surrogates, or InvalidPayload."""
+def test_encode_returns_storable_json_or_raises_invalid_payload(value: Any) -> None:
     try:
         text = encode(value)
     except InvalidPayload:
@@ -106,16 +104,16 @@ def test_encode_gives_storable_json_or_refuses(value: Any) -> None:
 
 
 @given(values)
-def test_a_result_never_raises(value: Any) -> None:
-    """The work is done: an odd result is escaped or dropped."""
+def test_encoding_a_result_never_raises(value: Any) -> None:
+    """The job has succeeded, so an invalid result is escaped or dropped."""
     text = encode_result(value)
     if text is not None:
         assert len(text.encode()) <= 8192
         json.loads(text, parse_constant=pytest.fail)
 
 
-class Evil:
-    """Has no text, no length, no truth."""
+class RaisingObject:
+    """An object whose str, len and bool raise."""
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -123,15 +121,16 @@ class Evil:
     __repr__ = __len__ = __bool__ = __str__
 
 
-@pytest.mark.parametrize("value", [Evil(), {Evil(): 1}, [Evil()], {"a": {Evil(): Evil()}}])
-def test_objects_of_a_handlers_own_making_are_no_result(value: Any) -> None:
-    """Whatever they do when they are looked at."""
+@pytest.mark.parametrize(
+    "value", [RaisingObject(), {RaisingObject(): 1}, [RaisingObject()], {"a": {RaisingObject(): RaisingObject()}}]
+)
+def test_a_result_of_objects_that_raise_is_dropped(value: Any) -> None:
     assert encode_result(value) is None
 
 
 @given(st.text(), st.integers(10, 300))
-def test_plain_text_can_be_stored(text: str, limit: int) -> None:
-    """No NUL, no surrogate, at most so many bytes, twice as many as JSON, and its end is kept."""
+def test_storable_text_has_no_nul_or_surrogate_and_keeps_its_end(text: str, limit: int) -> None:
+    """The limit counts bytes; as JSON the text has at most twice as many."""
     made = storable_text(text, limit)
     assert "\x00" not in made
     assert len(made.encode()) <= limit
@@ -140,6 +139,5 @@ def test_plain_text_can_be_stored(text: str, limit: int) -> None:
         assert made.endswith(text[-(limit - 4) :])
 
 
-def test_surrogates_and_nuls_stay_readable() -> None:
-    """Escaped, not dropped: the text is there for a person to find the fault."""
+def test_surrogates_and_nuls_are_escaped_and_not_dropped() -> None:
     assert storable_text("a\x00b\udcffc", 100) == "a\\x00b\\udcffc"

@@ -1,4 +1,4 @@
-"""What is said to a process that has ended is lost, and no error."""
+"""Writing to a child process that has exited is not an error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from waiting import eventually
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_process_that_reads_nothing_and_has_ended_is_no_error(run: object) -> None:
-    """It may end before anything is sent: then its exit code says what becomes of the job, and not the pipe."""
+def test_sending_to_a_process_that_has_exited_is_not_an_error(run: object) -> None:
+    """The exit code of the process decides the outcome of the job."""
     assert callable(run)
 
-    async def late() -> None:
+    async def send_after_exit() -> None:
         ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "", stdin=asyncio.subprocess.PIPE)
         assert await ended.wait() == 0
         assert ended.stdin is not None
         await eventually(ended.stdin.is_closing, what="the end of the pipe")
         await send(ended.stdin, b"payload")
 
-    run(late())
+    run(send_after_exit())

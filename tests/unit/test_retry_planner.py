@@ -1,4 +1,4 @@
-"""The retry planner, purely: every outcome under every condition, from a table and from properties."""
+"""The retry planner as a pure function: each outcome under each condition."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ TABLE: list[tuple[str, Terms, Outcome, Settlement]] = [
 
 
 @pytest.mark.parametrize(("terms", "outcome", "settlement"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_each_outcome_has_its_settlement(terms: Terms, outcome: Outcome, settlement: Settlement) -> None:
-    """The table of section 6, with the jitter at its end."""
+def test_each_outcome_leads_to_the_settlement_of_the_table(
+    terms: Terms, outcome: Outcome, settlement: Settlement
+) -> None:
     assert decide(terms, outcome, lambda: 1.0) == settlement
 
 
@@ -125,16 +126,16 @@ randoms = st.floats(0, 1, exclude_max=True)
 
 
 @given(terms, outcomes, randoms)
-def test_at_most_once_never_leads_to_a_second_call(terms: Terms, outcome: Outcome, random: float) -> None:
-    """Nothing but an interruption before the first call gives such a job back."""
+def test_at_most_once_never_leads_to_a_second_handler_call(terms: Terms, outcome: Outcome, random: float) -> None:
+    """The only exception is an interruption before the first call."""
     settlement = decide(replace(terms, delivery="at_most_once"), outcome, lambda: random)
     if isinstance(settlement, Retry | Release):
         assert outcome == Interrupted(began=False)
 
 
 @given(terms, outcomes, randoms)
-def test_no_job_is_tried_beyond_its_attempts_losses_and_time(terms: Terms, outcome: Outcome, random: float) -> None:
-    """Whatever the numbers: a retry lies within every limit, and no delay exceeds cap or wish."""
+def test_no_retry_exceeds_the_limits_of_attempts_losses_and_time(terms: Terms, outcome: Outcome, random: float) -> None:
+    """No delay exceeds the cap or the delay that the handler requested."""
     settlement = decide(terms, outcome, lambda: random)
     if not isinstance(settlement, Retry):
         return
@@ -150,8 +151,10 @@ def test_no_job_is_tried_beyond_its_attempts_losses_and_time(terms: Terms, outco
 
 
 @given(terms, outcomes, randoms)
-def test_every_settlement_can_be_written(terms: Terms, outcome: Outcome, random: float) -> None:
-    """What `decide` says becomes a row of the statement, or is nothing to write; the words are those of the schema."""
+def test_every_settlement_has_valid_column_values_for_its_statement(
+    terms: Terms, outcome: Outcome, random: float
+) -> None:
+    """The words are those of the schema."""
     settlement = decide(terms, outcome, lambda: random)
     row = settlement_row(terms, outcome, settlement)
     if isinstance(settlement, Succeed | Abandon):
@@ -166,8 +169,8 @@ def test_every_settlement_can_be_written(terms: Terms, outcome: Outcome, random:
         assert row[7] in {"permanent", "exhausted", "poison", "lost", "bad_payload", "expired"}
 
 
-def test_what_attempts_are_called_in_history() -> None:
-    """The words that people and dashboards filter by."""
+def test_the_outcome_names_in_the_history_are_fixed() -> None:
+    """Dashboards and users filter by them."""
     said = {row[0]: outcome_columns(row[2])[0] for row in TABLE}
     assert set(said.values()) == {
         "succeeded",

@@ -1,4 +1,4 @@
-"""One classification of errors for all statements over several rows, and one way around a bad row."""
+"""Classification of database errors, and isolation of bad rows in a batch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ FATAL = "0A000 25001 25P02 26000 42601 42703 42704 42804 42883 42P02 42P10 42P17
         for sqlstate in states.split()
     ],
 )
-def test_every_sqlstate_has_one_meaning(sqlstate: str, fault: Fault) -> None:
-    """The same for claims, heartbeats, settlements, the reaper, the scheduler and declarations."""
+def test_every_sqlstate_has_one_classification(sqlstate: str, fault: Fault) -> None:
+    """All batch statements share it."""
     error = asyncpg.PostgresError.new({"S": "ERROR", "C": sqlstate, "M": "refused"})
     assert fault_of(error) is fault
 
@@ -59,13 +59,13 @@ def test_every_sqlstate_has_one_meaning(sqlstate: str, fault: Fault) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_client_errors_are_classified_too(error: BaseException, fault: Fault) -> None:
-    """A value that the driver can't encode or decode is a row error; a bug is not."""
+def test_errors_raised_by_the_client_are_classified_too(error: BaseException, fault: Fault) -> None:
+    """A value that the driver cannot encode or decode is a row error; a bug is not."""
     assert fault_of(error) is fault
 
 
-class Statement:
-    """A statement that refuses every batch with a bad row in it."""
+class StatementWithBadRows:
+    """A statement that refuses every batch that contains a bad row."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
@@ -86,9 +86,9 @@ class Statement:
 
 
 @given(st.integers(0, 200), st.sets(st.integers(0, 199), max_size=5))
-async def test_every_good_row_is_written_in_order_and_every_bad_one_put_aside(size: int, bad: set[int]) -> None:
+async def test_good_rows_are_written_in_order_and_bad_rows_are_put_aside(size: int, bad: set[int]) -> None:
     """Each bad row costs at most two calls per halving."""
-    statement = Statement({row for row in bad if row < size})
+    statement = StatementWithBadRows({row for row in bad if row < size})
     results = await salvage(range(size), statement.write, statement.put_aside)
     assert statement.written == [row for row in range(size) if row not in bad]
     assert statement.aside == sorted(statement.bad)
@@ -97,8 +97,8 @@ async def test_every_good_row_is_written_in_order_and_every_bad_one_put_aside(si
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), KeyError("bug")])
-async def test_other_errors_propagate_at_the_first_call(error: Exception) -> None:
-    """Smaller batches can't help: the caller retries later, or reports a bug."""
+async def test_errors_that_concern_no_row_propagate_at_the_first_call(error: Exception) -> None:
+    """Smaller batches would not help."""
     calls = 0
 
     async def write(_: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of due instants, decided without a database."""
+"""Decisions about due instants, without a database."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ def every(interval: timedelta, *, anchor: datetime = NOON, **columns: Any) -> Ru
     return Rule(every=interval, anchor=anchor, **columns)
 
 
-def told(fires: tuple[Fire, ...]) -> list[tuple[str, datetime]]:
+def summarize(fires: tuple[Fire, ...]) -> list[tuple[str, datetime]]:
     return [(fire.plan, fire.scheduled_for) for fire in fires]
 
 
-def test_what_is_not_due_yet_is_only_planned() -> None:
-    """A new schedule gets its next instant, and nothing fires because of its being new."""
+def test_a_new_schedule_only_plans_its_next_instant() -> None:
     planned = plan(rule(), now=NOON, next_fire_at=None, base=NOON)
     assert (planned.next_fire_at, planned.decided_up_to, planned.fires) == (NOON + MINUTE, None, ())
 
 
-def test_a_due_instant_runs_once_and_the_next_one_is_later_than_now() -> None:
-    """The plain case: one fire, and the clock moves on."""
+def test_a_due_instant_fires_once_and_the_next_one_is_in_the_future() -> None:
     planned = plan(rule(), now=NOON + timedelta(milliseconds=3), next_fire_at=NOON)
-    assert told(planned.fires) == [("enqueue", NOON)]
+    assert summarize(planned.fires) == [("enqueue", NOON)]
     assert (planned.decided_up_to, planned.next_fire_at) == (NOON, NOON + MINUTE)
 
 
-def test_latest_runs_the_newest_missed_and_writes_the_others_as_one_stretch() -> None:
-    """After downtime there is one late job, however many instants were missed."""
+def test_latest_runs_the_newest_missed_instant_and_records_the_others_once() -> None:
+    """After downtime there is one late job for any number of missed instants."""
     now = NOON + HOUR + timedelta(minutes=5)
     planned = plan(rule("*/10 * * * *"), now=now, next_fire_at=NOON)
     missed, run = planned.fires
@@ -53,49 +51,49 @@ def test_latest_runs_the_newest_missed_and_writes_the_others_as_one_stretch() ->
     assert planned.next_fire_at == NOON + HOUR + 10 * MINUTE
 
 
-def test_an_instant_within_on_time_is_no_misfire() -> None:
-    """The scheduler's own backlog must not make a schedule with misfire = skip lose a run."""
+def test_an_instant_within_the_on_time_tolerance_is_no_misfire() -> None:
+    """The scheduler's own delay must not skip a fire of a schedule with misfire = skip."""
     soon = plan(rule(misfire="skip"), now=NOON + timedelta(seconds=59), next_fire_at=NOON)
     late = plan(rule("0 * * * *", misfire="skip"), now=NOON + timedelta(seconds=60), next_fire_at=NOON)
-    assert told(soon.fires) == [("enqueue", NOON)]
-    assert told(late.fires) == [("skipped_misfire", NOON)]
+    assert summarize(soon.fires) == [("enqueue", NOON)]
+    assert summarize(late.fires) == [("skipped_misfire", NOON)]
 
 
-def test_missed_ones_are_superseded_by_one_that_is_on_time() -> None:
-    """Latest means one run after a pause, not one for the past and one for now."""
+def test_an_instant_on_time_supersedes_the_missed_ones() -> None:
+    """After downtime, `latest` means one job and not one for the past and one for now."""
     now = NOON + timedelta(minutes=4, seconds=33)
     planned = plan(rule(), now=now, next_fire_at=NOON + MINUTE)
-    assert told(planned.fires) == [("skipped_misfire", NOON + 3 * MINUTE), ("enqueue", NOON + 4 * MINUTE)]
+    assert summarize(planned.fires) == [("skipped_misfire", NOON + 3 * MINUTE), ("enqueue", NOON + 4 * MINUTE)]
 
 
-def test_all_runs_the_last_ones_oldest_first_in_turn() -> None:
-    """The limit keeps a long downtime from becoming a flood; what is beyond it is written down."""
+def test_misfire_all_runs_the_last_missed_instants_oldest_first() -> None:
+    """The limit prevents a flood after a long downtime. Instants beyond it are recorded as skipped."""
     now = NOON + timedelta(minutes=10)
     planned = plan(rule(misfire="all", catch_up_limit=3), now=now, next_fire_at=NOON)
     missed, *rest = planned.fires
     assert (missed.missed_from, missed.scheduled_for, missed.missed_count) == (NOON, NOON + 7 * MINUTE, 8)
-    assert told(tuple(rest)) == [
+    assert summarize(tuple(rest)) == [
         ("enqueue_or_wait", NOON + 8 * MINUTE),
         ("wait", NOON + 9 * MINUTE),
         ("wait", NOON + 10 * MINUTE),
     ]
 
 
-def test_all_with_allow_runs_them_side_by_side() -> None:
-    """Whoever allows overlap doesn't want his jobs one after the other."""
+def test_misfire_all_with_overlap_allow_enqueues_all_at_once() -> None:
     planned = plan(rule(misfire="all", overlap="allow"), now=NOON + 2 * MINUTE, next_fire_at=NOON)
     assert [fire.plan for fire in planned.fires] == ["enqueue", "enqueue", "enqueue"]
 
 
-def test_nothing_runs_that_is_later_than_too_late_after() -> None:
-    """A report of yesterday's numbers at noon is worse than none."""
+def test_an_instant_later_than_too_late_after_does_not_run() -> None:
     strict = rule("0 * * * *", misfire="latest", too_late_after=timedelta(minutes=1))
-    assert told(plan(strict, now=NOON + timedelta(seconds=61), next_fire_at=NOON).fires) == [("skipped_misfire", NOON)]
-    assert told(plan(strict, now=NOON + timedelta(seconds=59), next_fire_at=NOON).fires) == [("enqueue", NOON)]
+    assert summarize(plan(strict, now=NOON + timedelta(seconds=61), next_fire_at=NOON).fires) == [
+        ("skipped_misfire", NOON)
+    ]
+    assert summarize(plan(strict, now=NOON + timedelta(seconds=59), next_fire_at=NOON).fires) == [("enqueue", NOON)]
 
 
-def test_more_than_a_thousand_missed_ones_are_not_counted() -> None:
-    """Counting must not cost more the longer the downtime was."""
+def test_missed_instants_are_counted_up_to_a_thousand() -> None:
+    """Planning must not take longer after a longer downtime."""
     now = NOON + timedelta(days=3)
     for each in (rule(), every(MINUTE)):
         missed, _ = plan(each, now=now, next_fire_at=NOON).fires
@@ -113,20 +111,19 @@ def test_more_than_a_thousand_missed_ones_are_not_counted() -> None:
         ("replace", ["replaced", "replaced", "enqueue"]),
     ],
 )
-def test_several_on_time_at_once_follow_the_overlap_rule(overlap: Any, plans: list[str]) -> None:
-    """A hiccup of a few seconds must not treat a schedule that fires each second otherwise than a quiet run would."""
+def test_several_instants_on_time_follow_the_overlap_rule(overlap: Any, plans: list[str]) -> None:
+    """A short pause must not change how a schedule that fires each second behaves."""
     planned = plan(rule("* * * * * *", overlap=overlap), now=NOON + timedelta(seconds=2), next_fire_at=NOON)
     assert [fire.plan for fire in planned.fires] == plans
 
 
-def test_every_counts_from_its_anchor_and_a_restart_does_not_shift_it() -> None:
-    """Absolute time: instants stay where they are, whoever looks and when."""
+def test_an_interval_counts_from_its_anchor_across_restarts() -> None:
     planned = plan(every(timedelta(minutes=7)), now=NOON + HOUR, next_fire_at=None, base=NOON + HOUR)
     assert planned.next_fire_at == NOON + 9 * timedelta(minutes=7)
 
 
-def test_every_fires_at_start_at_and_not_at_its_creation() -> None:
-    """Also for who asks about times before that: a preview, a backfill."""
+def test_an_interval_with_start_at_fires_first_at_start_at() -> None:
+    """Holds also for searches that begin earlier, as previews and backfills do."""
     made = every(HOUR)
     assert made.first_after(NOON - 5 * HOUR) == NOON + HOUR
     assert made.last_until(NOON + HOUR, 5) == (NOON + HOUR,)
@@ -136,19 +133,17 @@ def test_every_fires_at_start_at_and_not_at_its_creation() -> None:
     assert since.last_until(NOON + HOUR, 5) == (NOON, NOON + HOUR)
 
 
-def test_a_fire_lies_between_start_and_end() -> None:
-    """start_at ≤ fire < end_at."""
+def test_fires_lie_from_start_at_until_before_end_at() -> None:
     bounded = rule("0 * * * *", start_at=NOON, end_at=NOON + HOUR)
     assert plan(bounded, now=NOON - HOUR, next_fire_at=None, base=NOON - 5 * HOUR).next_fire_at == NOON
     last = plan(bounded, now=NOON, next_fire_at=NOON)
-    assert (told(last.fires), last.next_fire_at) == ([("enqueue", NOON)], None)
+    assert (summarize(last.fires), last.next_fire_at) == ([("enqueue", NOON)], None)
     since = every(HOUR, anchor=NOON, start_at=NOON, end_at=NOON + 2 * HOUR)
     assert plan(since, now=NOON - HOUR, next_fire_at=None, base=NOON - HOUR).next_fire_at == NOON
     assert plan(since, now=NOON + 9 * HOUR, next_fire_at=NOON).next_fire_at is None
 
 
-def test_the_time_of_a_pause_is_one_row() -> None:
-    """Who asks why it didn't run at three must find an answer."""
+def test_the_instants_of_a_pause_are_recorded_in_one_row() -> None:
     planned = plan(rule("0 * * * *"), now=NOON, next_fire_at=None, base=NOON, paused_from=NOON - 5 * HOUR)
     (paused,) = planned.fires
     assert (paused.plan, paused.missed_from, paused.scheduled_for) == ("skipped_paused", NOON - 4 * HOUR, NOON)
@@ -156,24 +151,23 @@ def test_the_time_of_a_pause_is_one_row() -> None:
     assert planned.next_fire_at == NOON + HOUR
 
 
-def test_a_pause_without_instants_leaves_no_row() -> None:
-    """Nothing was skipped."""
+def test_a_pause_without_instants_records_nothing() -> None:
     planned = plan(rule("0 0 * * *"), now=NOON, next_fire_at=None, base=NOON, paused_from=NOON - HOUR)
     assert planned.fires == ()
 
 
-def test_what_a_gap_swallows_is_written_down_when_it_is_to_be_skipped() -> None:
-    """02:30 doesn't exist on 29 March 2026 in Vienna."""
+def test_a_fire_skipped_in_the_dst_gap_is_recorded() -> None:
+    """In Vienna, 02:30 does not exist on 29 March 2026."""
     vienna = rule("30 2 * * *", timezone="Europe/Vienna", dst_gap="skip")
     before = datetime(2026, 3, 28, 1, 30, tzinfo=UTC)
     after = datetime(2026, 3, 30, 0, 30, tzinfo=UTC)
     assert plan(vienna, now=before, next_fire_at=before, base=before - HOUR).next_fire_at == after
     planned = plan(vienna, now=after, next_fire_at=after, base=before)
-    assert told(planned.fires) == [("skipped_gap", datetime(2026, 3, 29, 1, tzinfo=UTC)), ("enqueue", after)]
+    assert summarize(planned.fires) == [("skipped_gap", datetime(2026, 3, 29, 1, tzinfo=UTC)), ("enqueue", after)]
 
 
-def test_an_expression_that_is_refused_raises() -> None:
-    """The scheduler lets that schedule stand still, and no other."""
+def test_planning_with_an_invalid_expression_raises() -> None:
+    """The scheduler then stops this schedule only."""
     with pytest.raises(InvalidCron):
         plan(rule(timezone="Europe/Berlln"), now=NOON, next_fire_at=None, base=NOON)
 
@@ -199,7 +193,7 @@ def test_every_due_instant_is_accounted_for_exactly_once(
     step: int,
     by_cron: bool,
 ) -> None:
-    """However long nobody looked: each instant up to now is in one row, none in two, and rows stay few."""
+    """Each due instant is in exactly one row, and the number of rows stays small after any downtime."""
     columns: dict[str, Any] = {
         "misfire": misfire,
         "overlap": overlap,

@@ -1,4 +1,4 @@
-"""Shutdown requests: each counts once, whenever it comes. Only a blocked main loop is ended by force."""
+"""Shutdown requests: each one counts, and only a blocked main loop is ended by force."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_loop_that_ends_before_it_responds_is_not_hung(monkeypatch: pytest.Mon
     loop, hung = BlockedLoop(), threading.Event()
     guard = _BlockedLoopGuard(cast("Any", loop), time_limits=(0.0, 0.0), dump=lambda: None, hung=hung.set)
     with guard.installed():
-        guard._request_seconds.put(0.0)  # as a signal does
+        guard._request_seconds.put(0.0)  # the signal handler does the same
         assert loop.asked.wait(10)
     assert not hung.is_set()
 
@@ -65,5 +65,5 @@ def test_a_blocked_loop_is_reported_as_hung(monkeypatch: pytest.MonkeyPatch) -> 
     hung = threading.Event()
     guard = _BlockedLoopGuard(cast("Any", BlockedLoop()), time_limits=(0.0, 0.0), dump=lambda: None, hung=hung.set)
     with guard.installed():
-        guard._request_seconds.put(0.0)  # as a signal does
+        guard._request_seconds.put(0.0)  # the signal handler does the same
         assert hung.wait(10)

@@ -21,7 +21,7 @@ def run_batch(slots: Slots, count: int, *, seconds: float, payload: str = "{}") 
             slots.take(following, seconds)
 
 
-def test_a_new_room_claims_as_many_jobs_as_it_has_slots() -> None:
+def test_a_new_group_claims_as_many_jobs_as_it_has_slots() -> None:
     assert Slots(100).claimable == 100
 
 
@@ -47,7 +47,7 @@ def test_a_slow_batch_ends_claiming_ahead(seconds: float) -> None:
     assert slots.ahead == 0
 
 
-def test_a_room_claims_ahead_what_it_can_do_in_half_of_the_longest_wait() -> None:
+def test_a_group_claims_ahead_what_it_can_run_in_half_of_ahead_seconds() -> None:
     slots = Slots(100, ahead=400)
 
     run_batch(slots, 100, seconds=0.01)
@@ -55,7 +55,7 @@ def test_a_room_claims_ahead_what_it_can_do_in_half_of_the_longest_wait() -> Non
     assert slots.ahead == 150
 
 
-def test_a_batch_smaller_than_the_slots_teaches_nothing() -> None:
+def test_a_batch_smaller_than_the_slots_does_not_change_claiming_ahead() -> None:
     slots = Slots(100)
 
     run_batch(slots, 99, seconds=0.001)
@@ -63,7 +63,7 @@ def test_a_batch_smaller_than_the_slots_teaches_nothing() -> None:
     assert slots.ahead == 0
 
 
-def test_a_room_with_one_slot_claims_one_job_and_waits_until_its_outcome_is_written() -> None:
+def test_a_group_with_one_slot_claims_the_next_job_only_after_the_outcome_is_written() -> None:
     slots = Slots(1)
     run_batch(slots, 1, seconds=0.001)
 

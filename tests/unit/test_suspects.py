@@ -1,4 +1,4 @@
-"""Probation: how many suspects may run side by side, and that a killer among them can't bury its neighbours."""
+"""Probation of suspects: jobs that were running when their node was lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rota.lifecycle.suspects import MAX_WIDTH, SHARED_SECONDS, Probation
 
 
 def test_the_width_doubles_with_each_batch_and_falls_to_one_after_a_loss() -> None:
-    """1, 2, 4, ...: forty harmless jobs are through in six batches, and a killer takes nobody along at first."""
+    """Forty harmless jobs finish in six batches."""
     probation, widths, token = Probation(), [], 0
     for _ in range(8):
         *_, (kind, count) = probation.requests(0)
@@ -27,8 +27,8 @@ def test_the_width_doubles_with_each_batch_and_falls_to_one_after_a_loss() -> No
     assert probation.requests(0) == [(Suspects.ANY, 1)]
 
 
-def test_those_that_must_run_alone_get_their_turn_while_others_keep_coming() -> None:
-    """Suspects join those that run for a limited time only; then the running ones end, and a lone one is tried first."""
+def test_suspects_that_must_run_alone_are_not_starved() -> None:
+    """Shared suspects join a batch for a limited time only. When it has ended, a lone suspect is tried first."""
     probation = Probation()
     probation.width = 4
     assert [kind for kind, _ in probation.requests(0)] == [Suspects.ALONE, Suspects.SHARED]
@@ -41,8 +41,11 @@ def test_those_that_must_run_alone_get_their_turn_while_others_keep_coming() -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_killers_are_buried_and_nobody_else(seed: int) -> None:
-    """A model of the claim's and the reaper's rules, with a new daemon after each death: a killer dies alone, within two deaths."""
+def test_only_jobs_that_kill_their_daemon_are_buried(seed: int) -> None:
+    """A model of the claim and the reaper, with a new daemon after each death.
+
+    Each killer costs at most two daemons.
+    """
     chance = random.Random(seed)
     killers = set(range(chance.choice([0, 1, 3])))
     losses = dict.fromkeys(range(40), 2)

@@ -1,4 +1,4 @@
-"""What systemd hears, over a real datagram socket."""
+"""Messages to systemd, over a real datagram socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_a_message_reaches_the_socket_on_the_file_system(tmp_path: Path) -> None:
-    """Without READY=1 a Type=notify unit is killed at its start timeout, however well it runs."""
+    """Without READY=1 systemd kills a Type=notify unit at its start timeout."""
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(address)
@@ -27,7 +27,7 @@ def test_a_message_reaches_the_socket_on_the_file_system(tmp_path: Path) -> None
 
 
 def test_a_leading_at_sign_means_the_abstract_namespace() -> None:
-    """Containers are given an abstract socket, written with @ where the kernel wants a NUL."""
+    """Containers get an abstract socket, written with @ in place of the kernel's NUL."""
     name = f"rota-{uuid.uuid4()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(f"\0{name}")
@@ -37,13 +37,12 @@ def test_a_leading_at_sign_means_the_abstract_namespace() -> None:
 
 
 def test_without_systemd_nothing_is_sent_and_nothing_fails(tmp_path: Path) -> None:
-    """The same daemon runs under systemd, in a container and in a terminal."""
     assert not notify("READY=1", {})
     assert not notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
 
 
-def test_a_full_socket_does_not_block_the_loop(tmp_path: Path) -> None:
-    """The watchdog is fed by the main loop: a supervisor that doesn't read must not stop the jobs."""
+def test_a_full_notify_socket_does_not_block_the_loop(tmp_path: Path) -> None:
+    """The main loop feeds the watchdog."""
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(address)
@@ -63,6 +62,6 @@ def test_a_full_socket_does_not_block_the_loop(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_the_watchdog_is_fed_twice_as_often_as_it_must(environ: dict[str, str], interval: timedelta | None) -> None:
-    """One late feed must not restart the daemon; variables meant for another process are not ours."""
+def test_the_watchdog_interval_is_half_of_the_timeout(environ: dict[str, str], interval: timedelta | None) -> None:
+    """Variables meant for another process are ignored."""
     assert watchdog_interval(environ) == interval

@@ -1,4 +1,4 @@
-"""At which level each event is told: a warning is for somebody who then does something."""
+"""Log levels of events: a warning asks for action."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     import pytest
 
 
-def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The events that were told since the last look."""
+def read_events(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the names of the events logged since the last call."""
     out, err = capsys.readouterr()
     return [json.loads(line)["event"] for line in (out + err).splitlines()]
 
 
-def test_a_listener_that_we_close_ourselves_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every orderly stop would be one; a link that was cut is."""
+def test_an_orderly_close_of_the_listener_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lost connection is one."""
     telemetry = Telemetry(make_logger(level="warning", format="json"))
     telemetry.listener_changed(up=True)
     telemetry.listener_changed(up=False)
-    assert warnings(capsys) == []
+    assert read_events(capsys) == []
     telemetry.listener_changed(up=False, why="connection terminated")
-    assert warnings(capsys) == ["listener.down"]
+    assert read_events(capsys) == ["listener.down"]
 
 
-def test_a_lost_job_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """A daemon that dies with a hundred jobs is a hundred lines, not two hundred."""
+def test_a_lost_job_logs_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reaper must not add a second one."""
     telemetry = Telemetry(make_logger(level="warning", format="json"))
     telemetry.job_settled(
         job_id=1, handler="h", queue="q", settlement="retried", outcome="lost", attempt=1, seconds=None
     )
     telemetry.lease_reaped(job_id=1, handler="h", settlement="retried")
-    assert warnings(capsys) == ["job.settled"]
+    assert read_events(capsys) == ["job.settled"]

@@ -1,4 +1,4 @@
-"""What a type checker says of a user's file."""
+"""mypy on a user's file: correct calls pass, wrong ones are errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rota
 
-USER = """
+USER_FILE = """
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -71,9 +71,8 @@ async def wrong(conn: asyncpg.Connection[Any], blocking: psycopg.Connection[Any]
 """
 
 
-def test_a_users_file_is_accepted_where_it_is_right_and_refused_where_it_is_wrong(tmp_path: Path) -> None:
-    """A payload of the wrong type is the commonest mistake, and the editor is where it should be seen."""
-    (tmp_path / "jobs.py").write_text(USER)
+def test_mypy_accepts_correct_calls_and_refuses_wrong_payload_types(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(USER_FILE)
     source = Path(rota.__file__).parents[1]
     checked = subprocess.run(
         [
@@ -94,6 +93,8 @@ def test_a_users_file_is_accepted_where_it_is_right_and_refused_where_it_is_wron
     own = [line for line in checked.stdout.splitlines() if line.startswith("jobs.py:") and ": error:" in line]
     found = {(int(line.split(":")[1]), line.rsplit("[", 1)[1].rstrip("]")) for line in own}
     expected = {
-        (number, line.rsplit("# WRONG ", 1)[1]) for number, line in enumerate(USER.splitlines(), 1) if "# WRONG" in line
+        (number, line.rsplit("# WRONG ", 1)[1])
+        for number, line in enumerate(USER_FILE.splitlines(), 1)
+        if "# WRONG" in line
     }
     assert found == expected, checked.stdout + checked.stderr

@@ -1,4 +1,4 @@
-"""F7: a Python value of the wrong kind is refused by the name of its parameter, with what to write; every parameter is tried."""
+"""A value of the wrong type is refused with the name of its parameter, for every parameter."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ FREE = {"self", "payload", "conn", "state", "columns", "facts", "checkpoint", "a
 """Parameters that take any value, or have a test of their own below."""
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters, but for those that take any value."""
+def checked_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters, except those that take any value."""
     return sorted(set(inspect.signature(function).parameters) - FREE)
 
 
-def declare(function: Callable[..., Any], name: str, value: Any) -> None:
+def declare_with(function: Callable[..., Any], name: str, value: Any) -> None:
     """Call a declaration with one wrong value."""
     given = {"name": "n", "cron": "0 6 * * *"} | {name: value}
     if name == "every":
@@ -69,20 +69,18 @@ def declare(function: Callable[..., Any], name: str, value: Any) -> None:
     function(**{key: each for key, each in given.items() if key in inspect.signature(function).parameters})
 
 
-@pytest.mark.parametrize("name", parameters(rota.App.handler))
-def test_f7_a_handler_refuses_what_it_is_given_by_name(name: str) -> None:
-    """Every parameter of @app.handler."""
+@pytest.mark.parametrize("name", checked_parameters(rota.App.handler))
+def test_each_wrong_handler_argument_is_refused_by_name(name: str) -> None:
     for value in KINDS[name]:
         with pytest.raises(ConfigError, match=rf"{name}\b.*(write|choose|must be)"):
-            declare(rota.App("a").handler, name, value)
+            declare_with(rota.App("a").handler, name, value)
 
 
-@pytest.mark.parametrize("name", parameters(rota.App.schedule))
-def test_f7_a_schedule_refuses_what_it_is_given_by_name(name: str) -> None:
-    """Every parameter of @app.schedule."""
+@pytest.mark.parametrize("name", checked_parameters(rota.App.schedule))
+def test_each_wrong_schedule_argument_is_refused_by_name(name: str) -> None:
     for value in KINDS[name]:
         with pytest.raises(ConfigError, match=rf"{name}\b.*(write|choose)"):
-            declare(rota.App("a").schedule, name, value)
+            declare_with(rota.App("a").schedule, name, value)
 
 
 @asynccontextmanager
@@ -103,14 +101,13 @@ async def _bare() -> Any:
         ({"lifespan": _bare}, "put @asynccontextmanager above"),
     ],
 )
-def test_f7_an_app_refuses_what_it_is_given(given: dict[str, Any], said: str) -> None:
-    """Not at the daemon's start."""
+def test_each_wrong_app_argument_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rota.App("a", **given)
 
 
-def test_f7_decorators_and_include_refuse_what_they_can_not_use() -> None:
-    """With the name of the handler, or of the app."""
+def test_decorators_and_include_refuse_unusable_arguments() -> None:
+    """The error contains the name of the handler or the app."""
     app: Any = rota.App("a")
     with pytest.raises(ConfigError, match="handler 'h' must be a function"):
         app.handler("h")(5)
@@ -121,8 +118,8 @@ def test_f7_decorators_and_include_refuse_what_they_can_not_use() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COLUMNS))
-def test_f7_a_column_refuses_what_it_is_given_by_name(name: str) -> None:
-    """Every column of enqueue and its kin, by the function through which all of them go."""
+def test_each_wrong_job_option_of_enqueue_is_refused_by_name(name: str) -> None:
+    """All enqueue functions share this check."""
     assert name in Columns.__annotations__
     for value in KINDS[name]:
         with pytest.raises((TypeError, ValueError), match=rf"{name} (can't be|must have).*(write|datetime\.now)"):
@@ -130,8 +127,8 @@ def test_f7_a_column_refuses_what_it_is_given_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [30, "30"])
-def test_f7_enqueue_many_refuses_a_jobs_own_values(value: Any) -> None:
-    """Also those that a function of the payload gives."""
+def test_enqueue_many_refuses_wrong_values_of_single_jobs(value: Any) -> None:
+    """Covers values that a function of the payload returns."""
     with pytest.raises(TypeError, match=r"timeout can't be a .*: write a timedelta"):
         ManyJobs("h", [1], {"timeout": value}, client.encode_payload)
     many = ManyJobs("h", [{"n": 1}], {"run_at": lambda _: value}, client.encode_payload)
@@ -140,13 +137,13 @@ def test_f7_enqueue_many_refuses_a_jobs_own_values(value: Any) -> None:
 
 
 @pytest.mark.parametrize("payloads", [{"order": 7}, "text", b"bytes", 5, None])
-def test_f7_enqueue_many_takes_many_payloads(payloads: Any) -> None:
-    """A dict would be a job for each of its keys."""
+def test_enqueue_many_refuses_a_dict_as_list_of_payloads(payloads: Any) -> None:
+    """A dict would become one job per key."""
     with pytest.raises(TypeError, match=r"payloads can't be a .*: write a list of payloads"):
         ManyJobs("h", payloads, {}, client.encode_payload)
 
 
-def test_f7_encode_is_a_function_that_returns_text() -> None:
+def test_encode_must_be_a_function_that_returns_text() -> None:
     """Some JSON libraries return bytes."""
     with pytest.raises(TypeError, match="encode can't be a str: write a function"):
         ManyJobs("h", [1], {}, "json")  # type: ignore[arg-type]
@@ -154,8 +151,8 @@ def test_f7_encode_is_a_function_that_returns_text() -> None:
         list(ManyJobs("h", [1], {}, lambda _: b"1").statements())  # type: ignore[arg-type, return-value]
 
 
-def test_f7_a_handler_is_enqueued_by_its_name() -> None:
-    """Not by the function, which has an enqueue of its own."""
+def test_enqueue_takes_the_handlers_name_and_not_the_function() -> None:
+    """The function has its own enqueue method."""
     app = rota.App("a")
 
     @app.handler("send")
@@ -169,8 +166,7 @@ def test_f7_a_handler_is_enqueued_by_its_name() -> None:
 
 @pytest.mark.parametrize("made", [make_job, make_sync_job])
 @pytest.mark.parametrize("name", sorted(inline.JOB_FACTS - FREE | {"handler"}))
-def test_f7_a_made_up_job_refuses_facts_by_name(made: Callable[..., Any], name: str) -> None:
-    """Every fact that a job can be given."""
+def test_each_wrong_argument_of_make_job_is_refused_by_name(made: Callable[..., Any], name: str) -> None:
     for value in KINDS[name]:
         with pytest.raises((TypeError, ValueError), match=rf"{name} (can't be|must have)"):
             made(None, **{name: value})
@@ -178,8 +174,8 @@ def test_f7_a_made_up_job_refuses_facts_by_name(made: Callable[..., Any], name: 
         made(None, atempt=1)
 
 
-async def test_f7_perform_and_drain_refuse_what_they_are_given() -> None:
-    """An app and a name, not what was decorated."""
+async def test_perform_and_drain_refuse_wrong_arguments() -> None:
+    """They take an app and a handler name, not the decorated function."""
     app = rota.App("a")
 
     @app.handler("send")
@@ -201,8 +197,8 @@ async def test_f7_perform_and_drain_refuse_what_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("wish", [rota.Retry, rota.Snooze])
-def test_f7_wishes_refuse_what_they_are_given_by_name(wish: Any) -> None:
-    """A number would be read as seconds by some and as minutes by others."""
+def test_each_wrong_argument_of_retry_and_snooze_is_refused_by_name(wish: Any) -> None:
+    """A bare number could mean seconds or minutes."""
     for value in (*DURATION, NAIVE):
         with pytest.raises(TypeError, match=rf"{wish.__name__}\(after=…\) can't be a .*: write a timedelta"):
             wish(after=value)
@@ -211,8 +207,7 @@ def test_f7_wishes_refuse_what_they_are_given_by_name(wish: Any) -> None:
             wish(at=other)
 
 
-def test_f7_what_a_handler_reports_is_checked_in_made_up_jobs_too() -> None:
-    """A test finds it, before a daemon does."""
+def test_test_jobs_check_the_handlers_reports_as_a_daemon_does() -> None:
     job, sync = make_job(None), make_sync_job(None)
     for done in ("0.4", True, None):
         with pytest.raises(TypeError, match=r"done can't be a .*: write a number from 0 to 1"):
@@ -230,8 +225,8 @@ def test_f7_what_a_handler_reports_is_checked_in_made_up_jobs_too() -> None:
         job.stop("stop")  # type: ignore[arg-type]
 
 
-def test_f5_a_handler_of_the_other_kind_refuses_a_made_up_job() -> None:
-    """F5: a plain def would only make a coroutine that nothing awaits."""
+def test_make_job_and_make_sync_job_must_match_the_kind_of_handler() -> None:
+    """A plain function would otherwise return a coroutine that is never awaited."""
     app = rota.App("a")
 
     @app.handler("plain")
