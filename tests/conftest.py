@@ -22,8 +22,8 @@ from servers import (
     NoServer,
     durable_server,
     make_durable_template,
-    memory,
-    some_server,
+    memory_folder,
+    start_test_server,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
     """The PostgreSQL of this run."""
     with ExitStack() as life:
         try:
-            found = life.enter_context(some_server())
+            found = life.enter_context(start_test_server())
         except NoServer as error:
             _give_up(str(error))
         yield found
@@ -81,7 +81,7 @@ def _clone(databases: Databases) -> Iterator[list[Database]]:
 def database(databases: Databases, _clone: list[Database]) -> Iterator[Database]:
     """A migrated, empty database; what the test leaves in it, rows, objects and connections, is gone for the next."""
     yield _clone[0]
-    _clone[0] = databases.renewed(_clone[0])
+    _clone[0] = databases.emptied_or_replaced(_clone[0])
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def conn(database: Database) -> AsyncIterator[Connection[Record]]:
 
 @pytest.fixture(scope="session")
 def _durable_template() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory_folder()) as folder:
         try:
             make_durable_template(Path(folder))
         except (NoPostgres, DatabaseUnusable) as error:

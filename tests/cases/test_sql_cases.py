@@ -28,7 +28,6 @@ from daemon_queries import (
 from factories import (
     NODE,
     OTHER_NODE,
-    held_up,
     make_attempts,
     make_dead_letter,
     make_dead_letters,
@@ -39,6 +38,7 @@ from factories import (
     make_running_job,
     make_running_jobs,
     state_of,
+    wait_until_blocked,
 )
 from query_plans import explain, prepare
 
@@ -154,7 +154,7 @@ async def test_b51_a_plain_insert_on_conflict_waits_for_the_other_and_then_inser
         await holder.start()
         assert await other.fetchval(statement) is not None
         waiting = group.create_task(conn.fetchval(statement))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await holder.rollback()
         job_id = await waiting
     assert job_id is not None
@@ -189,7 +189,7 @@ async def test_b53_what_waits_for_a_key_finds_it_free_as_soon_as_its_holder_has_
         await settling.start()
         assert await succeed(settler, holder) == [holder.fence_token]
         waiting = group.create_task(conn.execute("select rota.redrive($1)", letter))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await settling.commit()
         await waiting
     assert await state_of(conn, letter) == "due"
@@ -557,7 +557,7 @@ async def test_b95_pruning_goes_by_index_in_batches_and_comes_to_an_end(conn: Co
         await prepare(conn, query)
         plan = await explain(conn, query, timedelta(minutes=1), 100)
         assert f"{query}_idx" in plan.indexes
-        assert table not in plan.scanned_whole
+        assert table not in plan.sequentially_scanned
         assert plan.buffers < 100 * 40
         assert [await conn.fetchval(sql(query), timedelta(minutes=1), 20_000) for _ in range(3)] == [
             min(old, 20_000), max(0, old - 20_000), 0,

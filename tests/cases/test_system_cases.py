@@ -14,7 +14,7 @@ import pytest
 
 from fake_clock import LIBFAKETIME
 from fleets import Fleet
-from processes import stopped
+from processes import frozen
 from waiting import eventually, until
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def test_b59_a_holder_held_still_is_told_by_its_first_refused_extension(fl
     daemon = fleet.daemons.start()
     job = await fleet.enqueue("work", {"seconds": 60})
     (began,) = await fleet.wait_for_execution(job)
-    with stopped(daemon):
+    with frozen(daemon):
         waited = time.monotonic()
         await eventually(lambda: time.monotonic() > waited + LEASE_S + 0.5)
 

@@ -18,7 +18,7 @@ from rota.app import App
 from rota.config import load
 from rota.daemon.daemon import Daemon
 from rota.domain.schedule import Fire, Plan, Rule, plan
-from schedule_rows import Planner, clock, dispositions, fires, make_due, make_schedule, utc
+from schedule_rows import Planner, make_due, make_schedule, read_clock, read_dispositions, read_fires, utc
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ async def test_b37_any_node_fires_any_service_s_schedules(conn: Connection[Recor
         await make_due(conn, each)
     async with daemon(database, serving("of_b")):
         await eventually(lambda: conn.fetchval("select count(*) = 1 from rota.job_runs"))
-        assert (await dispositions(conn, a), await dispositions(conn, b)) == (["enqueued"], ["enqueued"])
+        assert (await read_dispositions(conn, a), await read_dispositions(conn, b)) == (["enqueued"], ["enqueued"])
         assert await conn.fetchval("select handler from rota.jobs") == "of_a"
         await eventually(
             lambda: conn.fetchval("select last_success_at is not null from rota.schedules where name = 'b'")
@@ -180,9 +180,9 @@ async def test_b39_eight_schedulers_an_hour_of_minutes(conn: Connection[Record],
     for minute in range(60):
         await make_due(conn, made, ago=(60 - minute) * MINUTE)
         await asyncio.gather(*(planner.turn() for planner in planners))
-    assert len(set(await fires(conn, made))) == 60
+    assert len(set(await read_fires(conn, made))) == 60
     assert await conn.fetchval("select count(*) from rota.jobs") == 60
-    assert sum(told["decided"] for planner in planners for told in planner.said("fires.recorded")) == 60
+    assert sum(told["decided"] for planner in planners for told in planner.events_named("fires.recorded")) == 60
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
@@ -199,7 +199,7 @@ async def test_b41_fires_are_unique_by_their_instant_and_not_by_time_elapsed(
         await make_due(conn, made, ago=ago)
         await Planner(pool).turn()
         await conn.execute("delete from rota.jobs")
-    assert await dispositions(conn) == ["enqueued", "enqueued"]
+    assert await read_dispositions(conn) == ["enqueued", "enqueued"]
 
 
 async def test_b53_a_fire_held_back_while_its_turn_comes_runs_within_a_sweep(
@@ -213,7 +213,7 @@ async def test_b53_a_fire_held_back_while_its_turn_comes_runs_within_a_sweep(
             made,
         )
         await eventually(lambda: conn.fetchval("select count(*) = 1 from rota.job_runs"), within=3)
-    assert await dispositions(conn) == ["enqueued"]
+    assert await read_dispositions(conn) == ["enqueued"]
 
 
 async def test_b61_the_nodes_clock_decides_nothing(
@@ -227,7 +227,7 @@ async def test_b61_the_nodes_clock_decides_nothing(
     for offset in (3600, -600):
         monkeypatch.setattr(time, "time", lambda offset=offset: datetime.now(UTC).timestamp() + offset)
         await Planner(pool).turn()
-    assert (await dispositions(conn, early), await dispositions(conn, due)) == ([], ["enqueued"])
+    assert (await read_dispositions(conn, early), await read_dispositions(conn, due)) == ([], ["enqueued"])
 
 
 async def test_b89_an_edit_by_sql_takes_effect_at_once(database: Database, conn: Connection[Record]) -> None:
@@ -238,7 +238,7 @@ async def test_b89_an_edit_by_sql_takes_effect_at_once(database: Database, conn:
         await conn.execute("update rota.schedules set cron = null, every = '1 second'")
         await eventually(lambda: conn.fetchval("select count(*) > 0 from rota.job_runs"), within=4)
         await conn.execute("update rota.schedules set paused = true")
-        assert (await clock(conn, made))["next_fire_at"] is None
+        assert (await read_clock(conn, made))["next_fire_at"] is None
 
 
 async def test_b29_a_node_that_goes_hands_its_schedules_over_at_once(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rota
-from factories import no_checks
+from factories import without_check_constraints
 from in_process_daemons import dead_letter, final_outcome, gated_app, insert_job, ledger_rows, run_node
 from rota.lifecycle import refused_jobs, settle
-from schedule_rows import Planner, dispositions, make_due, make_schedule
+from schedule_rows import Planner, make_due, make_schedule, read_dispositions
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def test_a_job_whose_settings_overflow_becomes_a_dead_letter(
     database: Database, conn: Connection[Record], columns: dict[str, Any]
 ) -> None:
     """This holds for a failure and for a lost lease, and other jobs in the same statements are settled."""
-    async with no_checks(conn, "rota.jobs"):
+    async with without_check_constraints(conn, "rota.jobs"):
         bad = [await insert_job(conn, "fail", **columns) for _ in range(2)]
         # The claim already rejects a scheduled_for that is out of range.
         lost = (*(bad if "scheduled_for" in columns else bad[1:]), await insert_job(conn, "work"))
@@ -100,7 +100,7 @@ async def test_a_job_with_an_instant_outside_pythons_range_runs_like_other_jobs(
     database: Database, conn: Connection[Record], columns: dict[str, Any]
 ) -> None:
     """A2: the values are decoded after the claim has committed, so a decoding error would block the whole batch."""
-    async with no_checks(conn, "rota.jobs"):
+    async with without_check_constraints(conn, "rota.jobs"):
         jobs = [await insert_job(conn, "work", **columns), *[await insert_job(conn, "work") for _ in range(3)]]
         async with run_node(database.dsn, failing_app()) as node:
             for job_id in jobs:
@@ -247,7 +247,7 @@ async def test_a_schedule_that_cannot_be_planned_is_marked_invalid_and_blocks_no
     conn: Connection[Record], planner: Planner, how: str
 ) -> None:
     """The log names only the bad schedule."""
-    async with no_checks(conn, "rota.schedule_definitions", "rota.schedule_clocks"):
+    async with without_check_constraints(conn, "rota.schedule_definitions", "rota.schedule_clocks"):
         bad = await make_schedule(conn, "bad")
         good = await make_schedule(conn, "good")
         for each in (bad, good):
@@ -260,9 +260,9 @@ async def test_a_schedule_that_cannot_be_planned_is_marked_invalid_and_blocks_no
     for _ in range(3):
         await planner.turn()
 
-    assert await dispositions(conn, good) == ["enqueued"]
+    assert await read_dispositions(conn, good) == ["enqueued"]
     assert await conn.fetchval("select invalid_reason from rota.schedule_clocks where schedule_id = $1", bad)
-    assert {event["schedule"] for event in planner.said("schedule.invalid")} == {"bad"}
+    assert {event["schedule"] for event in planner.events_named("schedule.invalid")} == {"bad"}
 
 
 async def test_a_waiting_fire_whose_job_is_rejected_blocks_no_other_fire(
@@ -278,7 +278,7 @@ async def test_a_waiting_fire_whose_job_is_rejected_blocks_no_other_fire(
         f'alter table rota.jobs add constraint "not this one" check (schedule_id <> {schedule_ids[1]}) not valid'
     )
     await planner.turn()
-    assert [await dispositions(conn, each) for each in schedule_ids] == [["enqueued"], ["waiting"], ["enqueued"]]
+    assert [await read_dispositions(conn, each) for each in schedule_ids] == [["enqueued"], ["waiting"], ["enqueued"]]
 
-    (event,) = planner.said("row.refused")
+    (event,) = planner.events_named("row.refused")
     assert (event["doing"], event["schedule"], event["schedule_id"]) == ("promote", "bad", schedule_ids[1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rota.db import queries
-from schedule_rows import Planner, dispositions, end_live_jobs, fires, make_due, make_schedule
+from schedule_rows import Planner, end_live_jobs, make_due, make_schedule, read_dispositions, read_fires
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ async def test_misfire_all_runs_missed_instants_one_after_the_other_oldest_first
 
     assert ran[0] < ran[1] < ran[2]
     assert len(ran) == 3
-    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
-    assert (await fires(conn))[0][1] > due
+    assert await read_dispositions(conn) == ["skipped_misfire", "enqueued", "enqueued", "enqueued"]
+    assert (await read_fires(conn))[0][1] > due
 
 
 async def test_a_fire_on_time_replaces_missed_fires_that_wait(conn: Connection[Record], planner: Planner) -> None:
@@ -88,13 +88,13 @@ async def test_a_fire_on_time_replaces_missed_fires_that_wait(conn: Connection[R
     due = await make_due(conn, schedule_id, ago=5 * HOUR)
     await conn.execute("update rota.schedule_definitions set created_at = $1", due - HOUR)
     await planner.turn()
-    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "waiting", "waiting"]
+    assert await read_dispositions(conn) == ["skipped_misfire", "enqueued", "waiting", "waiting"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1
 
     await make_due(conn, schedule_id)
     for _ in range(2):
         await planner.turn()
-    assert await dispositions(conn) == ["skipped_misfire", "enqueued", "replaced", "replaced", "enqueued"]
+    assert await read_dispositions(conn) == ["skipped_misfire", "enqueued", "replaced", "replaced", "enqueued"]
     assert await conn.fetchval("select count(*) from rota.job_runs where outcome = 'cancelled'") == 1
 
 
@@ -104,7 +104,7 @@ async def fire_twice_over_a_live_job(conn: Connection[Record], planner: Planner,
     for ago in (30, 20, 10):
         await make_due(conn, schedule_id, ago=ago * SECOND)
         await planner.turn()
-    return await dispositions(conn, schedule_id)
+    return await read_dispositions(conn, schedule_id)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ async def test_the_overlap_setting_decides_about_a_fire_while_a_job_is_live(
     for ago in (20, 10):
         await make_due(conn, schedule_id, ago=ago * SECOND)
         await planner.turn()
-    assert await dispositions(conn, schedule_id) == ["enqueued", "replaced", "waiting"]
+    assert await read_dispositions(conn, schedule_id) == ["enqueued", "replaced", "waiting"]
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 1
 
     await end_live_jobs(conn)
     await planner.turn()
-    assert await dispositions(conn, schedule_id) == expected
+    assert await read_dispositions(conn, schedule_id) == expected
 
 
 async def test_a_replaced_job_is_logged_like_any_cancelled_job(conn: Connection[Record], planner: Planner) -> None:
@@ -149,7 +149,7 @@ async def test_a_replaced_job_is_logged_like_any_cancelled_job(conn: Connection[
         await make_due(conn, schedule_id, ago=ago * SECOND)
         await planner.turn()
     assert await conn.fetchval("select outcome from rota.job_runs") == "cancelled"
-    assert planner.said("jobs.replaced") == planner.said("jobs.cancelled") == [{"count": 1}]
+    assert planner.events_named("jobs.replaced") == planner.events_named("jobs.cancelled") == [{"count": 1}]
 
 
 async def test_a_job_that_waits_for_a_retry_counts_as_live(conn: Connection[Record], planner: Planner) -> None:
@@ -160,7 +160,7 @@ async def test_a_job_that_waits_for_a_retry_counts_as_live(conn: Connection[Reco
     await conn.execute("update rota.jobs set attempt = 3, run_at = now() + interval '1 hour'")
     await make_due(conn, schedule_id)
     await planner.turn()
-    assert await dispositions(conn, schedule_id) == ["enqueued", "skipped_overlap"]
+    assert await read_dispositions(conn, schedule_id) == ["enqueued", "skipped_overlap"]
 
 
 async def test_b53_a_waiting_fire_is_enqueued_after_the_live_job_has_ended(
@@ -173,11 +173,11 @@ async def test_b53_a_waiting_fire_is_enqueued_after_the_live_job_has_ended(
 
     await end_live_jobs(conn)
     await planner.turn()
-    assert await dispositions(conn) == ["enqueued", "enqueued", "skipped_overlap"]
+    assert await read_dispositions(conn) == ["enqueued", "enqueued", "skipped_overlap"]
 
     job = await conn.fetchrow("select scheduled_for, exclusive from rota.jobs")
     assert job is not None
-    assert (job["scheduled_for"], job["exclusive"]) == ((await fires(conn))[1][1], True)
+    assert (job["scheduled_for"], job["exclusive"]) == ((await read_fires(conn))[1][1], True)
 
 
 async def test_a_waiting_fire_whose_job_is_rejected_keeps_waiting_and_blocks_no_other_schedule(
@@ -190,7 +190,7 @@ async def test_a_waiting_fire_whose_job_is_rejected_keeps_waiting_and_blocks_no_
     other = await make_schedule(conn, "other", overlap="allow")
     await make_due(conn, other)
     await planner.turn()
-    assert await dispositions(conn, other) == ["enqueued"]
+    assert await read_dispositions(conn, other) == ["enqueued"]
 
     await conn.execute('alter table rota.jobs drop constraint "no exclusive jobs"')
     await planner.turn()
@@ -208,13 +208,13 @@ async def test_a_job_referenced_by_a_foreign_key_is_not_replaced_until_the_refer
     await conn.execute("insert into public.orders select job_id from rota.jobs")
     await make_due(conn, schedule, ago=10 * SECOND)
     await planner.turn()
-    assert await dispositions(conn) == ["enqueued", "waiting"]
+    assert await read_dispositions(conn) == ["enqueued", "waiting"]
 
     await conn.execute("drop table public.orders")
     assert await queries.answer_cancel_requests(conn, limit=10), "which the reapers do"
 
     await planner.turn()
-    assert await dispositions(conn) == ["enqueued", "enqueued"]
+    assert await read_dispositions(conn) == ["enqueued", "enqueued"]
 
 
 async def test_eight_planners_promote_a_waiting_fire_once(
@@ -245,5 +245,5 @@ async def test_a_job_committed_during_the_decision_counts_as_an_overlap(
         await redrive.commit()
         await turn
 
-    assert await fires(conn) == [("skipped_overlap", due)]
+    assert await read_fires(conn) == [("skipped_overlap", due)]
     assert await conn.fetchval("select count(*) from rota.jobs") == 1

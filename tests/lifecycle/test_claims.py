@@ -11,7 +11,7 @@ import pytest
 
 import rota
 import rota.services.presence as presence_module
-from factories import no_checks
+from factories import without_check_constraints
 from in_process_daemons import final_outcome, insert_job, ledger_rows, live_row, run_node, wait_for_claim
 from rota.db import queries, server_reports
 from rota.lifecycle import lanes, refused_jobs
@@ -537,7 +537,7 @@ async def test_a_job_whose_claim_fails_on_its_values_becomes_a_dead_letter_and_b
     order: list[int] = []
     ahead = [await insert_job(conn, "record", run_at="now() - interval '3 hours'") for _ in range(3)]
     bad = await insert_job(conn, "record", run_at="now() - interval '2 hours'")
-    async with no_checks(conn, "rota.jobs"):
+    async with without_check_constraints(conn, "rota.jobs"):
         await conn.execute(f"update rota.jobs set {column} = {value} where job_id = $1", bad)
     await conn.execute("alter table rota.jobs add constraint odd check (created_by <> 'nobody') not valid")
     behind = [await insert_job(conn, "record") for _ in range(5)]

@@ -13,7 +13,7 @@ from daemon_queries import dump_all_tables
 from in_process_daemons import run_node
 from rota import App
 from rota.services import declarations
-from schedule_rows import clock, dispositions, make_due, make_schedule
+from schedule_rows import make_due, make_schedule, read_clock, read_dispositions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +77,10 @@ async def test_a_changed_expression_is_an_edit_and_fires_nothing(conn: Connectio
     await apply_declarations(conn, shop())
     schedule_id = (await morning(conn))["schedule_id"]
     await make_due(conn, schedule_id)
-    version = (await clock(conn, schedule_id))["version"]
+    version = (await read_clock(conn, schedule_id))["version"]
     assert await apply_and_return_steps(conn, shop("0 7 * * *")) == {"morning": "updated"}
-    assert (await clock(conn, schedule_id))["version"] == version + 1
-    assert await dispositions(conn) == ["skipped_edit"]
+    assert (await read_clock(conn, schedule_id))["version"] == version + 1
+    assert await read_dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
@@ -90,7 +90,7 @@ async def test_a_changed_description_keeps_the_next_fire(conn: Connection[Record
     schedule_id = (await morning(conn))["schedule_id"]
     due = await make_due(conn, schedule_id)
     await apply_declarations(conn, shop(description="for the shops", release="2"))
-    assert (await clock(conn, schedule_id))["next_fire_at"] == due
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] == due
     assert (await morning(conn))["description"] == "for the shops"
 
 

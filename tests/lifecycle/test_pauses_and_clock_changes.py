@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from schedule_rows import Planner, clock, dispositions, fires, make_due, make_schedule, open_transaction, utc
+from schedule_rows import (
+    Planner,
+    make_due,
+    make_schedule,
+    open_transaction,
+    read_clock,
+    read_dispositions,
+    read_fires,
+    utc,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -27,7 +36,7 @@ async def test_a_schedule_resumes_at_resume_at_and_records_the_pause_in_one_row(
     schedule_id = await make_schedule(conn, cron=None, every=timedelta(minutes=10))
     await conn.execute("select rota.pause_schedule('s', resume_at => now() + interval '1 day')")
     await planner.turn()
-    assert await fires(conn) == []
+    assert await read_fires(conn) == []
 
     await conn.execute(
         """
@@ -37,14 +46,14 @@ async def test_a_schedule_resumes_at_resume_at_and_records_the_pause_in_one_row(
     )
     await planner.turn()
     assert not await conn.fetchval("select paused from rota.schedules")
-    assert len(planner.said("schedules.resumed")) == 1
+    assert len(planner.events_named("schedules.resumed")) == 1
 
     await planner.turn()
     row = await conn.fetchrow("select * from rota.fires")
     assert row is not None
     assert row["disposition"] == "skipped_paused"
     assert row["missed_count"] in {11, 12}
-    assert (await clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
 
 
 async def test_a_schedule_with_a_locked_clock_is_resumed_later_and_delays_no_other(
@@ -58,7 +67,7 @@ async def test_a_schedule_with_a_locked_clock_is_resumed_later_and_delays_no_oth
 
     async with open_transaction(database, "select rota.backfill_schedule('s', array[now() - interval '1 day'])"):
         await asyncio.wait_for(planner.turn(), 5)
-        assert (await dispositions(conn, other), planner.said("schedules.resumed")) == (["enqueued"], [])
+        assert (await read_dispositions(conn, other), planner.events_named("schedules.resumed")) == (["enqueued"], [])
         assert (
             not planner.scheduler._wake._flag.is_set()
         )  # otherwise the scheduler would run again without a pause while the lock lasts
@@ -82,9 +91,9 @@ async def test_instants_missed_during_a_pause_do_not_run_after_it(conn: Connecti
     await conn.execute("select rota.resume_schedule('s')")
     await planner.turn()
 
-    assert await dispositions(conn) == ["skipped_paused"]
+    assert await read_dispositions(conn) == ["skipped_paused"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
-    assert (await clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
 
 
 async def test_a_schedule_does_not_fire_at_or_after_its_end(conn: Connection[Record], planner: Planner) -> None:
@@ -93,8 +102,8 @@ async def test_a_schedule_does_not_fire_at_or_after_its_end(conn: Connection[Rec
     await conn.execute("update rota.schedule_clocks set next_fire_at = $1", due)
     await planner.turn()
     await planner.turn()
-    assert await fires(conn) == [("enqueued", due)]
-    assert (await clock(conn, schedule_id))["next_fire_at"] is None
+    assert await read_fires(conn) == [("enqueued", due)]
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] is None
     assert await conn.fetchval("select state from rota.schedules") == "ended"
 
 
@@ -104,7 +113,7 @@ async def test_a_manual_run_does_not_overlap_the_next_fire(conn: Connection[Reco
     await conn.execute("update rota.fires set scheduled_for = scheduled_for - interval '1 h'")
     await make_due(conn, schedule_id)
     await planner.turn()
-    assert await dispositions(conn) == ["run_now", "enqueued"]
+    assert await read_dispositions(conn) == ["run_now", "enqueued"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 2
 
 
@@ -129,7 +138,7 @@ async def test_an_instant_in_a_clock_gap_fires_at_the_change_or_is_skipped(
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
     await planner.turn()
 
-    assert await fires(conn) == expected
+    assert await read_fires(conn) == expected
 
 
 @pytest.mark.parametrize(
@@ -150,5 +159,5 @@ async def test_an_instant_in_a_clock_fold_fires_once_or_twice(
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity'")
     await planner.turn()
 
-    assert await fires(conn) == [("enqueued", each) for each in instants]
+    assert await read_fires(conn) == [("enqueued", each) for each in instants]
     assert await conn.fetchval("select count(distinct scheduled_for) from rota.jobs") == len(instants)

@@ -13,7 +13,16 @@ from rota.db import schedule_queries
 from rota.domain.shards import EVERY_SHARD
 from rota.lifecycle import scheduler as scheduler_module
 from rota.runtime.clock import boottime
-from schedule_rows import Planner, clock, dispositions, end_live_jobs, fires, make_due, make_schedule, open_transaction
+from schedule_rows import (
+    Planner,
+    end_live_jobs,
+    make_due,
+    make_schedule,
+    open_transaction,
+    read_clock,
+    read_dispositions,
+    read_fires,
+)
 
 if TYPE_CHECKING:
     import asyncpg
@@ -29,8 +38,8 @@ async def test_b31_a_new_schedule_is_planned_and_does_not_fire(conn: Connection[
     """The next fire is strictly later than the edit."""
     schedule_id = await make_schedule(conn, cron="* * * * *")
     await planner.turn()
-    assert await fires(conn) == []
-    assert (await clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
+    assert await read_fires(conn) == []
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] > await conn.fetchval("select now()")
 
 
 async def test_a_due_instant_becomes_a_fire_and_a_job_with_the_schedules_settings(
@@ -48,7 +57,7 @@ async def test_a_due_instant_becomes_a_fire_and_a_job_with_the_schedules_setting
     assert (job["payload"], job["priority"], job["max_attempts"], job["queue"]) == ('{"n": 1}', 2, 3, "default")
     assert (job["timeout"], job["meta"], job["to_begin"]) == (SECOND, '{"tenant": 7}', HOUR)
     assert await conn.fetchval("select job_id from rota.fires") == job["job_id"]
-    assert (await clock(conn, schedule_id))["last_fire_at"] == due
+    assert (await read_clock(conn, schedule_id))["last_fire_at"] == due
 
 
 async def test_a_schedules_jobs_take_the_queue_of_their_handler(conn: Connection[Record], planner: Planner) -> None:
@@ -88,7 +97,7 @@ async def test_b39_eight_planners_without_shards_make_one_fire_per_instant(
     assert await conn.fetchval("select count(distinct job_id) from rota.fires") == 3 * len(names)
     assert await conn.fetchval("select count(*) from rota.schedule_clocks where next_fire_at <= now()") == 0
 
-    decided = sum(events["decided"] for planner in planners for events in planner.said("fires.recorded"))
+    decided = sum(events["decided"] for planner in planners for events in planner.events_named("fires.recorded"))
     assert decided == 3 * len(names)
 
 
@@ -102,7 +111,7 @@ async def test_a_decision_based_on_an_older_version_writes_nothing(conn: Connect
     )
 
     assert (decided, events) == (0, [])
-    assert await dispositions(conn) == ["skipped_edit"]
+    assert await read_dispositions(conn) == ["skipped_edit"]
     assert await conn.fetchval("select count(*) from rota.jobs") == 0
 
 
@@ -125,10 +134,10 @@ async def test_a_schedule_locked_by_its_editor_delays_no_other_schedule(
 
     async with open_transaction(database, "update rota.schedules set cron = '1 1 * * *' where name = 'locked'"):
         await asyncio.wait_for(planner.turn(), 5)
-        assert (await dispositions(conn, locked), await dispositions(conn, other)) == ([], ["enqueued"])
+        assert (await read_dispositions(conn, locked), await read_dispositions(conn, other)) == ([], ["enqueued"])
     await planner.turn()
 
-    assert await dispositions(conn, locked) == ["enqueued"]
+    assert await read_dispositions(conn, locked) == ["enqueued"]
 
 
 async def test_a_locked_job_delays_no_other_schedule(
@@ -145,8 +154,8 @@ async def test_a_locked_job_delays_no_other_schedule(
     async with open_transaction(database, "delete from rota.jobs"):
         await asyncio.wait_for(planner.turn(), 5)
 
-    assert await dispositions(conn, schedule_id) == ["enqueued", "skipped_overlap"]
-    assert await dispositions(conn, other) == ["enqueued"]
+    assert await read_dispositions(conn, schedule_id) == ["enqueued", "skipped_overlap"]
+    assert await read_dispositions(conn, other) == ["enqueued"]
 
 
 @pytest.mark.parametrize("is_waiting", [False, True], ids=["a fire that is due", "a fire that waits"])
@@ -163,16 +172,16 @@ async def test_a_redrive_in_an_open_transaction_delays_only_its_own_schedule(
         await end_live_jobs(conn)
     else:
         await make_due(conn, schedule_id)
-    before = await fires(conn, schedule_id)
+    before = await read_fires(conn, schedule_id)
     letter = await make_dead_letter(conn, schedule_id=schedule_id)
     await make_due(conn, other)
 
     async with open_transaction(database, f"select rota.redrive({letter})"):
         await asyncio.wait_for(planner.turn(), 5)
-        assert (await fires(conn, schedule_id), await dispositions(conn, other)) == (before, ["enqueued"])
+        assert (await read_fires(conn, schedule_id), await read_dispositions(conn, other)) == (before, ["enqueued"])
     await planner.turn()
 
-    assert await dispositions(conn, schedule_id) == ["enqueued"] * (2 if is_waiting else 1)
+    assert await read_dispositions(conn, schedule_id) == ["enqueued"] * (2 if is_waiting else 1)
 
 
 async def test_b35_an_unknown_timezone_stops_only_its_own_schedule(conn: Connection[Record], planner: Planner) -> None:
@@ -180,13 +189,13 @@ async def test_b35_an_unknown_timezone_stops_only_its_own_schedule(conn: Connect
     wrong = await make_schedule(conn, "wrong", timezone="Europe/Berlln")
     right = await make_schedule(conn, "right", timezone="Europe/Berlin")
     await planner.turn()
-    assert "Europe/Berlin" in (await clock(conn, wrong))["invalid_reason"]
-    assert (await clock(conn, right))["next_fire_at"] is not None
-    assert [event["schedule"] for event in planner.said("schedule.invalid")] == ["wrong"]
+    assert "Europe/Berlin" in (await read_clock(conn, wrong))["invalid_reason"]
+    assert (await read_clock(conn, right))["next_fire_at"] is not None
+    assert [event["schedule"] for event in planner.events_named("schedule.invalid")] == ["wrong"]
 
     await conn.execute("update rota.schedules set timezone = 'Europe/Berlin' where name = 'wrong'")
     await planner.turn()
-    assert (await clock(conn, wrong))["next_fire_at"] is not None
+    assert (await read_clock(conn, wrong))["next_fire_at"] is not None
 
 
 async def test_a_new_node_plans_invalid_schedules_again(
@@ -198,9 +207,9 @@ async def test_a_new_node_plans_invalid_schedules_again(
     await conn.execute("update rota.schedule_definitions set timezone = 'Europe/Berlin'")
     await conn.execute("update rota.schedule_clocks set next_fire_at = null, invalid_reason = 'old data'")
     await planner.turn()
-    assert (await clock(conn, schedule_id))["next_fire_at"] is None
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] is None
     await Planner(pool).turn()
-    assert (await clock(conn, schedule_id))["next_fire_at"] is not None
+    assert (await read_clock(conn, schedule_id))["next_fire_at"] is not None
 
 
 async def test_next_fires_planned_with_other_zone_data_are_planned_again(
@@ -216,7 +225,7 @@ async def test_next_fires_planned_with_other_zone_data_are_planned_again(
     ]
     await planner.turn()
     await make_due(conn, others[0])
-    right = [(await clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])]
+    right = [(await read_clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])]
     assert right[0].hour == 4
 
     await conn.execute(
@@ -226,14 +235,16 @@ async def test_next_fires_planned_with_other_zone_data_are_planned_again(
 
     again = Planner(pool)
     await again.turn()
-    assert (await clock(conn, yearly))["next_fire_at"] == right[0] - timedelta(hours=1), "found by ourselves"
+    assert (await read_clock(conn, yearly))["next_fire_at"] == right[0] - timedelta(hours=1), "found by ourselves"
 
     await conn.execute("update rota.meta set planned_with = 'rota 0.1, tzdata 2023c'")
     again = Planner(pool)
     await again.turn()
-    assert [(await clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])] == right
-    assert await dispositions(conn) == ["enqueued"], "what is due is decided about; nothing fires because of new data"
-    assert [event["count"] for event in again.said("schedules.moved")] == [1]
+    assert [(await read_clock(conn, schedule_id))["next_fire_at"] for schedule_id in (yearly, *others[1:])] == right
+    assert await read_dispositions(conn) == ["enqueued"], (
+        "what is due is decided about; nothing fires because of new data"
+    )
+    assert [event["count"] for event in again.events_named("schedules.moved")] == [1]
     assert "2023c" not in await conn.fetchval("select planned_with from rota.meta")
 
 
@@ -265,8 +276,8 @@ async def test_a_schedule_whose_job_is_rejected_blocks_no_other_schedule(
         await make_due(conn, each)
     await planner.turn()
 
-    assert (await dispositions(conn, bad), await dispositions(conn, good)) == ([], ["enqueued"])
-    assert "no later than tomorrow" in (await clock(conn, bad))["invalid_reason"]
+    assert (await read_dispositions(conn, bad), await read_dispositions(conn, good)) == ([], ["enqueued"])
+    assert "no later than tomorrow" in (await read_clock(conn, bad))["invalid_reason"]
 
 
 async def test_a_node_serves_its_own_shards_and_after_two_seconds_those_of_others(
@@ -277,10 +288,10 @@ async def test_a_node_serves_its_own_shards_and_after_two_seconds_those_of_other
     elsewhere = Planner(pool, shards=[shard for shard in EVERY_SHARD if shard != schedule_id % 256])
     await make_due(conn, schedule_id, ago=SECOND)
     await elsewhere.turn()
-    assert await fires(conn) == []
+    assert await read_fires(conn) == []
     await make_due(conn, schedule_id, ago=3 * SECOND)
     await elsewhere.turn()
-    assert await dispositions(conn) == ["enqueued"]
+    assert await read_dispositions(conn) == ["enqueued"]
 
 
 async def test_a_node_that_is_leaving_decides_about_no_schedule(
@@ -288,7 +299,7 @@ async def test_a_node_that_is_leaving_decides_about_no_schedule(
 ) -> None:
     await make_due(conn, await make_schedule(conn), ago=HOUR)
     await Planner(pool, shards=None).turn()
-    assert await fires(conn) == []
+    assert await read_fires(conn) == []
 
 
 async def test_a_node_without_shards_decides_what_is_two_seconds_late(
@@ -297,7 +308,7 @@ async def test_a_node_without_shards_decides_what_is_two_seconds_late(
     """With hundreds of nodes, the only survivor may have no shard."""
     await make_due(conn, await make_schedule(conn), ago=3 * SECOND)
     await Planner(pool, shards=()).turn()
-    assert await dispositions(conn) == ["enqueued"]
+    assert await read_dispositions(conn) == ["enqueued"]
 
 
 async def test_a_change_of_nodes_makes_a_node_search_all_shards_once(
@@ -308,7 +319,7 @@ async def test_a_change_of_nodes_makes_a_node_search_all_shards_once(
     await make_due(conn, schedule_id)
     elsewhere.scheduler.nodes_changed()
     await elsewhere.turn()
-    assert await dispositions(conn) == ["enqueued"]
+    assert await read_dispositions(conn) == ["enqueued"]
 
 
 async def test_a_machine_that_slept_during_a_sweep_searches_everything_soon_afterwards(
@@ -333,7 +344,7 @@ async def test_a_machine_that_slept_during_a_sweep_searches_everything_soon_afte
     slept[0] += scheduler_module.MAX_SWEEP_SECONDS
     await planner.scheduler.turn()
 
-    assert await dispositions(conn) == ["enqueued"]
+    assert await read_dispositions(conn) == ["enqueued"]
 
 
 async def test_the_scheduler_sleeps_until_the_next_instant_at_most_a_second(

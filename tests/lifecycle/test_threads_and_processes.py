@@ -230,7 +230,7 @@ async def test_an_exit_in_a_handlers_background_task_makes_the_daemon_exit_with_
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
         await insert_job(conn, "exits in a task")
-        assert daemon.ends() == 1
+        assert daemon.wait_for_exit() == 1
 
 
 async def test_a_thread_that_does_not_stop_is_left_behind_and_its_job_is_due_when_the_lease_ends(
@@ -245,7 +245,7 @@ async def test_a_thread_that_does_not_stop_is_left_behind_and_its_job_is_due_whe
         before = await live_row(conn, job_id)
         daemon.send(signal.SIGTERM)
         daemon.wait_for("handler.stuck")
-        assert daemon.ends() == HANDLER_LEFT_BEHIND
+        assert daemon.wait_for_exit() == HANDLER_LEFT_BEHIND
         released = await live_row(conn, job_id)
         assert (released["state"], released["attempt"], released["releases"]) == ("scheduled", 0, 1)
         assert released["run_at"] >= before["lease_expires_at"]
@@ -266,7 +266,7 @@ async def test_a_dead_letter_written_at_the_end_of_a_drain_is_logged_as_an_error
         job_id = await insert_job(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
         await eventually(pid.exists, within=30, what="the handler's start")
         daemon.send(signal.SIGTERM)
-        assert daemon.ends() == HANDLER_LEFT_BEHIND
+        assert daemon.wait_for_exit() == HANDLER_LEFT_BEHIND
         assert (await dead_letter(conn, job_id))["reason"] == "lost"
         (event,) = daemon.events("job.settled", job_id=job_id)
         assert (event["level"], event["settlement"], event["reason"]) == ("error", "dead", "lost")

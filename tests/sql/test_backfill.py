@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from rota.db import operations, queries, schedule_queries, schedule_reports
-from schedule_rows import clock, make_due, make_schedule
+from schedule_rows import make_due, make_schedule, read_clock
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -105,7 +105,7 @@ async def test_what_is_not_decided_yet_is_the_daemons(conn: Connection[Record]) 
     )
     assert await backfill(conn, instants) == (1, 0, 2)
     await conn.execute("update rota.schedule_clocks set next_fire_at = '-infinity' where schedule_id = $1", made)
-    assert (await clock(conn, made))["unplanned"]
+    assert (await read_clock(conn, made))["unplanned"]
     ahead = await conn.fetchval("select now() + interval '1 minute'")
     assert await backfill(conn, [*instants, ahead]) == (2, 1, 1)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import NODE, held_up, make_dead_letter, make_job, make_running_job, state_of
+from factories import NODE, make_dead_letter, make_job, make_running_job, state_of, wait_until_blocked
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -231,7 +231,7 @@ async def test_reschedule_that_meets_a_claim_in_flight_is_refused(conn: Connecti
             "leased_by = gen_random_uuid(), lease_expires_at = now() + interval '30 s'"
         )
         waiting = asyncio.create_task(conn.execute("select rota.reschedule($1, now())", job_id))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await claim.commit()
         with pytest.raises(asyncpg.PostgresError) as refused:
             await waiting

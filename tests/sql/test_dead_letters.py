@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import held_up, make_dead_letter, make_job, make_running_job, state_of
+from factories import make_dead_letter, make_job, make_running_job, state_of, wait_until_blocked
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -106,7 +106,7 @@ async def test_two_redrives_at_once_send_the_job_back_once(conn: Connection[Reco
         await first.start()
         await other.execute("select rota.redrive($1)", job_id)
         second = asyncio.create_task(conn.execute("select rota.redrive($1)", job_id))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await first.commit()
         with pytest.raises(asyncpg.PostgresError, match="scheduled") as refused:
             await second

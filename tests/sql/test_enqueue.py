@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import held_up, make_job, make_running_job, state_of
+from factories import make_job, make_running_job, state_of, wait_until_blocked
 from rota.db.sql import SQL
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def test_a_key_held_by_a_transaction_that_rolls_back_is_taken(
         await other.fetchrow(ENQUEUE, "keep")
         async with database.connect() as watcher:
             waiting = asyncio.create_task(conn.fetchrow(ENQUEUE, policy))
-            await held_up(conn, watched_by=watcher)
+            await wait_until_blocked(conn, watched_by=watcher)
         await holder.rollback()
         made = await waiting
     assert made is not None
@@ -109,7 +109,7 @@ async def test_a_key_held_by_a_transaction_that_commits_is_found(conn: Connectio
         await holder.start()
         first = await other.fetchrow(ENQUEUE, "keep")
         waiting = asyncio.create_task(conn.fetchrow(ENQUEUE, "keep"))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await holder.commit()
         second = await waiting
     assert first is not None
@@ -127,7 +127,7 @@ async def test_a_key_is_free_once_its_job_has_ended_in_another_transaction(
         await holder.start()
         await other.execute("select rota.complete($1, $2)", job_id, token)
         waiting = asyncio.create_task(conn.fetchrow(ENQUEUE, "keep"))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await holder.commit()
         made = await waiting
     assert made is not None
@@ -150,7 +150,7 @@ async def test_a_key_freed_between_the_insert_and_the_lookup_is_taken(
     async with database.connect() as other, database.connect() as watcher:
         await other.execute("select pg_advisory_lock(1)")
         waiting = asyncio.create_task(conn.fetchrow(ENQUEUE, "keep"))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await other.execute("select rota.complete($1, $2)", job_id, token)
         await other.execute("select pg_advisory_unlock(1)")
         made = await waiting
@@ -274,7 +274,7 @@ async def test_replace_waits_for_a_claim_in_flight_and_then_keeps_the_running_jo
         waiting = asyncio.create_task(
             conn.fetchrow("select * from rota.enqueue('h', '[2]', unique_key => 'k', on_conflict => 'replace')")
         )
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await claim.commit()
         made = await waiting
     assert made is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from factories import NODE, held_up, make_job, make_running_job, state_of
+from factories import NODE, make_job, make_running_job, state_of, wait_until_blocked
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -65,7 +65,7 @@ async def test_a_lower_token_waits_for_the_higher_ones_transaction_and_is_then_r
         await later.start()
         await other.execute("select rota.guard('order:1', 9)")
         zombie = asyncio.create_task(conn.execute("select rota.guard('order:1', 8)"))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await later.commit()
         with pytest.raises(asyncpg.PostgresError) as refused:
             await zombie
@@ -80,7 +80,7 @@ async def test_a_guard_rolled_back_is_forgotten(conn: Connection[Record], databa
         await later.start()
         await other.execute("select rota.guard('order:1', 9)")
         earlier = asyncio.create_task(conn.execute("select rota.guard('order:1', 8)"))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await later.rollback()
         await earlier
     assert await conn.fetchval("select token from rota.guards") == 8
@@ -138,7 +138,7 @@ async def test_complete_that_waits_for_the_reaper_is_refused_afterwards(
             job_id,
         )
         zombie = asyncio.create_task(conn.execute("select rota.complete($1, $2)", job_id, token))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await reaper.commit()
         with pytest.raises(asyncpg.PostgresError) as refused:
             await zombie
@@ -154,7 +154,7 @@ async def test_complete_survives_a_heartbeat_in_flight(conn: Connection[Record],
         await beat.start()
         await other.execute("update rota.jobs set lease_expires_at = now() + interval '60 s' where job_id = $1", job_id)
         done = asyncio.create_task(conn.execute("select rota.complete($1, $2)", job_id, token))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await beat.commit()
         await done
     assert await state_of(conn, job_id) == "succeeded"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection, Record
 
-    from factories import Claimed
+    from factories import RunningJob
     from servers import Database, Databases
 
 LONG_AGO = timedelta(days=-400)
@@ -53,8 +53,8 @@ class Ground:
 
     run: Callable[[Coroutine[Any, Any, Any]], Any]
     database: Database
-    mine: list[Claimed] = field(default_factory=list)
-    expired: list[Claimed] = field(default_factory=list)
+    mine: list[RunningJob] = field(default_factory=list)
+    expired: list[RunningJob] = field(default_factory=list)
     ways: dict[str, Connection[Record]] = field(default_factory=dict)
 
     async def connect(self, way: str) -> None:
@@ -84,7 +84,7 @@ class Ground:
             conn.terminate()
 
 
-def _fenced(jobs: Sequence[Claimed]) -> list[list[int]]:
+def _fenced(jobs: Sequence[RunningJob]) -> list[list[int]]:
     return [[job.job_id for job in jobs], [job.fence_token for job in jobs]]
 
 
@@ -247,7 +247,7 @@ CASES = [*product(("large", "outgrown", "emptied"), ("pooled", "direct")), ("out
 def test_hot_statements_stay_on_their_indexes(grounds: dict[str, Ground], ground: str, way: str, name: str) -> None:
     """A plan that reads a table from end to end is cheap on the day it is made, and an outage when the table has grown."""
     plan = grounds[ground].explain(name, way)
-    assert not [table for table in plan.scanned_whole if LARGE_TABLES.fullmatch(table)]
+    assert not [table for table in plan.sequentially_scanned if LARGE_TABLES.fullmatch(table)]
     for line in re.findall(r"^-- index: (.*)$", SQL[STATEMENTS[name].query], re.MULTILINE):
         for index in re.findall(r"\w+_(?:idx|pkey)", line):
             of_a_partition = re.compile(index.replace("job_runs_", r"job_runs_(\w+_)?"))

@@ -22,15 +22,15 @@ from daemon_queries import claim, dump_all_tables, examine_unsettled, extend, re
 from factories import (
     NODE,
     OTHER_NODE,
-    ask_to_cancel,
-    held_up,
     make_dead_letter,
     make_handler,
     make_job,
     make_jobs,
     make_running_job,
     make_running_jobs,
+    request_cancellation,
     state_of,
+    wait_until_blocked,
 )
 from rota.db import queries
 from waiting import eventually
@@ -59,7 +59,7 @@ class Interrupted:
         await self.other.execute("select pg_advisory_lock(7)")
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(statement)
-            await held_up(self.conn, watched_by=self.watcher)
+            await wait_until_blocked(self.conn, watched_by=self.watcher)
             await meanwhile()
             await self.other.execute("select pg_advisory_unlock(7)")
         return waiting.result()
@@ -182,7 +182,7 @@ async def test_tokens_issued_while_the_sequence_is_being_raised_are_not_issued_a
             await claiming.execute("alter sequence rota.fence_tokens owned by none")  # stops the write, not the look
             await claiming.execute(f"select setval('rota.fence_tokens', {clock})")
             raising = group.create_task(queries.raise_fence_tokens(conn))
-            await held_up(conn, watched_by=watcher)
+            await wait_until_blocked(conn, watched_by=watcher)
             issued = await claiming.fetchval("select max(nextval('rota.fence_tokens')) from generate_series(1, 50000)")
         assert await raising
     assert await conn.fetchval("select nextval('rota.fence_tokens')") > issued
@@ -378,7 +378,7 @@ async def test_redrive_waits_for_whoever_is_taking_the_key(
         await taking.start()
         live, _ = await make_job(other, unique_key="k")
         redrive = group.create_task(_sqlstate(conn.execute("select rota.redrive($1)", letter)))
-        await held_up(conn, watched_by=watcher)
+        await wait_until_blocked(conn, watched_by=watcher)
         await (taking.commit() if commits else taking.rollback())
         refused = await redrive
     assert refused == ("RT005" if commits else None)
@@ -459,7 +459,7 @@ async def in_opposite_orders(
         await conn.execute("select pg_advisory_lock(7)")
         for mine, order in ((slow, "ab"), (fast, "ba")):
             group.create_task(write(mine, order))
-            await held_up(mine, watched_by=conn)
+            await wait_until_blocked(mine, watched_by=conn)
         await conn.execute("select pg_advisory_unlock(7)")
 
 
@@ -546,6 +546,6 @@ async def test_a_request_is_not_seen_by_the_claim_but_ends_the_job_at_its_settle
     """A request may outlast a retry: the next settlement is where it wins."""
     await make_handler(conn)
     job_id, _ = await make_job(conn, attempt=1)
-    await ask_to_cancel(conn, job_id)
+    await request_cancellation(conn, job_id)
     (got,) = await claim(conn)
     assert await settle(conn, settlement_row((job_id, got.fence_token))) == {got.fence_token: "cancel"}

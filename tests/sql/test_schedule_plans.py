@@ -220,7 +220,7 @@ def test_schedules_cost_by_what_is_due_or_asked_for(
     assert plan.most_rows_sorted <= 10 * LIMIT
     if way == "pooled" and not (ground == "large" and statement.ways is READ):
         return  # as cheap as this, any way will do: no plan is kept for a table that grows
-    assert not plan.scanned_whole & LARGE_TABLES
+    assert not plan.sequentially_scanned & LARGE_TABLES
     for line in re.findall(r"^-- index: (.*)$", SQL[statement.query], re.MULTILINE):
         for index in re.findall(r"\w+_(?:idx|pkey)", line):
             assert index in plan.indexes, f"{index} isn't among {plan.indexes}"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from factories import held_up
+from factories import wait_until_blocked
 from rota.cron import Cron, InvalidCron
 from rota.db.sql import MIGRATIONS
-from schedule_rows import clock, dispositions, fires, make_due, make_schedule
+from schedule_rows import make_due, make_schedule, read_clock, read_dispositions, read_fires
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -258,14 +258,14 @@ async def test_insert_on_conflict_and_returning_work_on_the_view(conn: Connectio
     again = await conn.fetchval(upsert, "0 2 * * *")
     assert first == again
     assert await conn.fetchval("select cron from rota.schedules") == "0 2 * * *"
-    assert (await clock(conn, first))["version"] == 2
+    assert (await read_clock(conn, first))["version"] == 2
 
 
 async def test_an_edit_of_when_it_fires_has_it_planned_anew(conn: Connection[Record]) -> None:
     """A decision that was made on the old definition must not be written."""
     made = await make_schedule(conn)
     await make_due(conn, made, ago=timedelta(hours=-1))
-    before = await clock(conn, made)
+    before = await read_clock(conn, made)
     for column, value in (
         ("cron", "1 1 * * *"),
         ("timezone", "Asia/Tokyo"),
@@ -276,10 +276,10 @@ async def test_an_edit_of_when_it_fires_has_it_planned_anew(conn: Connection[Rec
     ):
         await make_due(conn, made, ago=timedelta(hours=-1))
         await conn.execute(f"update rota.schedules set {column} = $1", value)
-        after = await clock(conn, made)
+        after = await read_clock(conn, made)
         assert (after["unplanned"], after["version"]) == (True, before["version"] + 1)
         before = after
-    assert await fires(conn) == []
+    assert await read_fires(conn) == []
 
 
 async def test_other_edits_leave_the_clock_alone(conn: Connection[Record]) -> None:
@@ -288,7 +288,7 @@ async def test_other_edits_leave_the_clock_alone(conn: Connection[Record]) -> No
     due = await make_due(conn, made)
     edited = await conn.fetchval("select edited_at from rota.schedules")
     await conn.execute("update rota.schedules set payload = '[1]', overlap = 'allow', cron = cron, paused = paused")
-    assert (await clock(conn, made))["next_fire_at"] == due
+    assert (await read_clock(conn, made))["next_fire_at"] == due
     assert await conn.fetchval("select edited_at from rota.schedules") == edited
 
 
@@ -349,7 +349,7 @@ async def test_an_edit_waits_for_a_decision_under_way_and_sees_it(database: Data
         await asyncio.sleep(0)
         await decision.commit()
         await edit
-    assert await fires(conn) == [("enqueued", due)]
+    assert await read_fires(conn) == [("enqueued", due)]
 
 
 async def test_a_rolled_back_edit_leaves_no_trace(conn: Connection[Record]) -> None:
@@ -360,7 +360,7 @@ async def test_a_rolled_back_edit_leaves_no_trace(conn: Connection[Record]) -> N
     await edit.start()
     await conn.execute("update rota.schedules set cron = '1 1 * * *'")
     await edit.rollback()
-    assert ((await clock(conn, made))["next_fire_at"], await fires(conn)) == (due, [])
+    assert ((await read_clock(conn, made))["next_fire_at"], await read_fires(conn)) == (due, [])
 
 
 # ── the functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -383,7 +383,7 @@ async def test_putting_the_same_again_changes_nothing(conn: Connection[Record]) 
     made = await conn.fetchval(put)
     due = await make_due(conn, made, ago=timedelta(hours=-1))
     await conn.fetchval(put)
-    assert ((await clock(conn, made))["next_fire_at"], (await clock(conn, made))["version"]) == (due, 1)
+    assert ((await read_clock(conn, made))["next_fire_at"], (await read_clock(conn, made))["version"]) == (due, 1)
 
 
 @pytest.mark.parametrize(
@@ -402,10 +402,10 @@ async def test_pause_and_resume_say_whether_anything_changed(conn: Connection[Re
     made = await make_schedule(conn)
     assert await conn.fetchval("select rota.pause_schedule('s', reason => 'why')")
     assert not await conn.fetchval("select rota.pause_schedule('s')")
-    assert (await clock(conn, made))["unplanned"] is None
+    assert (await read_clock(conn, made))["unplanned"] is None
     assert await conn.fetchval("select rota.resume_schedule('s')")
     assert not await conn.fetchval("select rota.resume_schedule('s')")
-    assert (await clock(conn, made))["unplanned"]
+    assert (await read_clock(conn, made))["unplanned"]
     assert await conn.fetchval("select array_agg(action order by audit_id) from rota.audit") == ["pause", "resume"]
 
 
@@ -434,7 +434,7 @@ async def test_run_now_has_an_instant_and_a_job_of_its_own(conn: Connection[Reco
     made = await make_schedule(conn, paused=True, payload='{"n": 1}')
     jobs = [await conn.fetchval("select rota.run_schedule_now('s')") for _ in range(3)]
     assert len(set(jobs)) == 3
-    assert await dispositions(conn, made) == ["run_now"] * 3
+    assert await read_dispositions(conn, made) == ["run_now"] * 3
     rows = await conn.fetch("select schedule_id, exclusive, payload, scheduled_for from rota.jobs")
     assert {(row["schedule_id"], row["exclusive"], row["payload"]) for row in rows} == {(made, False, '{"n": 1}')}
     assert all(row["scheduled_for"].microsecond for row in rows)
@@ -455,7 +455,7 @@ async def test_run_now_gives_no_number_to_a_job_that_is_not_there(conn: Connecti
         await other.execute("begin; lock table rota.fires in share mode")
         async with asyncio.TaskGroup() as group:
             call = group.create_task(_refused(conn, "select rota.run_schedule_now('s')"))
-            await held_up(conn, watched_by=watcher)
+            await wait_until_blocked(conn, watched_by=watcher)
             await other.execute("delete from rota.schedules; commit")
     assert call.result() == "RT002"
     assert await conn.fetchval("select count(*) from rota.fires") == 0

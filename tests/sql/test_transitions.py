@@ -12,12 +12,12 @@ from daemon_queries import claim, dump_all_tables, examine_unsettled, extend, re
 from factories import (
     NODE,
     OTHER_NODE,
-    ask_to_cancel,
     make_dead_letter,
     make_handler,
     make_job,
     make_ledger_row,
     make_running_job,
+    request_cancellation,
     state_of,
 )
 
@@ -313,7 +313,7 @@ async def test_a_request_to_cancel_wins_over_everything_but_success(
 ) -> None:
     """In the same statement, whoever settles: a job that should stop doesn't come back once more."""
     row = Row(*await make_running_job(conn, lease=timedelta(seconds=-1)))
-    await ask_to_cancel(conn, row.job_id)
+    await request_cancellation(conn, row.job_id)
     assert await settle(conn, settlement_row(row, ruling), expired_only=by == "a reaper") == {row.fence_token: "cancel"}
     assert await state_of(conn, row.job_id) == "cancelled"
     assert await conn.fetchval("select note from rota.job_runs") == "cancelled by someone: moot"
@@ -324,7 +324,7 @@ async def test_a_request_to_cancel_wins_over_everything_but_success(
 async def test_success_wins_over_a_request_to_cancel(conn: Connection[Record]) -> None:
     """The work is done: saying that it was cancelled would be a lie. The request is forgotten at the next sweep."""
     row = Row(*await make_running_job(conn))
-    await ask_to_cancel(conn, row.job_id)
+    await request_cancellation(conn, row.job_id)
     assert await succeed(conn, row) == [row.fence_token]
     assert await state_of(conn, row.job_id) == "succeeded"
     assert await conn.fetch(sql("answer_cancel_requests"), 10, None) == []
@@ -345,7 +345,7 @@ async def test_a_request_that_came_too_late_for_the_settlement_is_answered_by_th
 ) -> None:
     """It was written while the job ran, and the job waits for its retry by now: it is cancelled all the same."""
     job_id, _ = await make_job(conn, attempt=1, run_at=HOUR)
-    await ask_to_cancel(conn, job_id)
+    await request_cancellation(conn, job_id)
     (ended,) = await conn.fetch(sql("answer_cancel_requests"), 10, None)
     assert ended["job_id"] == job_id
     assert await state_of(conn, job_id) == "cancelled"
@@ -355,9 +355,9 @@ async def test_a_request_that_came_too_late_for_the_settlement_is_answered_by_th
 async def test_requests_that_nobody_obeys_do_not_hide_younger_ones(conn: Connection[Record]) -> None:
     """Jobs that can't be stopped may run for hours; a bounded sweep must get past their requests."""
     for _ in range(3):
-        await ask_to_cancel(conn, (await make_running_job(conn)).job_id)
+        await request_cancellation(conn, (await make_running_job(conn)).job_id)
     waiting, _ = await make_job(conn, attempt=1)
-    await ask_to_cancel(conn, waiting)
+    await request_cancellation(conn, waiting)
     assert [row["job_id"] for row in await conn.fetch(sql("answer_cancel_requests"), 2, None)] == [waiting]
     assert await conn.fetchval("select count(*) from rota.cancel_requests") == 3
 
@@ -475,7 +475,7 @@ async def test_an_extension_ends_at_the_timeout_and_never_shortens_a_lease(conn:
 async def test_a_beat_tells_of_requests_to_cancel(conn: Connection[Record]) -> None:
     """Without notifications, that is how a running job hears of it."""
     asked, other = await make_running_job(conn), await make_running_job(conn)
-    await ask_to_cancel(conn, asked.job_id)
+    await request_cancellation(conn, asked.job_id)
     assert await extend(conn, asked, other) == {asked.fence_token: (True, True), other.fence_token: (True, False)}
 
 

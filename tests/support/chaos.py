@@ -24,7 +24,7 @@ from chaos_checks import TRANSITIONS, Disturbance, End, Evidence, Execution, Tra
 from fleets import CONNECTION_ERRORS
 from process_app import EFFECTS, WITNESS
 from processes import DaemonProcess, Daemons
-from servers import DurableServer, durable_server, embedded, make_durable_template, memory
+from servers import DurableServer, durable_server, embedded, make_durable_template, memory_folder
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def say(*words: str) -> None:
     sys.stdout.flush()
 
 
-async def passing(seconds: float) -> None:
+async def pass_time(seconds: float) -> None:
     """Return when so much time has passed."""
     until = time.monotonic() + seconds
     await eventually(lambda: time.monotonic() >= until, within=seconds + 60)
@@ -193,7 +193,7 @@ async def halt_daemon(world: World, fault: Fault) -> None:
     world.halted.add(seat.daemon.pid)
     seat.daemon.send(signal.SIGSTOP)
     world.note("halted", pid=seat.daemon.pid, seconds=fault.seconds)
-    await passing(fault.seconds)
+    await pass_time(fault.seconds)
     seat.daemon.send(signal.SIGCONT)
     seat.busy = False
 
@@ -206,7 +206,7 @@ async def drain_daemon(world: World, fault: Fault) -> None:
     seat.daemon.send(signal.SIGTERM)
     world.note("told to stop", pid=seat.daemon.pid)
     if fault.pick * 7 % 1 < 0.3:
-        await passing(0.5)
+        await pass_time(0.5)
         seat.daemon.send(signal.SIGTERM)
     with suppress(AssertionError):
         await eventually(lambda: not seat.daemon.alive, within=20)
@@ -221,7 +221,7 @@ async def drain_daemon(world: World, fault: Fault) -> None:
 async def take_seat_again(world: World, seat: Seat, after: float) -> None:
     """Start the next daemon where one has ended."""
     world.process_ends[seat.daemon.pid] = time.time()
-    await passing(after)
+    await pass_time(after)
     seat.daemon = world.daemons.launch()
     seat.busy = False
 
@@ -258,7 +258,7 @@ async def server_away(world: World, end: Callable[[], None], how: str, seconds: 
         began = time.time()
         end()
         world.note(how, seconds=seconds)
-        await passing(seconds)
+        await pass_time(seconds)
         world.server.start()
         away = time.time() - began
         # Who has waited so long may pause as long again before the next try.
@@ -274,7 +274,7 @@ async def hold_locks(world: World, fault: Fault) -> None:
             async with conn.transaction():
                 held = await conn.fetch("select from rota.jobs where random() < 0.5 limit 20 for update skip locked")
                 world.note("locks held", rows=len(held), seconds=fault.seconds)
-                await passing(fault.seconds)
+                await pass_time(fault.seconds)
     world.disturbances.append(Disturbance(began, time.time() + REAP_S))
 
 
@@ -286,7 +286,7 @@ async def hold_snapshot(world: World, fault: Fault) -> None:
             async with conn.transaction(isolation="repeatable_read"):
                 await conn.fetchval("select count(*) from rota.jobs")
                 world.note("snapshot held", seconds=fault.seconds * 2)
-                await passing(fault.seconds * 2)
+                await pass_time(fault.seconds * 2)
 
 
 async def cancel(world: World, _: Fault) -> None:
@@ -341,7 +341,7 @@ async def insert_jobs(world: World, count: int, seconds: float) -> None:
             except CONNECTION_ERRORS:
                 conn.terminate()
                 conn = await world.client(stack)
-            await passing(max(0.0, began + seconds * done / count - time.monotonic()))
+            await pass_time(max(0.0, began + seconds * done / count - time.monotonic()))
 
 
 INSERT = """
@@ -385,7 +385,7 @@ async def keep_seats_taken(world: World) -> None:
         for seat in world.seats:
             if seat.busy or seat.daemon.alive:
                 continue
-            code, said = seat.daemon.popen.returncode, seat.daemon.said()
+            code, said = seat.daemon.popen.returncode, seat.daemon.output_text()
             if code != 3:  # no database at the start: to be started again is right
                 world.faulty_ends.append(f"{seat.daemon.pid} ended by itself with {code}:\n{said[-3000:]}")
             world.note("ended by itself", pid=seat.daemon.pid, code=code)
@@ -394,7 +394,7 @@ async def keep_seats_taken(world: World) -> None:
         return world.healed
 
     async def looked() -> bool:
-        await passing(0.3)
+        await pass_time(0.3)
         return look()
 
     await eventually(looked, within=24 * 3600)
@@ -507,9 +507,9 @@ async def strike(world: World, faults: Sequence[Fault], seconds: float) -> None:
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for fault in faults:
-            await passing(max(0.0, began + fault.at - time.monotonic()))
+            await pass_time(max(0.0, began + fault.at - time.monotonic()))
             group.create_task(STRIKE[fault.kind](world, fault))
-        await passing(max(0.0, began + seconds - time.monotonic()))
+        await pass_time(max(0.0, began + seconds - time.monotonic()))
 
 
 async def run(world: World, *, seconds: float, daemons: int, jobs: int) -> list[str]:
@@ -562,7 +562,7 @@ def noise(daemons: Sequence[DaemonProcess]) -> list[str]:
     """What the daemons wrote that is no log line: tracebacks of ours, warnings of the interpreter."""
     found = []
     for daemon in daemons:
-        lines = [line for line in daemon.noise() if not line.startswith("rota: ")]
+        lines = [line for line in daemon.unexpected_output() if not line.startswith("rota: ")]
         if lines:
             found.append(f"{daemon.pid} wrote:\n" + "\n".join(lines[-60:]))
     return found
@@ -588,7 +588,7 @@ def main() -> int:
     given = options.parse_args()
     say(f"seed {given.seed}")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-chaos-", dir=memory())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-chaos-", dir=memory_folder())))
         folder.chmod(0o755)
         for name in ("template", "witness", "logs"):
             (folder / name).mkdir()

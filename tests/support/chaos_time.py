@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from chaos import noise, passing, say
+from chaos import noise, pass_time, say
 from fake_clock import LIBFAKETIME
-from processes import UP_WITHIN, DaemonProcess, Daemons
-from servers import durable_server, make_durable_template, memory
+from processes import START_TIMEOUT_S, DaemonProcess, Daemons
+from servers import durable_server, make_durable_template, memory_folder
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -153,14 +153,14 @@ class Fleet:
         """End all of them at once: nobody is up for as long as a start takes, and a bit."""
         for daemon in self.seats:
             daemon.kill()
-        await passing(self.dice.uniform(0, 5))
+        await pass_time(self.dice.uniform(0, 5))
         self.seats = [self.launch() for _ in self.seats]
 
     async def halt(self, number: int) -> None:
         """Hold one still, beyond the moment at which the others take its schedules, with whatever it had just decided."""
         halted = self.seats[number]
         halted.send(signal.SIGSTOP)
-        await passing(self.dice.uniform(1, 6))
+        await pass_time(self.dice.uniform(1, 6))
         halted.send(signal.SIGCONT)
 
     async def drain(self, number: int) -> None:
@@ -180,11 +180,13 @@ class Fleet:
             (fault,) = self.dice.choices([self.kill, self.halt, self.drain, self.kill_all], weights=[12, 3, 3, 1])
             self.done[fault.__name__] += 1
             await fault(self.dice.randrange(len(self.seats)))
-            await passing(self.dice.uniform(1, 4))
+            await pass_time(self.dice.uniform(1, 4))
             for number, daemon in enumerate(self.seats):
                 if not daemon.alive:
                     code = daemon.popen.returncode
-                    self.faulty_ends.append(f"{daemon.pid} ended by itself with {code}:\n{daemon.said()[-3000:]}")
+                    self.faulty_ends.append(
+                        f"{daemon.pid} ended by itself with {code}:\n{daemon.output_text()[-3000:]}"
+                    )
                     self.seats[number] = self.launch()
 
 
@@ -195,7 +197,7 @@ async def run(fleet: Fleet, dsn: str, *, daemons: int, schedules: int, seconds: 
         await conn.execute(BIRTHS)
         fleet.seats = [fleet.launch() for _ in range(daemons)]
         for daemon in fleet.seats:
-            await asyncio.to_thread(daemon.wait_for, "node.started", within=UP_WITHIN * 2)
+            await asyncio.to_thread(daemon.wait_for, "node.started", within=START_TIMEOUT_S * 2)
         begins: datetime = (await conn.fetch(SCHEDULES, schedules))[0]["start_at"]
         say(
             f"{schedules * 16} schedules from {begins:%H:%M:%S} on, {daemons} daemons, clocks {'' if LIBFAKETIME else 'not '}skewed"
@@ -275,7 +277,7 @@ def main() -> int:
     given = options.parse_args()
     say(f"seed {given.seed}")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-chaos-", dir=memory())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-chaos-", dir=memory_folder())))
         folder.chmod(0o755)
         for name in ("template", "logs"):
             (folder / name).mkdir()

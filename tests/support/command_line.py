@@ -1,4 +1,4 @@
-"""Commands as users run them: real processes in a folder of their own, with nothing of this shell's settings."""
+"""Run commands as users do: real processes in a folder of their own, without the settings of the calling shell."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class CommandResult:
 
     @property
     def json(self) -> Any:
-        """The output, parsed as JSON."""
+        """Return the output parsed as JSON."""
         return json.loads(self.out)
 
 
 @dataclass(slots=True)
 class Shell:
-    """Runs commands in a folder of their own, as a user at a prompt would."""
+    """Runs commands in its folder, as a user at a prompt does."""
 
     folder: Path
     environ: dict[str, str]
 
     def environment(self) -> dict[str, str]:
-        """What the commands see: nothing of the shell's own settings of rota and PostgreSQL."""
+        """Return the environment of the commands, without this shell's settings of rota and PostgreSQL."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))}
-        # Without the first: a module that a test rewrites within a second would be taken for the old one.
+        # No bytecode: Python would take a module rewritten within the same second for the old one.
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "ROTA_HTTP_PORT": "0", "COLUMNS": "100"}
         return {**kept, **fixed, **self.environ}
 
     async def __call__(self, *arguments: object, **environ: str) -> CommandResult:
-        """Run `rota` with these arguments to its end. A traceback is a failure of every test."""
+        """Run `rota` with these arguments to its end. Fail if it prints a traceback."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rota", *map(str, arguments)),
             stdin=subprocess.DEVNULL,
@@ -63,7 +63,7 @@ class Shell:
 
 @contextmanager
 def running_command(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Run a command during the block; yield its process and a function that returns its output so far."""
+    """Run a command during the block; yield the process and a function that returns the output so far."""
     log = shell.folder / "said"
     with log.open("wb") as file:
         process = subprocess.Popen(

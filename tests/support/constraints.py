@@ -1,4 +1,4 @@
-"""Print a pin for everything that is installed beside rota, as deploy/constraints.txt holds them."""
+"""Print a version pin for each installed dependency of rota, in the format of deploy/constraints.txt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INSTALLERS = {"pip", "rota", "setuptools", "uv", "wheel"}
 
 
 def pins() -> list[str]:
-    """`name==version` lines, by name; no addresses, so that every index serves them."""
+    """Return `name==version` lines sorted by name, without index addresses."""
     found = {(each.metadata["Name"], each.version) for each in distributions()}
     return sorted((f"{name}=={version}" for name, version in found if name.lower() not in INSTALLERS), key=str.lower)
 

@@ -1,4 +1,4 @@
-"""Send the daemon's own statements from a test, with little to say, and look at everything they may have changed."""
+"""Run the daemon's own statements from a test with short calls, and dump every table that they may change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRACE = timedelta(seconds=5)
 
 
 def lanes(handler: str = "h", queue: str = "default", *, group: str | None = None) -> list[Lane]:
-    """All priorities of one handler in one queue, from the beginning of time."""
+    """Return the lanes of all priorities of one handler in one queue, searched from the beginning of time."""
     return [(group or queue, queue, handler, priority, EPOCH) for priority in range(10)]
 
 
@@ -41,7 +41,7 @@ async def claim(
     suspects: int = 0,
     lease: timedelta = LEASE,
 ) -> list[Claim]:
-    """Claim as a dispatcher does; by default the jobs of handler h in the queue default."""
+    """Claim as a dispatcher does, by default the jobs of handler h in the queue default."""
     groups = dict(groups) if groups is not None else {"default": slots}
     claims, *_ = await queries.claim_due_jobs(
         conn,
@@ -58,7 +58,7 @@ async def claim(
 async def extend(
     conn: Connection[Record], *held: tuple[int, int], node: UUID = NODE
 ) -> dict[FenceToken, tuple[bool | None, bool]]:
-    """Beat once: token -> (extended, cancel requested) of what is still the node's."""
+    """Extend the node's leases once; return token -> (extended, cancel requested)."""
     return await queries.extend_leases(conn, node=NodeId(node), claims=_fenced(held), grace=GRACE, patience=10)
 
 
@@ -68,7 +68,7 @@ async def succeed(
     node: UUID = NODE,
     results: Mapping[int, str] = MappingProxyType({}),
 ) -> list[int]:
-    """Settle these as succeeded, with results by token; return the tokens that were written, in order."""
+    """Settle jobs as succeeded, with results by token; return the written tokens in order."""
     said = [(FenceToken(token), result) for token, result in results.items()]
     return sorted(await queries.settle_succeeded(conn, node=NodeId(node), attempts=_fenced(attempts), results=said))
 
@@ -84,7 +84,7 @@ def settlement_row(
     reason: str | None = None,
     error: str | None = "it broke",
 ) -> SettlementRow:
-    """One row of settle_unfinished."""
+    """Return one row of settle_unfinished."""
     if settlement == "bury":
         reason = reason or "exhausted"
     elif settlement == "cancel":
@@ -95,12 +95,12 @@ def settlement_row(
 async def settle(
     conn: Connection[Record], *verdicts: SettlementRow, expired_only: bool = False, alert: str | None = None
 ) -> dict[FenceToken, str]:
-    """Write these down; return token -> what it became."""
+    """Write the settlements; return token -> the resulting settlement."""
     return await queries.settle_unfinished(conn, verdicts, expired_only=expired_only, alert=alert)
 
 
 async def reap(conn: Connection[Record]) -> dict[FenceToken, str]:
-    """Take back what has expired, each for one more try, as a reaper does."""
+    """Reap the expired leases as a reaper does, each with one more retry."""
     found = await queries.find_expired_leases(conn, beyond=0, limit=1000)
     rows = [settlement_row((t.job_id, t.fence_token), node=t.leased_by, outcome="lost") for t in found]
     return await settle(conn, *rows, expired_only=True) if rows else {}
@@ -109,12 +109,15 @@ async def reap(conn: Connection[Record]) -> dict[FenceToken, str]:
 async def examine_unsettled(
     conn: Connection[Record], *attempts: tuple[int, int], node: UUID = NODE
 ) -> dict[FenceToken, str]:
-    """Ask why settlements wrote nothing."""
+    """Return why settlements changed no row."""
     return await queries.examine_unsettled(conn, node=NodeId(node), attempts=_fenced(attempts))
 
 
 async def dump_all_tables(conn: Connection[Record]) -> dict[str, list[str]]:
-    """Every row of every table of rota, with its place and who wrote it: equal pictures, and nothing was written."""
+    """Return every row of every table of rota with its ctid and xmin.
+
+    Two equal dumps prove that nothing was written between them.
+    """
     tables = await conn.fetch(
         """
         select format('%I.%I', n.nspname, c.relname) as name
@@ -131,12 +134,12 @@ async def dump_all_tables(conn: Connection[Record]) -> dict[str, list[str]]:
 
 
 def sql(name: str) -> str:
-    """The text of a statement, for what `rota.db.queries` has no use for."""
+    """Return the text of a statement that `rota.db.queries` does not call."""
     return SQL[name]
 
 
-def literal(value: Any) -> str:
-    """Spell a value as SQL, for statements that take no parameters (EXECUTE)."""
+def sql_literal(value: Any) -> str:
+    """Return a value as an SQL literal, for EXECUTE, which takes no parameters."""
     match value:
         case None:
             return "null"
@@ -147,7 +150,7 @@ def literal(value: Any) -> str:
         case timedelta():
             return f"'{value.total_seconds()} s'"
         case list() | tuple():
-            return literal("{" + ",".join(_element(item) for item in value) + "}")
+            return sql_literal("{" + ",".join(_element(item) for item in value) + "}")
         case _:
             return "'{}'".format(str(value).replace("'", "''"))
 

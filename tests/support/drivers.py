@@ -1,4 +1,4 @@
-"""A connection of every driver that rota takes, each in an open transaction that the test ends."""
+"""Open a connection of every supported driver in a transaction, which the test ends."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ async def with_asyncpg(dsn: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def with_asyncpg_pool(dsn: str) -> AsyncIterator[Any]:
-    """What an asyncpg pool lends, in a transaction."""
+    """A connection of an asyncpg pool in a transaction."""
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool, pool.acquire() as conn, conn.transaction():
         yield conn
 
 
 @asynccontextmanager
 async def with_psycopg(dsn: str) -> AsyncIterator[Any]:
-    """A psycopg AsyncConnection, whose transaction begins by itself, with rows that are no tuples."""
+    """A psycopg AsyncConnection with dict rows. Its transaction opens implicitly."""
     async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as conn:
         yield conn
 
@@ -131,7 +131,7 @@ def with_sqlalchemy_session_sync(dsn: str) -> Iterator[Any]:
 
 @contextmanager
 def with_scoped_session(dsn: str) -> Iterator[Any]:
-    """What Flask-SQLAlchemy hands out."""
+    """A scoped session, as Flask-SQLAlchemy provides."""
     engine = sqlalchemy.create_engine(_url(dsn, "psycopg"))
     session = orm.scoped_session(orm.sessionmaker(engine))
     try:
@@ -145,7 +145,7 @@ def with_scoped_session(dsn: str) -> Iterator[Any]:
 @contextmanager
 def with_django(dsn: str) -> Iterator[Any]:
     """Django's connection in an atomic block."""
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # the tests' own loop is no reason to refuse
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # allow it although the test runs in an event loop
     if not settings.configured:
         settings.configure(DATABASES={}, USE_TZ=True)
         django.setup()

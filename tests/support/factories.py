@@ -1,6 +1,6 @@
-"""Put rows into any state directly, back-dated at will, and say where a job stands.
+"""Insert rows in any state, with any age, and read the state of a job.
 
-Instants are given as offsets from the database's now(): `run_at=timedelta(seconds=-5)` was due five seconds ago.
+Instants are offsets from the database's now(): `run_at=timedelta(seconds=-5)` was due five seconds ago.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 NODE = UUID("00000000-0000-4000-8000-000000000001")
 OTHER_NODE = UUID("00000000-0000-4000-8000-000000000002")
 
-A_WHILE_AGO = timedelta(seconds=-5)
-HALF_A_MINUTE = timedelta(seconds=30)
-AT_ONCE = timedelta(0)
+FIVE_SECONDS_AGO = timedelta(seconds=-5)
+THIRTY_SECONDS = timedelta(seconds=30)
+NO_DELAY = timedelta(0)
 
 
-class Made(NamedTuple):
-    """What identifies a job, and the claim that was made up for it."""
+class NewJob(NamedTuple):
+    """The id of an inserted job, and its fence token if it has been claimed."""
 
     job_id: int
     fence_token: int | None
 
 
-class Claimed(NamedTuple):
-    """The same of a running job, which always has a token."""
+class RunningJob(NamedTuple):
+    """The id and fence token of an inserted running job."""
 
     job_id: int
     fence_token: int
@@ -44,35 +44,36 @@ async def make_job(
     *,
     state: Literal["scheduled", "running"] = "scheduled",
     handler: str = "h",
-    run_at: timedelta = A_WHILE_AGO,
+    run_at: timedelta = FIVE_SECONDS_AGO,
     attempt: int = 0,
     **columns: Any,
-) -> Made:
-    """Insert a job; with attempts, one that has been claimed before and waits for its retry.
+) -> NewJob:
+    """Insert a job.
 
-    `columns` are those of rota.jobs. What a claim writes is filled in for a running job: see `make_running_job`.
+    With `attempt`, it has been claimed before and waits for its retry. `columns` are those of rota.jobs. For a running
+    job, `make_running_job` fills in what a claim writes.
     """
     if state == "running":
-        return Made(*await make_running_job(conn, handler=handler, run_at=run_at, attempt=attempt or 1, **columns))
-    (made,) = await make_jobs(conn, 1, handler=handler, run_at=run_at, attempt=attempt, **columns)
-    return made
+        return NewJob(*await make_running_job(conn, handler=handler, run_at=run_at, attempt=attempt or 1, **columns))
+    (new_job,) = await make_jobs(conn, 1, handler=handler, run_at=run_at, attempt=attempt, **columns)
+    return new_job
 
 
 async def make_running_job(
     conn: Connection[Record],
     *,
     handler: str = "h",
-    run_at: timedelta = A_WHILE_AGO,
-    lease: timedelta = HALF_A_MINUTE,
+    run_at: timedelta = FIVE_SECONDS_AGO,
+    lease: timedelta = THIRTY_SECONDS,
     node: UUID = NODE,
     attempt: int = 1,
     **columns: Any,
-) -> Claimed:
-    """Insert a job as if `node` had claimed it. `lease` is what is left of it: negative, it has expired."""
-    (made,) = await make_running_jobs(
+) -> RunningJob:
+    """Insert a job as if `node` had claimed it. `lease` is the remaining time, negative if the lease has expired."""
+    (new_job,) = await make_running_jobs(
         conn, 1, handler=handler, run_at=run_at, lease=lease, node=node, attempt=attempt, **columns
     )
-    return made
+    return new_job
 
 
 async def make_jobs(
@@ -80,12 +81,12 @@ async def make_jobs(
     count: int,
     *,
     handler: str = "h",
-    run_at: timedelta = A_WHILE_AGO,
-    step: timedelta = AT_ONCE,
+    run_at: timedelta = FIVE_SECONDS_AGO,
+    step: timedelta = NO_DELAY,
     attempt: int = 0,
     **columns: Any,
-) -> list[Made]:
-    """Insert many jobs alike, each due `step` later than the one before."""
+) -> list[NewJob]:
+    """Insert many equal jobs, each due `step` later than the one before."""
     if attempt:
         columns.setdefault("max_attempts", 20)
     rows = await _insert_jobs(
@@ -96,7 +97,7 @@ async def make_jobs(
         step=step,
         token=attempt > 0,
     )
-    return [Made(row["job_id"], row["fence_token"]) for row in rows]
+    return [NewJob(row["job_id"], row["fence_token"]) for row in rows]
 
 
 async def make_running_jobs(
@@ -104,12 +105,12 @@ async def make_running_jobs(
     count: int,
     *,
     handler: str = "h",
-    run_at: timedelta = A_WHILE_AGO,
-    lease: timedelta = HALF_A_MINUTE,
+    run_at: timedelta = FIVE_SECONDS_AGO,
+    lease: timedelta = THIRTY_SECONDS,
     node: UUID = NODE,
     attempt: int = 1,
     **columns: Any,
-) -> list[Claimed]:
+) -> list[RunningJob]:
     """Insert many jobs as if `node` had claimed them."""
     values = {
         "handler": handler,
@@ -123,9 +124,9 @@ async def make_running_jobs(
         "lease": timedelta(seconds=30),
         **columns,
     }
-    instants = {"run_at": run_at, "lease_expires_at": lease, "started_at": lease - HALF_A_MINUTE}
-    rows = await _insert_jobs(conn, count, values, instants, step=AT_ONCE, token=True)
-    return [Claimed(row["job_id"], row["fence_token"]) for row in rows]
+    instants = {"run_at": run_at, "lease_expires_at": lease, "started_at": lease - THIRTY_SECONDS}
+    rows = await _insert_jobs(conn, count, values, instants, step=NO_DELAY, token=True)
+    return [RunningJob(row["job_id"], row["fence_token"]) for row in rows]
 
 
 async def make_dead_letter(
@@ -134,10 +135,10 @@ async def make_dead_letter(
     handler: str = "h",
     reason: str = "exhausted",
     delivery: str = "at_least_once",
-    finished_at: timedelta = AT_ONCE,
+    finished_at: timedelta = NO_DELAY,
     **columns: Any,
 ) -> int:
-    """Bury a job that had run, and which carries every column that a redrive has to keep; return its job_id."""
+    """Insert a dead letter with a value in every column that a redrive keeps; return its job_id."""
     (job_id,) = await make_dead_letters(
         conn, 1, handler=handler, reason=reason, delivery=delivery, finished_at=finished_at, **columns
     )
@@ -149,11 +150,11 @@ async def make_dead_letters(
     count: int,
     *,
     handler: str = "h",
-    finished_at: timedelta = AT_ONCE,
-    step: timedelta = AT_ONCE,
+    finished_at: timedelta = NO_DELAY,
+    step: timedelta = NO_DELAY,
     **columns: Any,
 ) -> list[int]:
-    """Bury many jobs alike, each `step` later than the one before; return their job_ids."""
+    """Insert many equal dead letters, each `step` later than the one before; return their job_ids."""
     values: dict[str, Any] = {
         "handler": handler,
         "queue": "default",
@@ -184,10 +185,10 @@ async def make_dead_letters(
         "run_at": timedelta(days=-30),
         "scheduled_for": timedelta(days=-30),
         "created_at": timedelta(days=-31),
-        "started_at": finished_at - HALF_A_MINUTE,
+        "started_at": finished_at - THIRTY_SECONDS,
         "finished_at": finished_at,
     }
-    columns_sql, values_sql, arguments = _spelled(values, instants, step=step)
+    columns_sql, values_sql, arguments = _columns_and_values(values, instants, step=step)
     rows = await conn.fetch(
         f"""
         insert into rota.dead_letters (job_id, fence_token, {columns_sql})
@@ -205,13 +206,13 @@ async def make_ledger_row(
     conn: Connection[Record],
     *,
     outcome: str = "succeeded",
-    finished_at: timedelta = AT_ONCE,
+    finished_at: timedelta = NO_DELAY,
     handler: str = "h",
     **columns: Any,
-) -> Claimed:
-    """Write the ledger's row of a job that has ended."""
-    (made,) = await make_ledger_rows(conn, 1, outcome=outcome, finished_at=finished_at, handler=handler, **columns)
-    return made
+) -> RunningJob:
+    """Insert the ledger row of a job that has ended."""
+    (new_job,) = await make_ledger_rows(conn, 1, outcome=outcome, finished_at=finished_at, handler=handler, **columns)
+    return new_job
 
 
 async def make_ledger_rows(
@@ -219,14 +220,14 @@ async def make_ledger_rows(
     count: int,
     *,
     outcome: str = "succeeded",
-    finished_at: timedelta = AT_ONCE,
+    finished_at: timedelta = NO_DELAY,
     handler: str = "h",
     **columns: Any,
-) -> list[Claimed]:
-    """Write many of them alike."""
+) -> list[RunningJob]:
+    """Insert many equal ledger rows."""
     values = {"handler": handler, "queue": "default", "outcome": outcome, "attempts": 1, "node": NODE, **columns}
-    instants = {"scheduled_for": finished_at - HALF_A_MINUTE, "started_at": finished_at, "finished_at": finished_at}
-    columns_sql, values_sql, arguments = _spelled(values, instants, step=AT_ONCE)
+    instants = {"scheduled_for": finished_at - THIRTY_SECONDS, "started_at": finished_at, "finished_at": finished_at}
+    columns_sql, values_sql, arguments = _columns_and_values(values, instants, step=NO_DELAY)
     rows = await conn.fetch(
         f"""
         insert into rota.job_runs (job_id, fence_token, {columns_sql})
@@ -237,13 +238,13 @@ async def make_ledger_rows(
         count,
         *arguments,
     )
-    return [Claimed(row["job_id"], row["fence_token"]) for row in rows]
+    return [RunningJob(row["job_id"], row["fence_token"]) for row in rows]
 
 
 async def make_attempts(
-    conn: Connection[Record], count: int, *, job_id: int = 1, finished_at: timedelta = AT_ONCE, outcome: str = "failed"
+    conn: Connection[Record], count: int, *, job_id: int = 1, finished_at: timedelta = NO_DELAY, outcome: str = "failed"
 ) -> None:
-    """Write down attempts of one job that did not succeed."""
+    """Insert failed attempts of one job."""
     await conn.execute(
         """
         insert into rota.attempts (job_id, fence_token, attempt, node, started_at, finished_at, outcome)
@@ -259,31 +260,31 @@ async def make_attempts(
 
 
 async def make_handler(conn: Connection[Record], handler: str = "h", **columns: Any) -> None:
-    """Register a handler, as a daemon does at its start: without it, its jobs are nobody's to claim."""
+    """Register a handler, as a daemon does at its start. Only jobs of registered handlers can be claimed."""
     values = {"handler": handler, **columns}
-    columns_sql, values_sql, arguments = _spelled(values, {"seen_at": AT_ONCE}, step=AT_ONCE, first=1)
+    columns_sql, values_sql, arguments = _columns_and_values(values, {"seen_at": NO_DELAY}, step=NO_DELAY, first=1)
     await conn.execute(
         f"insert into rota.handlers ({columns_sql}) select {values_sql} on conflict do nothing",
         *arguments,
     )
 
 
-async def ask_to_cancel(conn: Connection[Record], job_id: int, *, by: str = "someone") -> None:
-    """Leave a request as rota.cancel() does for a job that runs."""
+async def request_cancellation(conn: Connection[Record], job_id: int, *, by: str = "someone") -> None:
+    """Store a request as rota.cancel() does for a running job."""
     await conn.execute(
         "insert into rota.cancel_requests (job_id, requested_by, reason) values ($1, $2, 'moot')", job_id, by
     )
 
 
 async def state_of(conn: Connection[Record], job_id: int) -> str | None:
-    """Say where a job stands, as people see it."""
+    """Return the job's state as in rota.job_status; None if the job is unknown."""
     states = await conn.fetch("select state from rota.job_status where job_id = $1", job_id)
     assert len(states) <= 1, f"job {job_id} is in {len(states)} places"
     return str(states[0]["state"]) if states else None
 
 
-async def held_up(conn: Connection[Record], *, watched_by: Connection[Record]) -> None:
-    """Return once that connection waits for a lock."""
+async def wait_until_blocked(conn: Connection[Record], *, watched_by: Connection[Record]) -> None:
+    """Wait until the connection's statement waits for a lock."""
     pid = conn.get_server_pid()
 
     async def waits() -> bool:
@@ -301,7 +302,7 @@ async def _insert_jobs(
     step: timedelta,
     token: bool,
 ) -> list[Record]:
-    columns_sql, values_sql, arguments = _spelled(values, instants, step=step)
+    columns_sql, values_sql, arguments = _columns_and_values(values, instants, step=step)
     issued = "nextval('rota.fence_tokens')" if token else "null"
     return await conn.fetch(
         f"""
@@ -328,22 +329,22 @@ INSTANTS = {
 INTERVALS = {"backoff_base", "backoff_cap", "retry_for", "timeout", "lease"}
 
 
-def _spelled(
+def _columns_and_values(
     values: Mapping[str, Any], instants: Mapping[str, timedelta], *, step: timedelta, first: int = 2
 ) -> tuple[str, str, list[Any]]:
-    """Columns, and what to insert into them: NULLs and numbers are the driver's affair, offsets become instants."""
-    names, spellings, arguments = [], [], []
+    """Return the column list, the SQL expressions and their arguments. Offsets become instants; NULLs are left out."""
+    names, expressions, arguments = [], [], []
     given = {name: value for name, value in {**instants, **values}.items() if value is not None}
     for number, (name, value) in enumerate(given.items(), first):
         names.append(name)
         arguments.append(value)
         if name in INSTANTS:
-            spellings.append(f"now() + ${number}::interval")
+            expressions.append(f"now() + ${number}::interval")
             if step and name in {"run_at", "finished_at"}:
-                spellings[-1] += f" + n * interval '{step // timedelta(microseconds=1)} us'"
+                expressions[-1] += f" + n * interval '{step // timedelta(microseconds=1)} us'"
         else:
-            spellings.append(f"${number}::interval" if name in INTERVALS else f"${number}::{_type_of(name, value)}")
-    return ", ".join(names), ", ".join(spellings), arguments
+            expressions.append(f"${number}::interval" if name in INTERVALS else f"${number}::{_type_of(name, value)}")
+    return ", ".join(names), ", ".join(expressions), arguments
 
 
 def _type_of(name: str, value: Any) -> str:
@@ -359,8 +360,11 @@ def _type_of(name: str, value: Any) -> str:
 
 
 @asynccontextmanager
-async def no_checks(conn: Connection[Record], *tables: str) -> AsyncIterator[None]:
-    """Drop the CHECK constraints of tables, and add them again at the end as they are after pg_restore: not validated."""
+async def without_check_constraints(conn: Connection[Record], *tables: str) -> AsyncIterator[None]:
+    """Drop the CHECK constraints of the tables for the block.
+
+    At the end add them again as NOT VALID, as pg_restore does.
+    """
     checks = await conn.fetch(
         "select conrelid::regclass::text as relation, conname, pg_get_constraintdef(oid) as definition from pg_constraint "
         "where contype = 'c' and conrelid = any ($1::text[]::regclass[])",

@@ -1,4 +1,4 @@
-"""Run processes with a wrong clock, by libfaketime, where it is installed."""
+"""Run processes with a wrong clock by libfaketime, if it is installed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ LIBFAKETIME = next(
     (found for place in _PLACES if (found := Path(place) / "libfaketimeMT.so.1").exists()),
     None,
 )
-"""Path of the library to preload; None if it is not installed."""
+"""Path of the library for LD_PRELOAD; None if it is not installed."""
 
 
 def clock_environment(clock: Path) -> dict[str, str]:
-    """Return the environment that shifts a process's clock by the offset in the file: `-40m`, `+400`."""
+    """Return the environment that shifts a process's clock by the offset in the file, such as `-40m` or `+400`."""
     return {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
 
 
 @contextmanager
 def server_with_fake_clock(server: DurableServer) -> Iterator[tuple[str, Path]]:
-    """Stop the server and start it in the past: yield how to connect to its migrated database, and the file of its clock.
+    """Restart the server with a clock forty minutes behind.
 
-    It is forty minutes behind until `+0` is written there.
+    Yield a function that connects to its migrated database, and the clock file; writing `+0` to it corrects the clock.
     """
     server.stop()
     data = server.postgres.data
@@ -61,11 +61,11 @@ def server_with_fake_clock(server: DurableServer) -> Iterator[tuple[str, Path]]:
         )
     try:
 
-        def takes_connections() -> bool:
+        def accepts_connections() -> bool:
             assert process.poll() is None, log.read_text()
             return "ready to accept connections" in log.read_text()
 
-        until(takes_connections, within=30, what="the skewed server")
+        until(accepts_connections, within=30, what="the skewed server")
         yield f"postgresql://postgres@/rota?host={data}&port=5432", clock
     finally:
         process.terminate()

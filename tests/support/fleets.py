@@ -51,13 +51,13 @@ class Fleet:
         except CONNECTION_ERRORS:
             pass
 
-        async def reached() -> Connection[Record] | None:
+        async def connect() -> Connection[Record] | None:
             try:
                 return await asyncpg.connect(self.dsn, server_settings={"application_name": "test"})
             except CONNECTION_ERRORS:
                 return None
 
-        self._conn = conn = await eventually(reached, what="a server that takes connections")
+        self._conn = conn = await eventually(connect, what="a server that takes connections")
         return conn
 
     async def execute(self, sql: str, *arguments: Any) -> str:
@@ -97,28 +97,28 @@ class Fleet:
     async def wait_for_execution(self, job_id: int, times: int = 1, *, within: float = 20.0) -> list[Record]:
         """Wait until the job was started that many times, and return its executions."""
 
-        async def begun() -> list[Record] | None:
+        async def list_executions() -> list[Record] | None:
             found = await self.executions(job_id)
             return found if len(found) >= times else None
 
-        return await eventually(begun, within=within, what=f"execution {times} of job {job_id}")
+        return await eventually(list_executions, within=within, what=f"execution {times} of job {job_id}")
 
     async def wait_for_state(self, job_id: int, state: str, *, within: float = 20.0) -> None:
         """Wait until the job is in that state."""
 
-        async def there() -> bool:
+        async def has_state() -> bool:
             return await self.state(job_id) == state
 
         try:
-            await eventually(there, within=within, what=f"job {job_id} {state}")
+            await eventually(has_state, within=within, what=f"job {job_id} {state}")
         except AssertionError as error:
-            said = "".join(daemon.said()[-2000:] for daemon in self.daemons.started)
-            raise AssertionError(f"{error}; it is {await self.state(job_id)}\n{said}") from None
+            output = "".join(daemon.output_text()[-2000:] for daemon in self.daemons.started)
+            raise AssertionError(f"{error}; it is {await self.state(job_id)}\n{output}") from None
 
     async def wait_until_empty(self, *, within: float = 30.0) -> None:
         """Wait until there are no live jobs."""
 
-        async def empty() -> bool:
+        async def is_empty() -> bool:
             return not await self.value("select exists (select from rota.jobs)")
 
-        await eventually(empty, within=within, what="the end of all jobs")
+        await eventually(is_empty, within=within, what="the end of all jobs")

@@ -33,9 +33,9 @@ from command_line import Shell
 from fuzz_hostility import EVIL, EXPECTED, SETTINGS, Clients, Sessions, bad_web_server
 from fuzz_rows import CANARY, Rows, Statement
 from network_faults import free_port
-from processes import UP_WITHIN, DaemonProcess, Daemons
+from processes import START_TIMEOUT_S, DaemonProcess, Daemons
 from role_logins import module_role_database
-from servers import some_server
+from servers import start_test_server
 from waiting import eventually, pace
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ class Fuzz:
         while not self.over:
             for number, seat in enumerate(self.seats):
                 if not seat.alive:
-                    tail = seat.said()[-3000:]
+                    tail = seat.output_text()[-3000:]
                     named = [self.accepted.get(int(job)) for job in re.findall(r'job(?:_id)?"?\W{1,2}(\d+)', tail)]
                     shown = [each for each in named if each] or list(self.recent)
                     self.failures.add(f"a daemon ended with {seat.popen.returncode}", f"{tail}\nrows: {shown[:12]}")
@@ -422,7 +422,12 @@ class Fuzz:
                 self.failures.add(f"a stranger's function ran in a session of {row['session']}", str(dict(row)))
         for daemon in self.seats:
             await asyncio.to_thread(self._judge_end, daemon)
-        noises = [line for daemon in self.daemons.started for line in daemon.noise() if not line.startswith("rota: ")]
+        noises = [
+            line
+            for daemon in self.daemons.started
+            for line in daemon.unexpected_output()
+            if not line.startswith("rota: ")
+        ]
         if noises:
             self.failures.add("daemons wrote lines that are no log events", "\n".join(noises[:40]))
 
@@ -433,7 +438,7 @@ class Fuzz:
             self.failures.add("a daemon did not stop", str(error)[-2000:])
             return
         if code != 0 and not daemon.events("handler.abandoned"):
-            self.failures.add(f"a daemon stopped with {code}", daemon.said()[-2000:])
+            self.failures.add(f"a daemon stopped with {code}", daemon.output_text()[-2000:])
 
     async def _judge_accepted(self, conn: Connection[Record]) -> None:
         lost = await conn.fetch(LOST, [*self.accepted])
@@ -545,7 +550,7 @@ async def run(fuzz: Fuzz, *, daemons: int) -> None:
     fuzz.ports = [free_port() for _ in range(daemons)]
     fuzz.seats = [fuzz.launch(port) for port in fuzz.ports]
     for seat in fuzz.seats:
-        await asyncio.to_thread(seat.wait_for, "node.started", within=UP_WITHIN)
+        await asyncio.to_thread(seat.wait_for, "node.started", within=START_TIMEOUT_S)
     length = fuzz.ends_at
     fuzz.ends_at = time.monotonic() + length
     scraping = threading.Thread(target=fuzz.scrape_on)
@@ -584,7 +589,7 @@ def main() -> int:
     )  # it warns of each write to a connection that the other end closed
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-fuzz-")))
-        server = stack.enter_context(some_server())
+        server = stack.enter_context(start_test_server())
         role_database = stack.enter_context(module_role_database(server, "fuzz"))
         runner = stack.enter_context(asyncio.Runner(loop_factory=asyncio.new_event_loop))
         runner.run(prepare(role_database, unbounded=given.unbounded))

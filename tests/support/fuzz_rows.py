@@ -340,14 +340,14 @@ class Statement(NamedTuple):
     """There is nothing wrong with it: it must be accepted."""
 
     def __str__(self) -> str:
-        def literal(match: re.Match[str]) -> str:
+        def sql_literal(match: re.Match[str]) -> str:
             value = self.arguments[int(match[1]) - 1]
             if value is None:
                 return "NULL"
             shown = value if len(value) <= 160 else f"{value[:80]}…({len(value)} characters)"
             return "'" + shown.encode("unicode_escape").decode().replace("'", "''") + "'"
 
-        return re.sub(r"\$(\d+)::text", literal, self.sql)
+        return re.sub(r"\$(\d+)::text", sql_literal, self.sql)
 
 
 @dataclass(slots=True)

@@ -64,11 +64,11 @@ class Node:
             what=f"the event {name} {fields}",
         )
         found = self.events_named(name, **fields)
-        assert len(found) >= times, f"the daemon ended ({self.crash!r}) before it told {name} {fields}"
+        assert len(found) >= times, f"the daemon ended ({self.crash!r}) before it logged {name} {fields}"
         return found[-1]
 
     async def wait_for_turns(self, service: str, times: int = 2) -> None:
-        """Wait until a service has ended that many more turns. The first may be running already."""
+        """Wait until the service has ended that many more turns. The first of them may already be running."""
         await self.wait_for_event(
             "service.ran", service=service, times=len(self.events_named("service.ran", service=service)) + times
         )
@@ -78,7 +78,7 @@ class Node:
         return self.daemon.telemetry.registry.get_sample_value(name, labels) or 0.0
 
     def stop(self) -> None:
-        """Send a stop order: the first one drains, the second one interrupts jobs."""
+        """Request a stop: the first request drains, the second one interrupts jobs."""
         self.daemon.shutdown.request_next()
 
     async def wait_until_stopped(self, within: float = 10.0) -> None:
@@ -157,7 +157,7 @@ def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:
 
 
 async def insert_job(conn: Connection[Record], handler: str, payload: str = "{}", /, **columns: Any) -> int:
-    """Insert a job as a client does; a column's value is SQL where it is a str. Return its job_id."""
+    """Insert a job as a client does; a str value is SQL. Return its job_id."""
     names = ["handler", "payload", *columns]
     values = [
         "$1",

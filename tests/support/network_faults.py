@@ -1,4 +1,4 @@
-"""A TCP proxy to a server's Unix socket that can freeze, delay and refuse connections, and a network namespace to cut off."""
+"""A TCP proxy that can freeze, delay and refuse connections to a server, and a network namespace that can be cut off."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NAME = re.compile(rb"application_name\x00([^\x00]*)\x00")
 
 
 class FaultyProxy:
-    """Forwards connections from a TCP address to the Unix socket that `dsn` names, on a thread of its own.
+    """Forwards a TCP address to the Unix socket in `dsn`, on a thread of its own.
 
-    What is frozen is neither forwarded nor closed: to both ends it looks as if packets were dropped. Connections are
-    told apart by their application_name.
+    Frozen connections are neither forwarded nor closed, as if packets were dropped. Connections are distinguished by
+    their application_name.
     """
 
     def __init__(self, dsn: str, *, host: str = "127.0.0.1") -> None:
@@ -37,10 +37,10 @@ class FaultyProxy:
         self._host = host
         self._port = 0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._turn, name="link")
+        self._thread = threading.Thread(target=self._run_loop, name="link")
         self._listening: socket.socket | None = None
-        self._frozen: Callable[[str], bool] = _nobody
-        self._slowed: tuple[Callable[[str], bool], float] = (_nobody, 0.0)
+        self._frozen: Callable[[str], bool] = _matches_nothing
+        self._slowed: tuple[Callable[[str], bool], float] = (_matches_nothing, 0.0)
         self._refusal: bytes | None = None
         self._moved = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -48,7 +48,7 @@ class FaultyProxy:
 
     @property
     def dsn(self) -> str:
-        """The DSN that connects through the proxy."""
+        """Return the DSN that connects through the proxy."""
         return f"postgresql://postgres@{self._host}:{self._port}/{self._database}"
 
     def __enter__(self) -> Self:
@@ -57,53 +57,53 @@ class FaultyProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._do(self._close())
+        self._run_on_loop(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
     def listen(self) -> None:
-        """Accept connections; after refuse(), on the same port."""
-        self._do(self._listen())
+        """Accept connections, after refuse() on the same port."""
+        self._run_on_loop(self._listen())
 
     def refuse(self) -> None:
         """Abort all connections and close the port, so that the kernel refuses new ones."""
-        self._do(self._close())
+        self._run_on_loop(self._close())
 
     def answer(self, sqlstate: str, message: str) -> None:
-        """Abort all connections, and answer new ones with this error."""
+        """Abort all connections and answer new ones with this error."""
         fields = b"SFATAL\0VFATAL\0C" + sqlstate.encode() + b"\0M" + message.encode() + b"\0\0"
-        self._do(self._close())
+        self._run_on_loop(self._close())
         self._refusal = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
         self.listen()
 
     def heal(self) -> None:
         """Forward all connections again, without delay."""
         self._refusal = None
-        self._slowed = (_nobody, 0.0)
-        self.freeze(_nobody)
+        self._slowed = (_matches_nothing, 0.0)
+        self.freeze(_matches_nothing)
         self.listen()
 
     def freeze(self, which: Callable[[str], bool]) -> None:
-        """Hold back whatever is sent on the connections whose name fits, in both directions, old ones and new ones."""
+        """Stop forwarding in both directions on old and new connections whose name matches."""
         self._frozen = which
         self._loop.call_soon_threadsafe(self._moved.set)
 
     def slow(self, which: Callable[[str], bool], seconds: float) -> None:
-        """Delay the server's answers on those connections."""
+        """Delay the server's answers on connections whose name matches."""
         self._slowed = (which, seconds)
 
-    def _do(self, work: object) -> None:
+    def _run_on_loop(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]  # a coroutine of ours
 
-    def _turn(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.wait(tasks))
-        self._loop.run_until_complete(asyncio.sleep(0))  # what they closed is closed a turn later
+        self._loop.run_until_complete(asyncio.sleep(0))  # transports close in the next turn of the loop
 
     async def _listen(self) -> None:
         if self._listening is None:
@@ -123,7 +123,7 @@ class FaultyProxy:
             serving.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
-        # By hand: asyncio's servers leave open what they have accepted in the very turn in which they are closed.
+        # asyncio's server leaves a connection open that it accepts in the turn in which it is closed.
         with suppress(BlockingIOError):
             connected, _ = listening.accept()
             serving = self._loop.create_task(self._serve(connected))
@@ -174,7 +174,7 @@ class FaultyProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusal: bytes) -> None:
-    """Play the first turns of the protocol: no encryption, then the error."""
+    """Answer the request for encryption with no, then send the error."""
     length = int.from_bytes(await reader.readexactly(4), "big")
     words = await reader.readexactly(length - 4)
     if length == 8 and int.from_bytes(words, "big") == 80877103:
@@ -185,22 +185,22 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
     await writer.drain()
 
 
-def _nobody(_: str) -> bool:
+def _matches_nothing(_: str) -> bool:
     return False
 
 
 def is_listener(name: str) -> bool:
-    """Fit the connections on which daemons listen."""
+    """Match the connections on which daemons listen."""
     return name.endswith("listener")
 
 
 def is_heartbeat(name: str) -> bool:
-    """Fit the connections on which daemons extend leases."""
+    """Match the connections on which daemons extend leases."""
     return name.endswith("heartbeat")
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and which the kernel gives to nobody who asks for any: tests beside this one do."""
+    """Return an unused port that the kernel gives to no other process that asks for any port."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.sample(range(lowest // 2, lowest), 100):
         with socket.socket() as probe, suppress(OSError):
@@ -211,27 +211,27 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedNetwork:
-    """A network namespace joined to ours by one cable."""
+    """A network namespace connected to the main one by one virtual cable."""
 
     name: str
     cable: str
     address: str
-    """Ours, as it is reached from inside."""
+    """Address of the main namespace, as seen from inside."""
 
     @property
-    def inside(self) -> tuple[str, ...]:
-        """The words that run a command in there."""
+    def command_prefix(self) -> tuple[str, ...]:
+        """Return the words that run a command inside the namespace."""
         return ("ip", "netns", "exec", self.name)
 
-    def black_hole(self) -> str:
-        """Return an address that swallows what is sent to it from inside: it is neither refused nor unreachable."""
+    def unreachable_address(self) -> str:
+        """Return an address whose packets are dropped silently."""
         card = self.cable[:-1] + "b"
         _ip("-n", self.name, "route", "add", "203.0.113.0/24", "dev", card)
         _ip("-n", self.name, "neigh", "add", "203.0.113.1", "lladdr", "02:00:00:00:00:99", "dev", card)
         return "203.0.113.1"
 
     def add_host(self) -> str:
-        """Return a second address of ours, which go_dark() can cut off alone."""
+        """Return a second address of the main namespace, which go_dark() can cut off alone."""
         _ip("addr", "add", "203.0.113.2/32", "dev", self.cable)
         _ip("-n", self.name, "route", "add", "203.0.113.2/32", "dev", self.cable[:-1] + "b")
         return "203.0.113.2"
@@ -252,7 +252,7 @@ class IsolatedNetwork:
 
 
 def reason_namespaces_unavailable() -> str | None:
-    """Say why no namespace can be made here; None where one can."""
+    """Return why no namespace can be created here; None if one can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -267,7 +267,7 @@ def reason_namespaces_unavailable() -> str | None:
 
 @contextmanager
 def isolated_network() -> Iterator[IsolatedNetwork]:
-    """Make one, with the addresses of a documentation network, and remove it."""
+    """Create a network namespace with documentation addresses for the block."""
     number = os.getpid() % 60
     name, ours, theirs = f"rota-{os.getpid()}", f"rota{os.getpid() % 100000}a", f"rota{os.getpid() % 100000}b"
     here, there = f"198.51.100.{number * 4 + 1}", f"198.51.100.{number * 4 + 2}"

@@ -1,4 +1,4 @@
-"""The documentation as tests read it: pages, their code blocks, their tables."""
+"""Read the documentation: pages, code blocks and tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
 
 
 def blocks(text: str, heading: str | None = None, language: str | None = None) -> list[Block]:
-    """Return the code blocks of a page in order: those below `heading`, in `language`, or all."""
+    """Return the code blocks of a page in order, optionally only those below `heading` or in `language`."""
     found, current = [], ""
     for part in re.finditer(
         r"^#+ (?P<heading>[^\n]*)$|^```(?P<language>\w*)\n(?P<text>.*?)^```$", text, re.MULTILINE | re.DOTALL
@@ -41,7 +41,7 @@ def blocks(text: str, heading: str | None = None, language: str | None = None) -
 
 
 def table(text: str, first_column: str) -> list[list[str]]:
-    """Return the rows of the table whose first column has that name, cell by cell."""
+    """Return the rows of the table whose first column has that name."""
     start = text.index(f"| {first_column} |")
     lines = text[start:].split("\n\n", maxsplit=1)[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

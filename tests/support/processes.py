@@ -1,4 +1,4 @@
-"""Daemons as users run them: processes of their own, known by their pid, what they log and what they answer."""
+"""Daemons as real processes: start, signal and stop them, and read their logs, pages and metrics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent
 
 SOURCE = Path(rota.__file__).resolve().parent.parent
-"""Where this process has rota from: the daemons must have the same, also in a second work tree."""
+"""The folder from which this process imports rota. The daemons import it from there too."""
 
-QUICK = {
+SHORT_SETTINGS = {
     "ROTA_LEASE": "3s",
     "ROTA_LEASE_REAP_INTERVAL": "500ms",
     "ROTA_POLL_INTERVAL": "200ms",
@@ -37,39 +37,39 @@ QUICK = {
     "ROTA_LOG_FORMAT": "json",
     "ROTA_LOG_LEVEL": "info",
 }
-"""Settings under which what takes minutes in production takes seconds."""
+"""Settings that shorten minutes in production to seconds."""
 
-UP_WITHIN = 30.0
-"""Seconds in which a process must be up, on a machine that does other things, too."""
+START_TIMEOUT_S = 30.0
+"""Seconds within which a process must be ready, even on a loaded machine."""
 
 
 @dataclass(slots=True)
 class DaemonProcess:
-    """One daemon. Whatever it writes goes to a file, so that nothing is lost when it is killed."""
+    """One daemon. All its output goes to a file, which remains after the daemon is killed."""
 
     popen: subprocess.Popen[bytes]
     log: Path
     _read: int = 0
     _events: list[dict[str, Any]] = field(default_factory=list)
-    _noise: list[str] = field(default_factory=list)
+    _unexpected_output: list[str] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return self.popen.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is stopped; a zombie doesn't."""
+        """Return whether the process runs or is stopped by SIGSTOP; a zombie does not count."""
         return self.popen.poll() is None
 
-    def said(self) -> str:
-        """Everything it has written, as it wrote it."""
+    def output_text(self) -> str:
+        """Return all output."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def events(self, name: str | None = None, /, **fields: Any) -> list[dict[str, Any]]:
-        """What it has logged so far: all of it, or the events of that name with those fields."""
-        self._read_on()
+        """Return the log events so far, optionally those with this name and these fields."""
+        self._read_new_output()
         return [
             event
             for event in self._events
@@ -77,33 +77,35 @@ class DaemonProcess:
             and all(event.get(key) == value for key, value in fields.items())
         ]
 
-    def noise(self) -> list[str]:
-        """What it has written that is no log line of rota's: tracebacks, warnings, prints."""
-        self._read_on()
-        return list(self._noise)
+    def unexpected_output(self) -> list[str]:
+        """Return the output lines that are not log events: tracebacks, warnings, prints."""
+        self._read_new_output()
+        return list(self._unexpected_output)
 
     def wait_for(self, name: str, /, *, within: float = 15.0, **fields: Any) -> dict[str, Any]:
-        """Return the first such event once it has been logged; fail at once when the process has ended without it."""
+        """Return the first such event as soon as it is logged. Fail at once if the process ends without it."""
 
-        def seen() -> dict[str, Any] | None:
-            ended = not self.alive  # before reading: its last words count
+        def first_event() -> dict[str, Any] | None:
+            ended = not self.alive  # read after this check, so that the last events count
             if found := self.events(name, **fields):
                 return found[0]
-            assert not ended, f"the daemon has ended with {self.popen.returncode} before {name}:\n{self.said()[-4000:]}"
+            assert not ended, (
+                f"the daemon has ended with {self.popen.returncode} before {name}:\n{self.output_text()[-4000:]}"
+            )
             return None
 
         try:
-            return until(seen, within=within, what=f"{name} {fields or ''}")
+            return until(first_event, within=within, what=f"{name} {fields or ''}")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.said()[-4000:]}") from None
+            raise AssertionError(f"{error}\n{self.output_text()[-4000:]}") from None
 
     @property
     def url(self) -> str:
-        """Where it serves its pages."""
-        return str(self.wait_for("node.started", within=UP_WITHIN)["http"])
+        """Return the base URL of the daemon's pages."""
+        return str(self.wait_for("node.started", within=START_TIMEOUT_S)["http"])
 
     def get(self, page: str, *, method: str = "GET") -> tuple[int, str]:
-        """Ask it for a page; return the status and the body."""
+        """Request a page of the daemon; return status and body."""
         request = urllib.request.Request(f"{self.url}/{page}", method=method)
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:
@@ -113,45 +115,47 @@ class DaemonProcess:
                 return refused.code, refused.read().decode()
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's values over its labels; 0 where it has none yet."""
+        """Return the sum of a metric over its labels; 0 if the metric is missing."""
         lines = self.get("metrics")[1].splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def rss(self) -> int:
-        """Bytes of memory that it has resident."""
+        """Return the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGESIZE")
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal; one that has ended already doesn't mind."""
+        """Send a signal. Does nothing if the process has ended."""
         if self.alive:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it as the kernel would, and return once it is gone."""
+        """Send SIGKILL and wait for the end."""
         self.send(signal.SIGKILL)
         self.popen.wait(10)
 
-    def ends(self, *, within: float = 20.0) -> int:
-        """Return its exit code once it has ended by itself."""
+    def wait_for_exit(self, *, within: float = 20.0) -> int:
+        """Wait until the process has ended by itself; return its exit code."""
         try:
             return self.popen.wait(within)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the daemon doesn't end within {within:g} s:\n{self.said()[-4000:]}") from None
+            raise AssertionError(
+                f"the daemon has not ended within {within:g} s:\n{self.output_text()[-4000:]}"
+            ) from None
 
     def stop(self, *, within: float = 20.0) -> int:
-        """Tell it to drain, and return its exit code."""
+        """Send SIGTERM, wait for the end and return the exit code."""
         self.send(signal.SIGTERM)
-        return self.ends(within=within)
+        return self.wait_for_exit(within=within)
 
-    def end(self) -> None:
-        """Leave nothing of it behind, whatever state it is in."""
+    def clean_up(self) -> None:
+        """Kill the process in any state, and wait for it."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(signal.SIGCONT)
         self.popen.kill()
         self.popen.wait(10)
 
-    def _read_on(self) -> None:
+    def _read_new_output(self) -> None:
         with self.log.open("rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -161,19 +165,19 @@ class DaemonProcess:
             try:
                 event = json.loads(line)
             except ValueError:
-                self._noise.append(line)
+                self._unexpected_output.append(line)
             else:
                 self._events.append(event)
 
 
 class Daemons:
-    """Starts daemons of one app on one database; all that are left are ended with the block."""
+    """Starts daemons of one app on one database, and ends those that still run at the end of the block."""
 
     def __init__(self, folder: Path, dsn: str, *, app: str, environ: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._dsn = dsn
         self._app = app
-        self._environ = {**QUICK, **(environ or {})}
+        self._environ = {**SHORT_SETTINGS, **(environ or {})}
         self._stack = ExitStack()
         self.started: list[DaemonProcess] = []
 
@@ -192,9 +196,10 @@ class Daemons:
         output: int | None = None,
         **environ: str,
     ) -> DaemonProcess:
-        """Start a process and return at once; `within` are the words of a command that runs it, such as `ip netns exec n`.
+        """Start a process without waiting.
 
-        Its output goes to the descriptor `output` instead of its file, if one is given.
+        `within` is a command prefix such as `ip netns exec n`. If `output` is given, the process writes to this file
+        descriptor and not to its log file.
         """
         log = self._folder / f"daemon-{len(self.started)}.log"
         kept = {
@@ -217,23 +222,23 @@ class Daemons:
                 stderr=output or file,
                 env=environment,
                 cwd=self._folder,
-                start_new_session=True,  # Ctrl-C at a terminal is for the tests; they end what they have started
+                start_new_session=True,  # Ctrl-C in the terminal must reach the tests only, which then end the daemons
             )
         daemon = DaemonProcess(popen, log)
-        self._stack.callback(daemon.end)
+        self._stack.callback(daemon.clean_up)
         self.started.append(daemon)
         return daemon
 
     def start(self, *, dsn: str | None = None, within: tuple[str, ...] = (), **environ: str) -> DaemonProcess:
-        """Start a daemon and return once it says that it is up."""
+        """Start a daemon and wait until it is ready."""
         daemon = self.launch(dsn=dsn, within=within, arguments=(), output=None, **environ)
-        daemon.wait_for("node.started", within=UP_WITHIN)
+        daemon.wait_for("node.started", within=START_TIMEOUT_S)
         return daemon
 
 
 @contextmanager
-def stopped(daemon: DaemonProcess) -> Iterator[None]:
-    """Hold the whole process still, as a long pause of the machine would."""
+def frozen(daemon: DaemonProcess) -> Iterator[None]:
+    """Stop the whole process with SIGSTOP during the block."""
     daemon.send(signal.SIGSTOP)
     try:
         yield

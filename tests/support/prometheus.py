@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own, which scrapes daemons and judges them by the rules of deploy/, only sooner."""
+"""Run a Prometheus that scrapes the daemons under test and evaluates the rules of deploy/ with shorter times."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 
-FOR = "2s"
-"""How long each rule waits here before it fires, in place of what it says."""
+SHORT_FOR = "2s"
+"""The `for:` of each rule in the tests."""
 
-RANGE = "8s"
-"""What each range of a query spans here; more than a blocked loop or a restart."""
+SHORT_RANGE = "8s"
+"""The range of each query in the tests. It is longer than a blocked loop or a restart."""
 
 
 def find_prometheus() -> str | None:
-    """Where the binary is."""
+    """Return the path of the binary."""
     return shutil.which("prometheus")
 
 
-def hastened(rules: str) -> str:
-    """The rules with their waiting times and ranges cut down. Nothing else of them changes: no threshold, no label."""
-    quick, waits = re.subn(r"^( +for: )\S+$", rf"\g<1>{FOR}", rules, flags=re.MULTILINE)
-    quick, ranges = re.subn(r"\[\d+[smhd]\]", f"[{RANGE}]", quick)
-    assert waits > 10, "rules that wait"
-    assert ranges > 3, "queries over ranges"
+def shorten_times(rules: str) -> str:
+    """Return the rules with shorter waiting times and ranges. Thresholds and labels stay the same."""
+    quick, waits = re.subn(r"^( +for: )\S+$", rf"\g<1>{SHORT_FOR}", rules, flags=re.MULTILINE)
+    quick, ranges = re.subn(r"\[\d+[smhd]\]", f"[{SHORT_RANGE}]", quick)
+    assert waits > 10, "the rules have waiting times"
+    assert ranges > 3, "the queries have ranges"
     return quick
 
 
 def panels() -> dict[str, list[str]]:
-    """The queries of the dashboard's panels, by the panel's title."""
+    """Return the queries of the dashboard by the title of their panel."""
     shown = json.loads((SHIPPED.parent / "grafana" / "dashboard.json").read_text())["panels"]
     return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in shown if panel["type"] != "row"}
 
 
-def filled_in(query: str) -> str:
-    """The query of a panel as Grafana sends it."""
+def fill_in_variables(query: str) -> str:
+    """Return a panel's query as Grafana sends it."""
     return query.replace("$__rate_interval", "1m").replace("$job", ".*")
 
 
 @dataclass(slots=True)
 class Prometheus:
-    """A running one, and which alerts it has been seen firing, each with its labels."""
+    """A running Prometheus, and the alerts that have fired so far with their labels."""
 
     url: str
     seen: list[dict[str, str]] = field(default_factory=list)
 
     def has_fired(self, name: str, /, **labels: str) -> bool:
-        """Whether that alert has been seen, about what these labels say."""
+        """Return whether the alert has fired with these labels."""
         wanted = {"alertname": name, **labels}
         return any(wanted.items() <= alert.items() for alert in self.seen)
 
     def ask(self, query: str) -> list[Any]:
-        """What a query yields now."""
+        """Return the current result of a query."""
         found: list[Any] = self._get(f"query?{urlencode({'query': query})}")["result"]
         return found
 
     def firing(self) -> set[str]:
-        """The alerts that fire now, by name."""
+        """Return the alerts that fire now, by name."""
         alerts = self._get("alerts")["alerts"]
         now = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
         self.seen += [labels for labels in now if labels not in self.seen]
@@ -85,13 +85,13 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, *, ports: Sequence[int]) -> Iterator[Prometheus]:
-    """Start one that scrapes those ports and evaluates the rules each second."""
+    """Start a Prometheus that scrapes the ports and evaluates the rules each second."""
     binary = find_prometheus()
     assert binary is not None
     targets = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
     scrape = re.sub(r"targets: \[.*\]", f"targets: [{targets}]", (SHIPPED / "scrape.yaml").read_text())
     (folder / "prometheus.yaml").write_text(scrape.replace("_interval: 15s", "_interval: 1s"))
-    (folder / "alerts.yaml").write_text(hastened((SHIPPED / "alerts.yaml").read_text()))
+    (folder / "alerts.yaml").write_text(shorten_times((SHIPPED / "alerts.yaml").read_text()))
     url = f"127.0.0.1:{free_port()}"
     log = folder / "prometheus.log"
     with ExitStack() as undo:

@@ -1,7 +1,7 @@
-"""tests/public_surface.txt: every public name that users may rely on, so that a change of one shows up in review.
+"""Compare tests/public_surface.txt, the list of all public names, with the code.
 
-The file lists exported Python names with their signatures, configuration keys, metrics, commands with their options, and the SQL
-objects. Without arguments the file is compared with the code; --write makes it anew.
+The file lists exported Python names with their signatures, configuration keys, metrics, commands with their options,
+and SQL objects. With --write the file is created anew.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SNAPSHOT = Path(__file__).with_suffix(".txt")
 
 
 def main() -> int:
-    """Return 0 if the file matches the code, or has been written."""
+    """Return 0 if the file matches the code or was written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file anew")
-    now = surface()
+    now = public_names_text()
     if parser.parse_args().write:
         SNAPSHOT.write_text(now, "utf-8")
         return 0
@@ -48,8 +48,8 @@ def main() -> int:
     return int(kept != now)
 
 
-def surface() -> str:
-    """Return the text of the file, as the code has it now."""
+def public_names_text() -> str:
+    """Return the content that the file must have."""
     sections = {
         "Python": [line for module in (rota, rota.testing, rota.cron) for line in _python(module)],
         "Configuration": sorted(SETTINGS),
@@ -86,7 +86,7 @@ def _signature(value: Any) -> str:
         text = str(inspect.signature(value)) if callable(value) else ""
     except (TypeError, ValueError):
         return ""
-    # Neither the module in which a type is defined nor the address of a default is public.
+    # The module that defines a type and the address of a default are not public.
     return re.sub(r"'|\brota\.(\w+\.)*|<factory>", "", re.sub(r"<([\w.]+) object at 0x\w+>", r"<\1>", text))
 
 

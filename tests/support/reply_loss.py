@@ -1,4 +1,4 @@
-"""A proxy that loses replies: the server executes the statement, and the client never gets the answer."""
+"""A proxy that loses replies: the server executes the statement, and the client gets no answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ READY = ord("Z")
 
 
 class LossyProxy:
-    """Forwards connections, and closes those with a marked statement once the server has answered it."""
+    """Forwards connections.
+
+    It closes a connection with a marked statement after the server has answered the statement.
+    """
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)
@@ -30,12 +33,12 @@ class LossyProxy:
         self.dsn = ""
 
     def lose_replies_to(self, marker: str, *, times: int = 1, silent: bool = False) -> None:
-        """Lose the replies to the next statements whose text has `marker` in it; `silent`: nor is the connection cut."""
+        """Lose the replies to the next statements that contain `marker`. With `silent`, the connection stays open."""
         self._marked = (marker.encode(), times)
         self._silent = silent
 
     async def listen(self) -> asyncio.Server:
-        """Take connections on a free port."""
+        """Accept connections on a free port."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         self.dsn = f"postgresql://{self._user}@127.0.0.1:{port}/{self._database}?sslmode=disable"
@@ -43,15 +46,15 @@ class LossyProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._host.startswith("/"):
-            onward, backward = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
+            server_reader, backward = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
         else:
-            onward, backward = await asyncio.open_connection(self._host, self._port)
+            server_reader, backward = await asyncio.open_connection(self._host, self._port)
         swallow = asyncio.Event()
         try:
             with suppress(OSError, asyncio.IncompleteReadError, ExceptionGroup):
                 async with asyncio.TaskGroup() as pumps:
                     pumps.create_task(self._requests(reader, backward, swallow))
-                    pumps.create_task(self._answers(onward, writer, swallow))
+                    pumps.create_task(self._answers(server_reader, writer, swallow))
         finally:
             backward.transport.abort()
             writer.transport.abort()
@@ -83,15 +86,15 @@ class LossyProxy:
             await backward.drain()
 
     async def _answers(
-        self, onward: asyncio.StreamReader, writer: asyncio.StreamWriter, swallow: asyncio.Event
+        self, server_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallow: asyncio.Event
     ) -> None:
         while True:
-            head = await onward.readexactly(5)
-            body = await onward.readexactly(int.from_bytes(head[1:], "big") - 4)
+            head = await server_reader.readexactly(5)
+            body = await server_reader.readexactly(int.from_bytes(head[1:], "big") - 4)
             if not swallow.is_set():
                 writer.write(head + body)
                 await writer.drain()
-            elif head[0] == READY:  # carried out, and committed unless a transaction is open
+            elif head[0] == READY:  # the statement is executed, and committed unless a transaction is open
                 self.lost_replies += 1
                 if not self._silent:
                     raise ConnectionAbortedError

@@ -1,4 +1,4 @@
-"""A database migrated by a login that is no superuser, with rota's four roles and a login for each."""
+"""A database migrated by a login without superuser rights, with rota's four roles and a login for each."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class RoleDatabase:
 
     @property
     def root(self) -> str:
-        """How its superuser connects."""
+        """Return the DSN of the superuser."""
         return self.server.dsn_for(self.database)
 
     @property
     def migrator(self) -> str:
-        """The name of who migrates: CREATEROLE, CREATE on the database, nothing else."""
+        """Return the name of the login that migrates. It has only CREATEROLE and CREATE on the database."""
         return f"{self.prefix}_mig"
 
     def dsn(self, login: str) -> str:
-        """How a login connects."""
+        """Return the DSN of a login."""
         return dsn_for_login(self.root, f"{self.prefix}_{login}")
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ def dsn_for_login(dsn: str, login: str) -> str:
 
 @asynccontextmanager
 async def role_database(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[RoleDatabase]:
-    """Create a database with roles, and drop both afterwards: roles belong to the whole server."""
+    """Create a database with roles for the block, and drop both afterwards."""
     made = RoleDatabase(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
     await _make(made, migrate=migrate)
     try:
@@ -72,7 +72,7 @@ async def role_database(server: Server, name: str, *, migrate: bool = True) -> A
 
 @contextmanager
 def module_role_database(server: Server, name: str) -> Iterator[RoleDatabase]:
-    """Create one for a whole test module, outside of any test's event loop."""
+    """Create one for a whole test module, outside of any event loop of a test."""
     life = role_database(server, name)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         made = runner.run(life.__aenter__())

@@ -1,4 +1,4 @@
-"""Put schedules and their clocks into any state, let planners decide, and say what became of which instant."""
+"""Insert schedules, set their clocks, run schedulers once, and read the fires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from servers import Database
 
 NEVER = "0 0 1 1 *"
-"""Due once a year: what a test doesn't want to fire by itself."""
+"""Due once a year, for schedules that must not fire during the test."""
 
 
 async def make_schedule(conn: Connection[Record], name: str = "s", **columns: Any) -> int:
@@ -43,7 +43,7 @@ async def make_schedule(conn: Connection[Record], name: str = "s", **columns: An
 
 
 async def make_due(conn: Connection[Record], schedule_id: int, *, ago: timedelta = timedelta(0)) -> datetime:
-    """Set its clock as if its next instant had come that long ago, nobody has looked since; return the instant."""
+    """Set the schedule's clock as if its next instant were `ago` in the past and undecided; return the instant."""
     return await conn.fetchval(  # type: ignore[no-any-return]
         """
         update rota.schedule_clocks set next_fire_at = now() - $2::interval, last_fire_at = null
@@ -55,8 +55,8 @@ async def make_due(conn: Connection[Record], schedule_id: int, *, ago: timedelta
     )
 
 
-async def clock(conn: Connection[Record], schedule_id: int) -> Record:
-    """Its clock, with next_fire_at NULL where it is to be planned."""
+async def read_clock(conn: Connection[Record], schedule_id: int) -> Record:
+    """Return the schedule's clock; next_fire_at is NULL if it must be planned."""
     row = await conn.fetchrow(
         """
         select next_fire_at = '-infinity' as unplanned, nullif(next_fire_at, '-infinity') as next_fire_at, last_fire_at,
@@ -69,8 +69,8 @@ async def clock(conn: Connection[Record], schedule_id: int) -> Record:
     return row
 
 
-async def fires(conn: Connection[Record], schedule_id: int | None = None) -> list[tuple[str, datetime]]:
-    """What became of its instants, in their order."""
+async def read_fires(conn: Connection[Record], schedule_id: int | None = None) -> list[tuple[str, datetime]]:
+    """Return the disposition and instant of each fire, in the order of the instants."""
     return [
         (row["disposition"], row["scheduled_for"])
         for row in await conn.fetch(
@@ -83,17 +83,17 @@ async def fires(conn: Connection[Record], schedule_id: int | None = None) -> lis
     ]
 
 
-async def dispositions(conn: Connection[Record], schedule_id: int | None = None) -> list[str]:
-    """The same without the instants."""
-    return [disposition for disposition, _ in await fires(conn, schedule_id)]
+async def read_dispositions(conn: Connection[Record], schedule_id: int | None = None) -> list[str]:
+    """Return the disposition of each fire, in the order of the instants."""
+    return [disposition for disposition, _ in await read_fires(conn, schedule_id)]
 
 
 async def end_live_jobs(conn: Connection[Record]) -> None:
-    """As if every live job had succeeded."""
+    """Delete every live job, which the scheduler treats as success."""
     await conn.execute("delete from rota.jobs")
 
 
-def quiet_telemetry(events: list[tuple[str, Mapping[str, Any]]] | None = None) -> Telemetry:
+def recording_telemetry(events: list[tuple[str, Mapping[str, Any]]] | None = None) -> Telemetry:
     """Return telemetry that logs nothing and appends its events to `events`."""
     collected = [] if events is None else events
     log = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
@@ -102,7 +102,7 @@ def quiet_telemetry(events: list[tuple[str, Mapping[str, Any]]] | None = None) -
 
 @dataclass(slots=True)
 class Planner:
-    """One node's scheduler, told to look at all schedules, and what it said."""
+    """The scheduler of one node, which covers all shards by default, and its logged events."""
 
     pool: asyncpg.Pool[Record]
     shards: Sequence[int] | None = EVERY_SHARD
@@ -111,12 +111,12 @@ class Planner:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler itself."""
+        """Return the scheduler."""
         if self._scheduler is None:
             self._scheduler = Scheduler(
                 self.pool,
                 Wake(),
-                quiet_telemetry(self.events),
+                recording_telemetry(self.events),
                 node=NodeId(uuid4()),
                 shards=lambda: self.shards,
                 poll_interval=timedelta(seconds=1),
@@ -124,17 +124,17 @@ class Planner:
         return self._scheduler
 
     async def turn(self) -> float:
-        """Let it look at everything once, and decide."""
+        """Make the scheduler check every schedule once and decide."""
         self.scheduler._sweep_at = 0.0
         return await self.scheduler.turn()
 
-    def said(self, event: str) -> list[Mapping[str, Any]]:
-        """What it told under that name."""
+    def events_named(self, event: str) -> list[Mapping[str, Any]]:
+        """Return the fields of every logged event with that name."""
         return [fields for name, fields in self.events if name == event]
 
 
 def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
-    """An instant in UTC."""
+    """Return an instant in UTC."""
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
 
 

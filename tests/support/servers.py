@@ -1,4 +1,4 @@
-"""Where the tests' PostgreSQL comes from, and how a test gets a migrated, empty database on it."""
+"""Start a PostgreSQL server for the tests, and give each test a migrated, empty database."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-QUICK = {"max_connections": "200", "max_wal_size": "256MB", "min_wal_size": "32MB"}
-ROOMY = 1 << 30
-BLOATED = 4 << 20
+SMALL_SERVER_SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "min_wal_size": "32MB"}
+MIN_FREE_MEMORY_BYTES = 1 << 30
+MAX_REUSED_DATABASE_BYTES = 4 << 20
 
 
 class NoServer(Exception):
-    """No PostgreSQL for the tests; the message says what was tried."""
+    """There is no PostgreSQL for the tests. The message lists what was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +47,18 @@ class Server:
     origin: str
 
     def dsn_for(self, database: str) -> str:
-        """How to connect to another of its databases."""
+        """Return the DSN of another database on this server."""
         return urlunsplit(urlsplit(self.dsn)._replace(path=f"/{database}"))
 
 
 @contextmanager
-def some_server() -> Iterator[Server]:
-    """The first of: the server of TEST_DATABASE_URL, an embedded one in memory, one in a container."""
+def start_test_server() -> Iterator[Server]:
+    """Yield the server of TEST_DATABASE_URL, else an embedded one in memory, else one in a container."""
     if dsn := os.environ.get("TEST_DATABASE_URL"):
         yield Server(dsn=dsn, origin="TEST_DATABASE_URL")
         return
     tried = ["TEST_DATABASE_URL is not set"]
-    with tempfile.TemporaryDirectory(prefix="rota-tests-", dir=memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="rota-tests-", dir=memory_folder()) as folder:
         try:
             postgres = embedded(Path(folder), sync=False).start()
         except (NoPostgres, DatabaseUnusable) as error:
@@ -80,18 +80,23 @@ def some_server() -> Iterator[Server]:
 
 
 def embedded(folder: Path, *, sync: bool, **settings: str) -> EmbeddedPostgres:
-    """A server of our own below that folder, from the binaries that ROTA_TEST_PG_BIN or else the usual places name."""
-    folder.chmod(0o755)  # a temporary folder of ours: where we are root, the server's user has to pass
-    asked = os.environ.get("ROTA_TEST_PG_BIN")
-    bindir = Path(asked) if asked else None
-    return EmbeddedPostgres(data=folder / "data", sync=sync, bindir=bindir, settings={**QUICK, **settings})
+    """Return an embedded server below the folder, not yet started.
+
+    Its binaries come from ROTA_TEST_PG_BIN or the default places.
+    """
+    folder.chmod(0o755)  # if the tests run as root, the server's user must be able to enter the temporary folder
+    given = os.environ.get("ROTA_TEST_PG_BIN")
+    bindir = Path(given) if given else None
+    return EmbeddedPostgres(
+        data=folder / "data", sync=sync, bindir=bindir, settings={**SMALL_SERVER_SETTINGS, **settings}
+    )
 
 
 def docker_answers() -> bool:
-    """Whether a Docker daemon can be spoken to; a `docker` on PATH proves nothing."""
-    docker: Any = import_module("docker")  # ships no types
+    """Return whether a Docker daemon answers. The `docker` program alone does not prove it."""
+    docker: Any = import_module("docker")  # has no type annotations
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # a client that finds no daemon leaks its socket
+        warnings.simplefilter("ignore", ResourceWarning)  # the client leaks its socket if there is no daemon
         try:
             with closing(docker.from_env(timeout=2)) as client:
                 return bool(client.ping())
@@ -101,25 +106,25 @@ def docker_answers() -> bool:
             gc.collect()
 
 
-def memory() -> str | None:
-    """A folder in memory for data folders, if there is a roomy one; None: the usual place for temporary files."""
-    # Containers often have a /dev/shm of 64 MB, on which a server would run out of space in the middle of a test.
+def memory_folder() -> str | None:
+    """Return a folder in memory with enough space for a server; None if there is none."""
+    # In containers /dev/shm is often 64 MB, which is too small for a server.
     shared = Path("/dev/shm")
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > ROOMY:
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > MIN_FREE_MEMORY_BYTES:
         return str(shared)
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """A migrated database without jobs, schedules or history, for the one test that holds it."""
+    """A migrated database without jobs, schedules or history, used by one test at a time."""
 
     name: str
     dsn: str
 
     @asynccontextmanager
     async def connect(self, **options: Any) -> AsyncIterator[Connection[Record]]:
-        """Open one more connection to it, closed at the end whatever state it is in."""
+        """Open another connection; it is closed at the end of the block in any state."""
         connection = await asyncpg.connect(self.dsn, **options)
         try:
             yield connection
@@ -156,21 +161,21 @@ class Databases:
             self._runner.close()
 
     def clone(self, of: Database | None = None) -> Database:
-        """Make one more database like the template, or like one to which nobody is connected."""
+        """Create another database like the template, or like `of`, to which nothing may be connected."""
         self._made += 1
         name = f"{self._prefix}_{self._made}"
         self._run(self._on_server(f"create database {name} template {of.name if of else self._prefix}"))
         return Database(name=name, dsn=self.server.dsn_for(name))
 
     def drop(self, database: Database) -> None:
-        """Remove a clone, whoever is still connected to it."""
+        """Drop a clone, even if sessions are connected to it."""
         self._run(self._on_server(f"drop database if exists {database.name} with (force)"))
 
-    def renewed(self, database: Database) -> Database:
-        """Give back an equal of the template: this clone emptied where that is enough, else a new one.
+    def emptied_or_replaced(self, database: Database) -> Database:
+        """Empty this clone for the next test, or replace it if emptying is not enough.
 
-        Emptying keeps sequences where they are. A clone that has another schema, other settings or other contents in
-        a table that the migrations fill, or that has grown, is replaced: no test has to say that it did such a thing.
+        A clone is replaced if its schema, its settings or its migrated contents have changed, or if it has grown.
+        Emptying keeps the sequences.
         """
         if self._run(self._empty(database)):
             return database
@@ -196,18 +201,18 @@ class Databases:
         await migrate(self.server.dsn_for(template))
         connection = await asyncpg.connect(self.server.dsn_for(template))
         try:
-            tables = [row["name"] for row in await connection.fetch(TABLES)]
+            tables = [row["name"] for row in await connection.fetch(SELECT_TABLES)]
             seeded = [
                 name
                 for name in tables
-                if name != "rota.housekeeping"  # every daemon writes it, and does without its rows
+                if name != "rota.housekeeping"  # every daemon writes it, and needs no rows in it
                 and await connection.fetchval(f"select exists (select from {name})")
             ]
             self._seeded, self._emptied = tuple(seeded), tuple(name for name in tables if name not in seeded)
             self._pristine = await self._fingerprint(connection)
         finally:
             await connection.close()
-        # Nobody may connect to a template: CREATE DATABASE would wait for autovacuum, or fail for a person.
+        # Forbid connections to the template: CREATE DATABASE fails while another session is connected to it.
         await self._on_server(f"alter database {template} with allow_connections false")
 
     async def _drop_template(self) -> None:
@@ -219,13 +224,16 @@ class Databases:
         except asyncpg.PostgresError:
             return False
         try:
-            await connection.execute(OTHERS_OUT)
-            if await self._fingerprint(connection) != self._pristine or await connection.fetchval(SIZE) > BLOATED:
+            await connection.execute(TERMINATE_OTHER_SESSIONS)
+            if (
+                await self._fingerprint(connection) != self._pristine
+                or await connection.fetchval(SELECT_SIZE) > MAX_REUSED_DATABASE_BYTES
+            ):
                 return False
-            # Without triggers: what a DELETE records is history to a user, and litter here.
+            # Disable triggers, which would record the deletes as history.
             deletes = "; ".join(f"delete from {name}" for name in self._emptied)
             await connection.execute(f"set session_replication_role = replica; {deletes}")
-        except asyncpg.PostgresError:  # not a superuser; a lock that doesn't go away; a database that refuses writes
+        except asyncpg.PostgresError:  # no superuser, a lock that stays, or a database that refuses writes
             return False
         else:
             return True
@@ -237,31 +245,31 @@ class Databases:
             f"coalesce((select string_agg(t::text, ',' order by t::text) from {name} as t), '')"
             for name in self._seeded
         )
-        return str(await connection.fetchval(f"select md5(({SCHEMA}) || {contents or repr('')})"))
+        return str(await connection.fetchval(f"select md5(({SELECT_CATALOG}) || {contents or repr('')})"))
 
 
-TABLES = """
+SELECT_TABLES = """
 select format('%I.%I', n.nspname, c.relname) as name
 from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'rota' and c.relkind in ('r', 'p') and not c.relispartition
 order by c.oid
 """
 
-OTHERS_OUT = """
+TERMINATE_OTHER_SESSIONS = """
 select pg_terminate_backend(pid, 5000)
 from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
 """
 
-SIZE = """
+SELECT_SIZE = """
 select coalesce(sum(pg_relation_size(c.oid)), 0)::int8
 from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'rota' and c.relkind in ('r', 'i')
 """
 
-# Every change of a catalogue's row gives it another xmin; statistics are changed in place and don't.
-# Rows from 16384 on are not PostgreSQL's own.
-SCHEMA = """
+# Every change of a catalog row changes its xmin. Updates of statistics are made in place and do not.
+# PostgreSQL's own objects have OIDs below 16384.
+SELECT_CATALOG = """
 select string_agg(o.kind || o.id || '.' || o.xmin::text, ',' order by o.kind, o.id)
 from (
     select 'relation' as kind, oid::text as id, xmin from pg_class where oid >= 16384
@@ -279,36 +287,39 @@ from (
 
 @dataclass(slots=True, kw_only=True)
 class DurableServer:
-    """A durable server of the test's own, to be stopped, killed and started again. `.dsn`: migrated, empty."""
+    """A durable server for one test, which may stop, kill and restart it.
+
+    `.dsn` leads to a migrated, empty database.
+    """
 
     postgres: EmbeddedPostgres
 
     @property
     def dsn(self) -> str:
-        """How to connect to its migrated database. Stays the same over restarts."""
+        """Return the DSN of the migrated database. It stays the same after a restart."""
         return self.postgres.dsn_for("rota")
 
     def start(self) -> None:
-        """Return once it takes connections, after recovery if it was killed."""
+        """Start the server and wait until it accepts connections, after recovery if it was killed."""
         self.postgres.start()
 
     def stop(self) -> None:
-        """Shut it down as an operator would: connections are cut, what is committed is kept."""
+        """Shut the server down as an operator would: connections are closed, and committed data is kept."""
         self.postgres.stop()
 
     def restart(self) -> None:
-        """Stop it, if it runs, and start it."""
+        """Stop the server if it runs, and start it."""
         self.postgres.restart()
 
     def kill(self) -> None:
-        """End it as the kernel would when memory runs out: nothing is flushed, nobody is told."""
+        """Kill the server with SIGKILL: it flushes nothing and notifies no client."""
         if (pid := self.postgres.pid) is not None:
             os.kill(pid, signal.SIGKILL)
             until(lambda: self.postgres.pid is None, what="the end of the killed server")
 
 
 def make_durable_template(folder: Path) -> None:
-    """Make, below that folder, a data folder with a migrated database `rota`, from which servers are copied."""
+    """Create a data folder with a migrated database `rota`, which durable servers copy."""
     from rota.db.migrate import migrate
 
     async def prepare(postgres: EmbeddedPostgres) -> None:
@@ -325,8 +336,11 @@ def make_durable_template(folder: Path) -> None:
 
 @contextmanager
 def durable_server(template: Path, **settings: str) -> Iterator[DurableServer]:
-    """Start a copy of the template, fsync on. In memory all the same: what kill -9 spares it spares there, too."""
-    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory()) as folder:
+    """Start a copy of the template with fsync on.
+
+    In memory this suffices, because the tests kill processes and not the machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory_folder()) as folder:
         subprocess.run(["cp", "-a", template / "data", folder], check=True)
         with embedded(Path(folder), sync=True, **settings) as postgres:
             yield DurableServer(postgres=postgres)
@@ -334,8 +348,8 @@ def durable_server(template: Path, **settings: str) -> Iterator[DurableServer]:
 
 @contextmanager
 def standby_of(primary: DurableServer) -> Iterator[DurableServer]:
-    """Restart the primary beside a standby that receives nothing from it: what is written from now on, it will have lost."""
-    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory()) as folder:
+    """Restart the primary beside a standby that receives nothing from it, so that all further writes are missing there."""
+    with tempfile.TemporaryDirectory(prefix="rota-durable-", dir=memory_folder()) as folder:
         primary.stop()
         subprocess.run(["cp", "-a", primary.postgres.data, folder], check=True)
         primary.start()

@@ -1,4 +1,4 @@
-"""Wait for facts, with a deadline: the only place in the tests that lets time pass."""
+"""Wait for facts with a deadline. Only this file lets tests sleep."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POLL_S = 0.01
 @overload
 async def eventually(
     fact: Callable[[], Awaitable[T | None]], *, within: float = ..., what: str = ...
-) -> T: ...  # the falsy forms of T never come back
+) -> T: ...  # falsy values of T are never returned
 @overload
 async def eventually(fact: Callable[[], T | None], *, within: float = ..., what: str = ...) -> T: ...
 async def eventually(fact: Callable[[], object], *, within: float = 10.0, what: str = "") -> object:
-    """Return the first truthy value of `fact()`, which may be a coroutine function; fail when none comes in time.
+    """Return the first truthy value of `fact()`, which may be a coroutine function. Fail if there is none in time.
 
-    What `fact` raises leaves this at once: a fact that can't be asked for is no fact that is still to come.
+    An exception of `fact` propagates at once.
     """
     deadline = time.monotonic() + within
     while True:
@@ -33,27 +33,25 @@ async def eventually(fact: Callable[[], object], *, within: float = 10.0, what: 
             value = await value
         if value:
             return value
-        _still_time(deadline, within, what, value)
+        _check_deadline(deadline, within, what, value)
         await asyncio.sleep(POLL_S)
 
 
 def until(fact: Callable[[], T | None], *, within: float = 10.0, what: str = "") -> T:
-    """The blocking variant of eventually()."""
+    """Blocking variant of eventually()."""
     deadline = time.monotonic() + within
     while True:
         if value := fact():
             return value
-        _still_time(deadline, within, what, value)
+        _check_deadline(deadline, within, what, value)
         time.sleep(POLL_S)
 
 
-def _still_time(deadline: float, within: float, what: str, value: object) -> None:
+def _check_deadline(deadline: float, within: float, what: str, value: object) -> None:
     if time.monotonic() > deadline:
-        raise AssertionError(
-            f"{what or 'what was waited for'} has not come about within {within:g} s (last seen: {value!r})"
-        )
+        raise AssertionError(f"timeout of {within:g} s: waited for {what or 'a condition'} (last value: {value!r})")
 
 
 async def pace(seconds: float) -> None:
-    """Let a load generator pause between two actions. A test waits for facts instead."""
+    """Let a load generator pause between two actions. Tests must not use it."""
     await asyncio.sleep(seconds)

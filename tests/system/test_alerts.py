@@ -20,7 +20,7 @@ from fake_clock import LIBFAKETIME, clock_environment, server_with_fake_clock
 from fleets import Fleet
 from network_faults import FaultyProxy, free_port
 from processes import SOURCE, TESTS
-from prometheus import SHIPPED, filled_in, find_prometheus, panels, prometheus
+from prometheus import SHIPPED, fill_in_variables, find_prometheus, panels, prometheus
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -217,7 +217,10 @@ async def test_every_alert_fires_for_its_cause_and_clears_when_the_cause_is_remo
 
         await wait_for_alerts(server, have_all_fired, within=60, what="every alert")
         empty = {
-            title: query for title, queries in panels().items() for query in queries if not server.ask(filled_in(query))
+            title: query
+            for title, queries in panels().items()
+            for query in queries
+            if not server.ask(fill_in_variables(query))
         }
         assert not empty, "every panel of the dashboard shows something while all this goes on"
         await installation.mend_everything(holder, reader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from command_line import Shell
-from factories import no_checks
+from factories import without_check_constraints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ async def test_every_report_works_with_rows_that_cannot_be_computed_with(
 ) -> None:
     """Without this, one such row would hide all others from the operator."""
     rota = Shell(tmp_path, {"DATABASE_URL": database.dsn})
-    async with no_checks(conn, "rota.jobs", "rota.schedule_definitions", "rota.schedule_clocks"):
+    async with without_check_constraints(conn, "rota.jobs", "rota.schedule_definitions", "rota.schedule_clocks"):
         await conn.execute(INSERT_BAD_ROWS)
     for command in (
         ["status"],

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from command_line import Shell
-from factories import NODE, make_dead_letter, make_job, make_running_jobs, no_checks
+from factories import NODE, make_dead_letter, make_job, make_running_jobs, without_check_constraints
 from fake_clock import LIBFAKETIME, server_with_fake_clock
 from network_faults import FaultyProxy
 from pgbouncer_server import find_pgbouncer, pgbouncer
@@ -227,7 +227,7 @@ async def a_queue_without_a_free_slot(installation: Installation) -> AsyncIterat
 async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncIterator[None]:
     """Written by the owner, past the constraints."""
     await _register_daemon(installation.conn)
-    async with no_checks(installation.conn, "rota.jobs"):
+    async with without_check_constraints(installation.conn, "rota.jobs"):
         await make_job(installation.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
     yield
 

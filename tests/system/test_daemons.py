@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from processes import SOURCE, UP_WITHIN, stopped
+from processes import SOURCE, START_TIMEOUT_S, frozen
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
@@ -115,7 +115,7 @@ async def test_the_second_signal_interrupts_running_jobs_and_gives_their_attempt
 
     daemon.send(signal.SIGTERM)
 
-    assert daemon.ends(within=5) == 0
+    assert daemon.wait_for_exit(within=5) == 0
 
     for each in (job, thread):
         row = await fleet.job(each)
@@ -138,7 +138,7 @@ async def test_the_third_signal_ends_the_process_immediately(fleet: Fleet, numbe
 
     daemon.send(number)
 
-    assert daemon.ends(within=5) == -number
+    assert daemon.wait_for_exit(within=5) == -number
     fleet.daemons.start()
     await fleet.wait_for_execution(job, 2)
 
@@ -167,7 +167,7 @@ async def test_the_third_signal_ends_a_process_whose_loop_is_blocked(fleet: Flee
 
     await eventually(is_handled_again, within=5, what="the end of the process")
 
-    assert daemon.ends() == -signal.SIGTERM
+    assert daemon.wait_for_exit() == -signal.SIGTERM
 
 
 async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_waits_for_the_lease(fleet: Fleet) -> None:
@@ -213,7 +213,7 @@ async def test_a_stop_while_the_app_is_imported_exits_with_0(fleet: Fleet, tmp_p
         "import pathlib, threading\npathlib.Path(__file__).with_suffix('.seen').touch()\nthreading.Event().wait(60)\n"
     )
     daemon = fleet.daemons.launch(arguments=("--app", "slow_app:app"), PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
-    await eventually((tmp_path / "slow_app.seen").exists, within=UP_WITHIN, what="the import of the app")
+    await eventually((tmp_path / "slow_app.seen").exists, within=START_TIMEOUT_S, what="the import of the app")
 
     assert daemon.stop(within=5) == 0
 
@@ -221,7 +221,7 @@ async def test_a_stop_while_the_app_is_imported_exits_with_0(fleet: Fleet, tmp_p
 async def test_a_stop_while_the_database_does_not_answer_exits_with_0(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         daemon = fleet.daemons.launch(dsn=f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none")
-        silent.settimeout(UP_WITHIN)
+        silent.settimeout(START_TIMEOUT_S)
         with silent.accept()[0]:
             assert daemon.stop(within=5) == 0
 
@@ -230,7 +230,7 @@ async def test_output_of_a_handler_appears_at_once(fleet: Fleet) -> None:
     """Python would buffer 8 KiB of a file's output, which a killed process loses."""
     daemon = fleet.daemons.start(PYTHONUNBUFFERED="")
     await fleet.enqueue("prints", {"text": "seen at once"})
-    await eventually(lambda: "seen at once" in daemon.said(), what="the print")
+    await eventually(lambda: "seen at once" in daemon.output_text(), what="the print")
 
 
 @pytest.mark.parametrize("handler", ["forks", "forks_apart"])
@@ -270,7 +270,7 @@ async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
     job = await fleet.enqueue("stubborn", {"seconds": 8})
     await fleet.wait_for_execution(job)
 
-    with stopped(zombie):
+    with frozen(zombie):
         other = fleet.daemons.start()
         before, after = await fleet.wait_for_execution(job, 2)
         assert after["pid"] == other.pid
@@ -315,7 +315,7 @@ async def test_leases_are_extended_until_the_last_job_of_a_drain_has_ended(fleet
 
     await eventually(has_ended, within=15, what="the end of the job")
 
-    assert draining.ends() == 0
+    assert draining.wait_for_exit() == 0
     assert len(leases) >= 4, "extended again and again"
     assert await fleet.state(job) == "succeeded"
     assert len(await fleet.executions(job)) == 1
@@ -326,9 +326,9 @@ async def test_a_daemon_that_cannot_reach_the_database_at_its_start_exits(fleet:
     """Daemons wait only for a database that they have reached before, so that a wrong URL is noticed."""
     daemon = fleet.daemons.launch(dsn="postgresql://nobody:s3cret@127.0.0.1:1/none")
 
-    assert daemon.ends() == 3
+    assert daemon.wait_for_exit() == 3
 
-    result = daemon.said()
+    result = daemon.output_text()
     assert "127.0.0.1:1" in result
     assert "s3cret" not in result
     assert "Traceback" not in result

@@ -64,7 +64,7 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
         thread_job = await fleet.enqueue("transactional thread", {"seconds": 0})
         await fleet.wait_for_state(async_job, "succeeded")
         await fleet.wait_for_state(thread_job, "succeeded")
-        assert daemon.noise() == []
+        assert daemon.unexpected_output() == []
 
         quick = with_hosts(fleet.dsn, dark, host_of(proxy), query="connect_timeout=2&target_session_attrs=read-write")
         listed = await Shell(tmp_path, {"DATABASE_URL": quick})("status")
@@ -80,9 +80,9 @@ async def test_a_silent_first_host_costs_each_connection_only_its_share_of_the_t
 async def test_a_first_host_that_drops_packets_is_skipped(fleet: Fleet) -> None:
     """The packets go to a network interface that does not exist, so they are neither refused nor unreachable."""
     with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
-        url = with_hosts(fleet.dsn, f"{network.black_hole()}:5432", host_of(proxy), query="connect_timeout=2")
+        url = with_hosts(fleet.dsn, f"{network.unreachable_address()}:5432", host_of(proxy), query="connect_timeout=2")
         started_at = time.monotonic()
-        daemon = fleet.daemons.start(dsn=url, within=network.inside, WITNESS_DSN="")
+        daemon = fleet.daemons.start(dsn=url, within=network.command_prefix, WITNESS_DSN="")
         daemon.wait_for("listener.up")
         assert time.monotonic() - started_at < 10
 
@@ -107,7 +107,7 @@ async def test_a_running_daemon_switches_hosts_when_packets_to_the_first_one_are
         FaultyProxy(fleet.dsn, host=network.address) as second,
     ):
         url = with_hosts(fleet.dsn, host_of(first), host_of(second))
-        daemon = fleet.daemons.start(dsn=url, within=network.inside, WITNESS_DSN="", ROTA_LEASE="30s")
+        daemon = fleet.daemons.start(dsn=url, within=network.command_prefix, WITNESS_DSN="", ROTA_LEASE="30s")
         daemon.wait_for("listener.up")
         running = await fleet.enqueue("work", {"seconds": 8})
         await fleet.wait_for_state(running, "running")
@@ -179,7 +179,7 @@ async def test_new_connections_after_a_password_change_use_the_new_password(
 
     assert daemon.metric("rota_listener_up") == 1
     assert len(await restartable_fleet.executions(running)) == 1
-    assert daemon.noise() == []
+    assert daemon.unexpected_output() == []
 
 
 async def test_closing_connections_over_a_cut_link_does_not_hang(fleet: Fleet) -> None:
@@ -277,5 +277,5 @@ async def test_a_daemon_does_not_return_to_an_older_primary(
         job = await promoted.fetchval(insert)
         await eventually(lambda: promoted.fetchval(done, job), within=25)
         assert await restartable_fleet.state(stray) == "due"
-        assert daemon.noise() == []
+        assert daemon.unexpected_output() == []
         promoted.terminate()

@@ -18,7 +18,7 @@ import pytest
 
 from fleets import Fleet
 from pages import page
-from prometheus import filled_in, panels
+from prometheus import fill_in_variables, panels
 from rota import config
 from rota.config import load, parse_duration
 from rota.daemon.service_health import EVENT_DRIVEN_SERVICES
@@ -230,7 +230,7 @@ def test_prometheus_parses_the_queries_of_the_dashboard(tmp_path: Path) -> None:
     """Grafana shows `no data` for a query that does not parse."""
     promtool = find_tool("promtool")
     rules = [
-        {"record": f"panel:{number}", "expr": filled_in(expression)}
+        {"record": f"panel:{number}", "expr": fill_in_variables(expression)}
         for number, expression in enumerate(chain(*panels().values()))
     ]
     file = tmp_path / "queries.yaml"
@@ -335,4 +335,4 @@ async def test_a_publication_for_all_tables_stops_no_daemon(fleet: Fleet) -> Non
     await fleet.execute("select rota.rotate_ledger(interval '1 hour')")
     await fleet.execute("drop publication everything")
     assert node.stop() == 0
-    assert node.noise() == []
+    assert node.unexpected_output() == []

@@ -13,7 +13,7 @@ import pytest
 from command_line import Shell, running_command
 from rota.embedded import EmbeddedPostgres, find_bindir
 from rota.errors import NoPostgres
-from servers import memory
+from servers import memory_folder
 from waiting import eventually, until
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def embedded_shell(tmp_path: Path) -> Iterator[Shell]:
     except NoPostgres as error:
         pytest.skip(str(error))
     (tmp_path / "shop.py").write_text(APP)
-    with tempfile.TemporaryDirectory(prefix="rota-dev-", dir=memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="rota-dev-", dir=memory_folder()) as folder:
         Path(folder).chmod(0o755)
         yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{folder}/pg", "ROTA_LOG_FORMAT": "json", "ROTA_HTTP_PORT": ""})
 

@@ -25,7 +25,7 @@ from role_logins import RoleDatabase, role_database
 from rota.app import find_app
 from rota.embedded import find_bindir
 from rota.errors import NoPostgres
-from servers import memory
+from servers import memory_folder
 from waiting import until
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Iterator[Shell]:
     bindir.mkdir(parents=True)
     (bindir / "rota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m rota "$@"\n')
     (bindir / "rota").chmod(0o755)
-    with tempfile.TemporaryDirectory(prefix="rota-readme-", dir=memory()) as data:
+    with tempfile.TemporaryDirectory(prefix="rota-readme-", dir=memory_folder()) as data:
         Path(data).chmod(0o755)
         yield Shell(tmp_path, {"ROTA_DATA_DIR": f"{data}/pg", "PYTHONUNBUFFERED": "1"})
 

@@ -22,7 +22,7 @@ import pytest
 import rota.embedded.places
 from rota.embedded import EmbeddedPostgres, default_data_dir, find_bindir
 from rota.errors import ConfigError, DatabaseUnusable, NoPostgres
-from servers import embedded, memory
+from servers import embedded, memory_folder
 from waiting import eventually, until
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _binaries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A short path that the server's user can read; the paths of pytest are private and long."""
-    with tempfile.TemporaryDirectory(prefix="rota-emb-", dir=memory()) as name:
+    with tempfile.TemporaryDirectory(prefix="rota-emb-", dir=memory_folder()) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 

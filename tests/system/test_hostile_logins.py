@@ -203,8 +203,8 @@ async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Ser
         assert (checked.code, finding in checked.out) == (1, True), checked
 
         refused = fleet.daemons.launch(dsn=roles.dsn("node"))
-        assert refused.ends() == 3
-        assert finding in refused.said()
+        assert refused.wait_for_exit() == 3
+        assert finding in refused.output_text()
 
 
 async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server: Server, tmp_path: Path) -> None:

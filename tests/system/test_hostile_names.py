@@ -133,7 +133,7 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(
             assert (await rota_shell("job", "cancel", running)).code == 0
             await fleet.wait_for_state(running, "cancelled")
             assert daemon.events("service.failed") == []
-            assert daemon.noise() == []
+            assert daemon.unexpected_output() == []
             assert daemon.stop() == 0
 
         assert await fleet.value(SELECT_IS_CALLED) is False

@@ -67,7 +67,7 @@ async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
 
         await fleet.wait_for_state(meanwhile, "succeeded", within=25)
         await eventually(lambda: read_probes(daemon) == (200, 200), within=20)
-        assert daemon.noise() == []
+        assert daemon.unexpected_output() == []
         assert len(daemon.events("node.started")) == 1
 
 
@@ -78,9 +78,9 @@ async def test_a_daemon_exits_when_its_url_leads_to_another_installation(fleet: 
     await fleet.fetch(
         "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name ~ '^rota'"
     )
-    assert daemon.ends() == 3
-    assert "another installation" in daemon.said()
-    assert "Traceback" not in daemon.said()
+    assert daemon.wait_for_exit() == 3
+    assert "another installation" in daemon.output_text()
+    assert "Traceback" not in daemon.output_text()
 
 
 async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet, own_server: DurableServer) -> None:
@@ -98,7 +98,7 @@ async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet
     await restartable_fleet.wait_for_state(job, "succeeded")
 
     assert daemon.alive
-    assert daemon.noise() == []
+    assert daemon.unexpected_output() == []
 
 
 async def test_b79_a_dead_listening_connection_is_noticed_and_delays_no_job(fleet: Fleet) -> None:
@@ -212,7 +212,7 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
     The link of its network namespace is taken down, so there is no FIN and no RST.
     """
     with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
-        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.inside)
+        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.command_prefix)
         job = await fleet.enqueue("work", {"seconds": 9})
         await fleet.wait_for_execution(job)
         other = fleet.daemons.start()
@@ -236,7 +236,7 @@ async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_set
         other.kill()
         await fleet.wait_for_state(again, "succeeded", within=30)
         assert cut_off.alive
-        assert cut_off.noise() == []
+        assert cut_off.unexpected_output() == []
 
 
 @pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
@@ -244,7 +244,7 @@ async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fl
     """Only its driver can interrupt it, and would by default wait for two hours."""
     pytest.importorskip("psycopg")
     with isolated_network() as network, FaultyProxy(fleet.dsn, host=network.address) as proxy:
-        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.inside, WITNESS_DSN="")
+        cut_off = fleet.daemons.start(dsn=proxy.dsn, within=network.command_prefix, WITNESS_DSN="")
         await fleet.enqueue("transactional thread", {"seconds": 300})
         asleep = "select exists (select from pg_stat_activity where query like 'select pg_sleep%')"
         await eventually(lambda: fleet.value(asleep))
@@ -281,7 +281,7 @@ async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_th
 
     assert cuts
     assert daemon.alive
-    assert daemon.noise() == []
+    assert daemon.unexpected_output() == []
 
     effects = await fleet.fetch("select job_id, count(*) as count from effects group by 1 order by 1")
     assert [(row["job_id"], row["count"]) for row in effects] == [(job, 1) for job in jobs]
@@ -308,7 +308,7 @@ async def test_an_interruption_during_begin_leaves_no_open_transaction(fleet: Fl
     assert await fleet.value("select count(*) from effects") == succeeded
     assert await fleet.value("select count(*) from rota.dead_letters") == 1000 - succeeded
     assert 0 < succeeded < 1000, "some were cut off, and some were not"
-    assert daemon.noise() == []
+    assert daemon.unexpected_output() == []
     assert daemon.alive
 
 

@@ -62,7 +62,7 @@ async def test_b85_claims_settlements_heartbeats_and_transactions_work_through_a
 
     for daemon in daemons:
         assert daemon.alive
-        assert daemon.noise() == []
+        assert daemon.unexpected_output() == []
         assert daemon.events("service.failed") == []
         assert daemon.stop() == 0
     locks = await fleet.value("select count(*) from pg_locks where locktype = 'advisory'")

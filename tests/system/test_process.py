@@ -36,7 +36,7 @@ async def test_a_handler_that_breaks_the_main_loop_makes_the_daemon_drain_and_ex
     guilty = await fleet.enqueue("breaks_loop", {"by": by})
     broken = daemon.wait_for("loop.broken")
     assert f"breaks_loop (job {guilty})" in broken["suspects"]
-    assert daemon.ends() == 1
+    assert daemon.wait_for_exit() == 1
     assert await fleet.state(short) == "succeeded"
 
     job = await fleet.job(long)
@@ -72,7 +72,7 @@ async def test_a7_a_handler_that_closes_the_listening_socket_makes_the_daemon_dr
     await fleet.wait_for_execution(long)
     guilty = await fleet.enqueue("breaks_loop", {"by": "close listening"})
     assert f"breaks_loop (job {guilty})" in daemon.wait_for("socket.lost")["suspects"]
-    assert daemon.ends() == 1
+    assert daemon.wait_for_exit() == 1
     assert await fleet.state(short) == "succeeded"
 
     for job in (long, guilty):
@@ -85,8 +85,8 @@ async def test_a7_a_handler_that_crashes_the_interpreter_is_named_in_the_stack_d
     """The dump has the stacks of all threads, without values."""
     daemon = fleet.daemons.start()
     await fleet.enqueue("breaks_loop", {"by": "crash"})
-    assert daemon.ends() == -signal.SIGSEGV
-    assert "in breaks_loop" in daemon.said()
+    assert daemon.wait_for_exit() == -signal.SIGSEGV
+    assert "in breaks_loop" in daemon.output_text()
 
 
 async def test_a7_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
@@ -205,7 +205,7 @@ async def test_sigquit_releases_jobs_at_once(fleet: Fleet) -> None:
     await fleet.wait_for_execution(soft)
     await fleet.wait_for_execution(hard)
     daemon.send(signal.SIGQUIT)
-    assert daemon.ends(within=8) == HANDLER_LEFT_BEHIND
+    assert daemon.wait_for_exit(within=8) == HANDLER_LEFT_BEHIND
 
     for job in (soft, hard):
         row = await fleet.job(job)
@@ -256,7 +256,7 @@ async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fl
     await eventually(has_only_the_daemon_left, what="the end of all zombies")
     os.kill(init, signal.SIGTERM)
 
-    assert daemon.ends() == 0
+    assert daemon.wait_for_exit() == 0
     assert daemon.events("node.stopped")
 
 

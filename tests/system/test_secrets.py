@@ -69,7 +69,7 @@ async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: 
     daemon = fleet.daemons.launch(
         dsn=with_password(fleet.dsn), ROTA_LOG_LEVEL="debug", ROTA_LOG_FORMAT=log_format, PYTHONASYNCIODEBUG="1"
     )
-    await eventually(lambda: "node.started" in daemon.said(), within=20)
+    await eventually(lambda: "node.started" in daemon.output_text(), within=20)
     jobs = await run_jobs_with_secrets(fleet, daemon)
     for page in ("metrics", "healthz", "readyz") if log_format == "json" else ():
         assert_has_no_secret(daemon.get(page)[1], page)
@@ -80,7 +80,7 @@ async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: 
     for row in errors:
         assert_has_no_secret(f"{row['error_kind']} {row['error']}", "rota.attempts")
     daemon.stop()
-    result = daemon.said()
+    result = daemon.output_text()
     assert "job.settled" in result
     assert result.count("loop.stray_error") == 2
     assert result.count("left running: ValueError") == 2
@@ -102,10 +102,10 @@ COMMANDS = [["config"], ["check"], ["status"], ["dead", "show", "{failure}"], ["
 async def test_b103_a_url_that_does_not_work_is_shown_without_its_password(fleet: Fleet) -> None:
     daemon = fleet.daemons.launch(dsn=f"postgresql://someone:{PASSWORD}@127.0.0.1:1/none", ROTA_LOG_LEVEL="debug")
 
-    assert daemon.ends() == 3
+    assert daemon.wait_for_exit() == 3
 
-    assert "someone" in daemon.said()
-    assert_has_no_secret(daemon.said(), "the error")
+    assert "someone" in daemon.output_text()
+    assert_has_no_secret(daemon.output_text(), "the error")
 
 
 async def test_b103_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None:
@@ -119,9 +119,9 @@ async def test_b103_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None
 
     daemon.wait_for("loop.crashed")
     daemon.send(signal.SIGQUIT)
-    daemon.ends()
+    daemon.wait_for_exit()
 
-    result = daemon.said()
+    result = daemon.output_text()
     assert "find_reaper_work" in result or "claim_due_jobs" in result, "the place"
     assert_has_no_secret(result, "the crash")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from processes import SOURCE, TESTS, stopped
+from processes import SOURCE, TESTS, frozen
 from rota.db.migrate import VERSION
 from waiting import eventually
 
@@ -74,7 +74,7 @@ async def test_an_older_and_a_newer_daemon_work_together_and_take_over_from_each
 
     # The older daemon dies first, then the newer one. An older daemon takes over its job, as in a rollback.
     for victim, survivor in ((old, new), (new, None)):
-        with stopped(survivor) if survivor else nullcontext():
+        with frozen(survivor) if survivor else nullcontext():
             job = await fleet.enqueue("work", {"seconds": 600})
             (execution,) = await fleet.wait_for_execution(job)
         assert execution["pid"] == victim.pid
