@@ -1,7 +1,8 @@
-"""Kill, stop and cut off daemons and servers while jobs flow in, heal everything, and hold what happened against the laws.
+"""Kill, stop and cut off daemons and servers while jobs flow in, then restore everything and check the invariants.
 
-The plan of faults follows from the seed; when they strike does not, quite: a seed is a place to begin to look. The laws
-are in chaos_checks.py, the jobs in process_app.py. Exit code 1, with the seed and the evidence, where a law was broken.
+The seed determines the plan of faults, but not the exact moments at which they happen. The invariants are in
+chaos_checks.py, the jobs in process_app.py. The exit code is 1 if one is broken; the output has the seed and the
+evidence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
 
-from chaos_checks import TRANSITIONS, Disturbance, End, Evidence, Execution, Transition, violations
+from chaos_checks import TRANSITIONS, Disturbance, End, Evidence, Execution, Transition, find_violations
 from fleets import CONNECTION_ERRORS
 from process_app import EFFECTS, WITNESS
 from processes import DaemonProcess, Daemons
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 LEASE_S = 3.0
 REAP_S = 0.5
 MARGIN_S = 4.0
-"""Seconds granted beyond what the settings promise, to a machine with more to do than it has cores."""
+"""Seconds added to every deadline, for a loaded machine."""
 DRAINED_WITHIN_S = 90.0
-SLOWEST_AFTERWARDS = 0.3
-"""The least share of the throughput before that must be there after."""
-BURST = 2000
+MIN_THROUGHPUT_RATIO = 0.3
+"""The lowest allowed ratio of the throughput after the faults to that before."""
+BURST_JOBS = 2000
 
-JOBS = {
+JOB_WEIGHTS = {
     "noop": 20,
     "work": 20,
     "slow": 6,
@@ -53,9 +54,9 @@ JOBS = {
     "snoozes": 4,
     "unique": 5,
 }
-"""kind -> how often, in a hundred or so."""
+"""Kind of job -> relative frequency."""
 
-FAULTS = {
+FAULT_WEIGHTS = {
     "kill_daemon": 5,
     "halt_daemon": 5,
     "drain_daemon": 4,
@@ -69,7 +70,7 @@ FAULTS = {
 }
 
 
-EXPECTED = {
+EXPECTED_ERROR_KINDS = {
     *(
         "RuntimeError",
         "InterruptedError",
@@ -84,11 +85,11 @@ EXPECTED = {
     *("AdminShutdownError", "CannotConnectNowError", "CrashShutdownError", "IdleInTransactionSessionTimeoutError"),
     *("FileNotFoundError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError", "QueryCanceledError"),
 }
-"""What an attempt may fail of here: what its handler was asked for, and what a cut connection raises."""
+"""Errors with which attempts may fail here: requested by the handler's payload, or caused by lost connections."""
 
 
 class Fault(NamedTuple):
-    """What strikes, when, for how long, and whom: a share of whatever there is then to choose from."""
+    """One fault. `pick` chooses the target as a fraction of the candidates that exist at that time."""
 
     at: float
     kind: str
@@ -96,11 +97,11 @@ class Fault(NamedTuple):
     pick: float
 
 
-def plan(dice: random.Random, seconds: float) -> list[Fault]:
-    """Lay down all faults of a run."""
+def plan_faults(dice: random.Random, seconds: float) -> list[Fault]:
+    """Plan all faults of a run."""
     faults, at = [], 1.0
     while at < seconds:
-        (kind,) = dice.choices([*FAULTS], weights=[*FAULTS.values()])
+        (kind,) = dice.choices([*FAULT_WEIGHTS], weights=[*FAULT_WEIGHTS.values()])
         faults.append(Fault(round(at, 1), kind, round(dice.uniform(0.3, 1.0) ** 2 * 8, 1), dice.random()))
         at += dice.uniform(0.3, 3.0)
     return faults
@@ -108,24 +109,24 @@ def plan(dice: random.Random, seconds: float) -> list[Fault]:
 
 @dataclass(slots=True)
 class Seat:
-    """Where a daemon should be running; when it dies, another one takes the seat after a while."""
+    """One place for a daemon. When its daemon ends, another one is started there."""
 
     daemon: DaemonProcess
     busy: bool = False
-    """A fault has it in hand."""
+    """A fault is acting on the daemon."""
 
 
 @dataclass(slots=True)
 class World:
-    """Everything a fault can touch, and what has been noted for the verdict."""
+    """Everything that a fault can change, and what is recorded for the checks."""
 
     server: DurableServer
     witness: str
     daemons: Daemons
     dice: random.Random
     seats: list[Seat] = field(default_factory=list)
-    server_in_hand: asyncio.Lock = field(default_factory=asyncio.Lock)
-    healed: bool = False
+    server_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    faults_over: bool = False
     acknowledged: list[int] = field(default_factory=list)
     process_ends: dict[int, float] = field(default_factory=dict)
     killed: list[tuple[int, float]] = field(default_factory=list)
@@ -134,24 +135,24 @@ class World:
     faulty_ends: list[str] = field(default_factory=list)
 
     def note(self, what: str, **fields: Any) -> None:
-        """Print one line of the story."""
-        say(f"{time.monotonic() - STARTED:6.1f}  {what}", *(f"{name}={value}" for name, value in fields.items()))
+        """Print one line of progress."""
+        write_line(f"{time.monotonic() - STARTED:6.1f}  {what}", *(f"{name}={value}" for name, value in fields.items()))
 
     async def client(self, stack: AsyncExitStack) -> Connection[Record]:
-        """Connect as a client does that comes again until it gets through."""
+        """Connect as a client that retries until it succeeds."""
 
-        async def reached() -> Connection[Record] | None:
+        async def connect() -> Connection[Record] | None:
             try:
                 return await asyncpg.connect(self.server.dsn, timeout=5, server_settings={"application_name": "client"})
             except CONNECTION_ERRORS:
                 return None
 
-        connection = await eventually(reached, within=60, what="a server that takes connections")
+        connection = await eventually(connect, within=60, what="a server that accepts connections")
         stack.callback(connection.terminate)
         return connection
 
-    def free_seat(self, pick: float) -> Seat | None:
-        """Choose a daemon for a fault; one at least is spared, for somebody has to take over."""
+    def pick_free_seat(self, pick: float) -> Seat | None:
+        """Choose a daemon for a fault, or None if it would be the last one."""
         free = [seat for seat in self.seats if not seat.busy and seat.daemon.alive]
         return free[int(pick * len(free))] if len(free) > 1 else None
 
@@ -159,35 +160,35 @@ class World:
 STARTED = time.monotonic()
 
 
-def say(*words: str) -> None:
-    """Write a line, at once: who watches a run of minutes wants to see it."""
+def write_line(*words: str) -> None:
+    """Write a line and flush it."""
     sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
 
 
 async def pass_time(seconds: float) -> None:
-    """Return when so much time has passed."""
+    """Wait for that many seconds."""
     until = time.monotonic() + seconds
     await eventually(lambda: time.monotonic() >= until, within=seconds + 60)
 
 
-# What is done to the world.
+# The faults.
 
 
 async def kill_daemon(world: World, fault: Fault) -> None:
-    """Kill -9; another one comes after a while."""
-    if (seat := world.free_seat(fault.pick)) is None:
+    """Kill a daemon with SIGKILL and start another one after a while."""
+    if (seat := world.pick_free_seat(fault.pick)) is None:
         return
     seat.busy = True
     seat.daemon.kill()
     world.killed.append((seat.daemon.pid, time.time()))
     world.note("killed", pid=seat.daemon.pid)
-    await take_seat_again(world, seat, fault.seconds)
+    await start_replacement(world, seat, fault.seconds)
 
 
 async def halt_daemon(world: World, fault: Fault) -> None:
-    """Hold a process still, mostly beyond its leases, and let it go on as a zombie."""
-    if (seat := world.free_seat(fault.pick)) is None:
+    """Stop a process with SIGSTOP, usually for longer than its leases, and let it continue."""
+    if (seat := world.pick_free_seat(fault.pick)) is None:
         return
     seat.busy = True
     world.halted.add(seat.daemon.pid)
@@ -199,12 +200,12 @@ async def halt_daemon(world: World, fault: Fault) -> None:
 
 
 async def drain_daemon(world: World, fault: Fault) -> None:
-    """Tell a daemon to stop, as a deployment does."""
-    if (seat := world.free_seat(fault.pick)) is None:
+    """Send SIGTERM to a daemon, as a deployment does."""
+    if (seat := world.pick_free_seat(fault.pick)) is None:
         return
     seat.busy = True
     seat.daemon.send(signal.SIGTERM)
-    world.note("told to stop", pid=seat.daemon.pid)
+    world.note("draining", pid=seat.daemon.pid)
     if fault.pick * 7 % 1 < 0.3:
         await pass_time(0.5)
         seat.daemon.send(signal.SIGTERM)
@@ -215,11 +216,11 @@ async def drain_daemon(world: World, fault: Fault) -> None:
         seat.daemon.kill()
     elif seat.daemon.popen.returncode != 0 and seat.daemon.events("node.started"):
         world.faulty_ends.append(f"{seat.daemon.pid} ended with {seat.daemon.popen.returncode} after SIGTERM")
-    await take_seat_again(world, seat, fault.seconds / 4)
+    await start_replacement(world, seat, fault.seconds / 4)
 
 
-async def take_seat_again(world: World, seat: Seat, after: float) -> None:
-    """Start the next daemon where one has ended."""
+async def start_replacement(world: World, seat: Seat, after: float) -> None:
+    """Start the next daemon in the seat after a while."""
     world.process_ends[seat.daemon.pid] = time.time()
     await pass_time(after)
     seat.daemon = world.daemons.launch()
@@ -227,7 +228,7 @@ async def take_seat_again(world: World, seat: Seat, after: float) -> None:
 
 
 async def cut_backends(world: World, fault: Fault) -> None:
-    """Terminate some connections, whatever they are doing."""
+    """Terminate some server connections at random."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
@@ -243,30 +244,30 @@ async def cut_backends(world: World, fault: Fault) -> None:
 
 
 async def restart_server(world: World, fault: Fault) -> None:
-    """Fast shutdown, and start again."""
-    await server_away(world, world.server.stop, "server restarted", fault.seconds / 4)
+    """Shut the server down fast, and start it again."""
+    await take_server_away(world, world.server.stop, "server restarted", fault.seconds / 4)
 
 
 async def kill_server(world: World, fault: Fault) -> None:
-    """Kill -9 the server, and start it again."""
-    await server_away(world, world.server.kill, "server killed", fault.seconds / 2)
+    """Kill the server with SIGKILL, and start it again."""
+    await take_server_away(world, world.server.kill, "server killed", fault.seconds / 2)
 
 
-async def server_away(world: World, end: Callable[[], None], how: str, seconds: float) -> None:
-    """Take the server away for a while."""
-    async with world.server_in_hand:
+async def take_server_away(world: World, end: Callable[[], None], how: str, seconds: float) -> None:
+    """End the server, and start it after a while."""
+    async with world.server_lock:
         began = time.time()
         end()
         world.note(how, seconds=seconds)
         await pass_time(seconds)
         world.server.start()
         away = time.time() - began
-        # Who has waited so long may pause as long again before the next try.
+        # After an outage, the backoff of a client may last as long as the outage did.
         world.disturbances.append(Disturbance(began, time.time() + away * 1.5 + 2))
 
 
 async def hold_locks(world: World, fault: Fault) -> None:
-    """Lock some jobs' rows, as a careless client might."""
+    """Lock the rows of some jobs in an open transaction."""
     began = time.time()
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
@@ -279,7 +280,7 @@ async def hold_locks(world: World, fault: Fault) -> None:
 
 
 async def hold_snapshot(world: World, fault: Fault) -> None:
-    """Keep vacuum from clearing anything away."""
+    """Hold a snapshot so that vacuum cannot remove dead rows."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
@@ -290,7 +291,7 @@ async def hold_snapshot(world: World, fault: Fault) -> None:
 
 
 async def cancel(world: World, _: Fault) -> None:
-    """Cancel some jobs, waiting or running."""
+    """Cancel some waiting or running jobs."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
@@ -301,7 +302,7 @@ async def cancel(world: World, _: Fault) -> None:
 
 
 async def redrive(world: World, _: Fault) -> None:
-    """Send some dead letters back."""
+    """Redrive some dead letters."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
@@ -309,7 +310,7 @@ async def redrive(world: World, _: Fault) -> None:
             world.note("redriven", count=row and row["redriven"])
 
 
-STRIKE: dict[str, Callable[[World, Fault], Coroutine[Any, Any, None]]] = {
+FAULT_FUNCTIONS: dict[str, Callable[[World, Fault], Coroutine[Any, Any, None]]] = {
     "kill_daemon": kill_daemon,
     "halt_daemon": halt_daemon,
     "drain_daemon": drain_daemon,
@@ -323,17 +324,17 @@ STRIKE: dict[str, Callable[[World, Fault], Coroutine[Any, Any, None]]] = {
 }
 
 
-# What goes on meanwhile.
+# The load.
 
 
 async def insert_jobs(world: World, count: int, seconds: float) -> None:
-    """Insert jobs of all kinds by plain SQL, a few at a time, over so many seconds."""
+    """Insert jobs of all kinds in small batches over that many seconds."""
     began, dice = time.monotonic(), world.dice
     batch = 10
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        for done in range(0, count, batch):
-            rows = [some_job(dice) for _ in range(batch)]
+        for inserted in range(0, count, batch):
+            rows = [draw_job(dice) for _ in range(batch)]
             try:
                 async with asyncio.timeout(10):
                     added = await conn.fetch(INSERT, *zip(*rows, strict=True))
@@ -341,7 +342,7 @@ async def insert_jobs(world: World, count: int, seconds: float) -> None:
             except CONNECTION_ERRORS:
                 conn.terminate()
                 conn = await world.client(stack)
-            await pass_time(max(0.0, began + seconds * done / count - time.monotonic()))
+            await pass_time(max(0.0, began + seconds * inserted / count - time.monotonic()))
 
 
 INSERT = """
@@ -357,9 +358,9 @@ returning job_id
 """
 
 
-def some_job(dice: random.Random) -> tuple[str, str, float, int, int, float | None, str | None]:
+def draw_job(dice: random.Random) -> tuple[str, str, float, int, int, float | None, str | None]:
     """Draw a job: handler, payload, delay, priority, max_attempts, timeout, unique_key."""
-    (kind,) = dice.choices([*JOBS], weights=[*JOBS.values()])
+    (kind,) = dice.choices([*JOB_WEIGHTS], weights=[*JOB_WEIGHTS.values()])
     handler, payload, timeout, key = kind, "{}", None, None
     match kind:
         case "slow":
@@ -374,60 +375,60 @@ def some_job(dice: random.Random) -> tuple[str, str, float, int, int, float | No
         case "unique":
             handler, payload, key = "work", '{"seconds": 0.3}', f"key {dice.randrange(5)}"
     delay = dice.choice([0.0, 0.0, 0.0, dice.uniform(0, 5), -60.0])
-    attempts = 3 if kind == "flaky" or timeout else 20  # what fails again and again shall come to an end
+    attempts = 3 if kind == "flaky" or timeout else 20  # jobs that always fail must end soon
     return handler, payload, delay, dice.randrange(10), attempts, timeout, key
 
 
-async def keep_seats_taken(world: World) -> None:
-    """Do what a service manager does: start what has ended by itself, and remember that it had no reason to."""
+async def restart_ended_daemons(world: World) -> None:
+    """Restart daemons that ended by themselves, as a service manager does, and record their exit as faulty."""
 
-    def look() -> bool:
+    def restart_all_ended() -> bool:
         for seat in world.seats:
             if seat.busy or seat.daemon.alive:
                 continue
             code, said = seat.daemon.popen.returncode, seat.daemon.output_text()
-            if code != 3:  # no database at the start: to be started again is right
+            if code != 3:  # no database at the start, where a restart is correct
                 world.faulty_ends.append(f"{seat.daemon.pid} ended by itself with {code}:\n{said[-3000:]}")
             world.note("ended by itself", pid=seat.daemon.pid, code=code)
             world.process_ends[seat.daemon.pid] = time.time()
             seat.daemon = world.daemons.launch()
-        return world.healed
+        return world.faults_over
 
-    async def looked() -> bool:
+    async def check_after_pause() -> bool:
         await pass_time(0.3)
-        return look()
+        return restart_all_ended()
 
-    await eventually(looked, within=24 * 3600)
+    await eventually(check_after_pause, within=24 * 3600)
 
 
-async def throughput(world: World) -> float:
-    """Put a burst of small jobs in and tell how many a second get done."""
+async def measure_throughput(world: World) -> float:
+    """Insert a burst of small jobs and return how many finish per second."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         began = time.monotonic()
         added = await conn.fetch(
-            "insert into rota.jobs (handler) select 'noop' from generate_series(1, $1) returning job_id", BURST
+            "insert into rota.jobs (handler) select 'noop' from generate_series(1, $1) returning job_id", BURST_JOBS
         )
         world.acknowledged += [row["job_id"] for row in added]
         last = [row["job_id"] for row in added]
 
-        async def done() -> bool:
+        async def are_finished() -> bool:
             return not await conn.fetchval("select exists (select from rota.jobs where job_id = any ($1))", last)
 
-        await eventually(done, within=60, what=f"the end of {BURST} small jobs")
-        return BURST / (time.monotonic() - began)
+        await eventually(are_finished, within=60, what=f"the end of {BURST_JOBS} small jobs")
+        return BURST_JOBS / (time.monotonic() - began)
 
 
-async def drained(world: World) -> None:
-    """Return when no job is left; whatever was lost must have been taken back by then."""
+async def wait_until_drained(world: World) -> None:
+    """Wait until no job is left. Fail if expired leases are not reaped in time."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
-        healed_at = told_at = time.monotonic()
+        healed_at = printed_at = time.monotonic()
 
-        async def empty() -> bool:
-            nonlocal told_at
-            if time.monotonic() > told_at + 5:
-                told_at = time.monotonic()
+        async def is_empty() -> bool:
+            nonlocal printed_at
+            if time.monotonic() > printed_at + 5:
+                printed_at = time.monotonic()
                 left = await conn.fetch(
                     """
                     select handler, losses > 1 as suspect, state, count(*), min(run_at - now()) as first_in
@@ -440,17 +441,17 @@ async def drained(world: World) -> None:
                 REAP_S + MARGIN_S,
             )
             if expired and time.monotonic() > healed_at + 2 * (LEASE_S + REAP_S + MARGIN_S):
-                raise AssertionError(f"{expired} running jobs whose lease has expired, and nobody takes them back")
+                raise AssertionError(f"{expired} running jobs whose lease has expired, which no reaper takes back")
             return not await conn.fetchval("select exists (select from rota.jobs)")
 
-        await eventually(empty, within=DRAINED_WITHIN_S, what="the end of the last job")
+        await eventually(is_empty, within=DRAINED_WITHIN_S, what="the end of the last job")
 
 
-# The verdict.
+# The checks.
 
 
-async def gather(world: World) -> Evidence:
-    """Collect what is known from both servers."""
+async def gather_evidence(world: World) -> Evidence:
+    """Read the evidence from both servers."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         transitions = await conn.fetch(
@@ -492,8 +493,8 @@ async def gather(world: World) -> Evidence:
     )
 
 
-async def failed_attempts(world: World) -> dict[str, int]:
-    """Say of what attempts failed, and how often."""
+async def count_failed_attempts(world: World) -> dict[str, int]:
+    """Return error kind -> number of failed attempts."""
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         rows = await conn.fetch(
@@ -502,64 +503,77 @@ async def failed_attempts(world: World) -> dict[str, int]:
         return {row["kind"]: row["count"] for row in rows}
 
 
-async def strike(world: World, faults: Sequence[Fault], seconds: float) -> None:
-    """Let the faults strike, each at its time, and return when all are over."""
+async def run_faults(world: World, faults: Sequence[Fault], seconds: float) -> None:
+    """Start each fault at its time and wait until all are over."""
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for fault in faults:
             await pass_time(max(0.0, began + fault.at - time.monotonic()))
-            group.create_task(STRIKE[fault.kind](world, fault))
+            group.create_task(FAULT_FUNCTIONS[fault.kind](world, fault))
         await pass_time(max(0.0, began + seconds - time.monotonic()))
 
 
 async def run(world: World, *, seconds: float, daemons: int, jobs: int) -> list[str]:
-    """Run the whole story; return what is wrong."""
-    faults = plan(world.dice, seconds)
+    """Run the faults and the checks; return the violations."""
+    faults = plan_faults(world.dice, seconds)
     world.seats = [Seat(world.daemons.launch()) for _ in range(daemons)]
     for seat in world.seats:
         seat.daemon.wait_for("node.started", within=30)
-    before = max([await throughput(world) for _ in range(2)])
+    before = max([await measure_throughput(world) for _ in range(2)])
     world.note("throughput", jobs_per_second=round(before))
-    wrong: list[str] = []
+    failures: list[str] = []
     async with asyncio.TaskGroup() as group:
-        keeper = group.create_task(keep_seats_taken(world))
+        keeper = group.create_task(restart_ended_daemons(world))
         async with asyncio.TaskGroup() as storm:
             storm.create_task(insert_jobs(world, jobs, seconds))
-            storm.create_task(strike(world, faults, seconds))
-        world.note("healed", faults=len(faults))
+            storm.create_task(run_faults(world, faults, seconds))
+        world.note("faults over", faults=len(faults))
         try:
-            await drained(world)
+            await wait_until_drained(world)
             world.note("drained")
-            after = max([await throughput(world) for _ in range(2)])
+            after = max([await measure_throughput(world) for _ in range(2)])
             world.note("throughput", jobs_per_second=round(after), ratio=round(after / before, 2))
-            if after < before * SLOWEST_AFTERWARDS:
-                wrong.append(f"throughput fell from {before:.0f} to {after:.0f} jobs a second")
-            await drained(world)
+            if after < before * MIN_THROUGHPUT_RATIO:
+                failures.append(f"throughput fell from {before:.0f} to {after:.0f} jobs a second")
+            await wait_until_drained(world)
         except AssertionError as error:
-            wrong.append(str(error))
-        world.healed = True
+            failures.append(str(error))
+        world.faults_over = True
         await keeper
     for seat in world.seats:
         code = seat.daemon.stop()
         world.process_ends[seat.daemon.pid] = time.time()
         if code != 0:
-            wrong.append(f"{seat.daemon.pid} ended with {code} at the end")
-    seen = await gather(world)
+            failures.append(f"{seat.daemon.pid} ended with {code} at the end")
+    evidence = await gather_evidence(world)
     world.note(
-        "seen",
-        jobs=len({step.job_id for step in seen.transitions}),
-        claims=sum(step.kind == "claimed" for step in seen.transitions),
-        executions=len(seen.executions),
-        **{end: sum(each.outcome == end for each in seen.ends) for end in sorted({each.outcome for each in seen.ends})},
+        "recorded",
+        jobs=len({step.job_id for step in evidence.transitions}),
+        claims=sum(step.kind == "claimed" for step in evidence.transitions),
+        executions=len(evidence.executions),
+        **{
+            end: sum(each.outcome == end for each in evidence.ends)
+            for end in sorted({each.outcome for each in evidence.ends})
+        },
     )
-    failures = await failed_attempts(world)
-    world.note("attempts that failed", **failures)
-    unexpected = [f"attempts failed with {kind}, which no fault explains" for kind in failures if kind not in EXPECTED]
-    return [*wrong, *unexpected, *world.faulty_ends, *noise(world.daemons.started), *violations(seen)]
+    error_counts = await count_failed_attempts(world)
+    world.note("failed attempts", **error_counts)
+    unexpected = [
+        f"attempts failed with {kind}, which no fault explains"
+        for kind in error_counts
+        if kind not in EXPECTED_ERROR_KINDS
+    ]
+    return [
+        *failures,
+        *unexpected,
+        *world.faulty_ends,
+        *unexpected_output(world.daemons.started),
+        *find_violations(evidence),
+    ]
 
 
-def noise(daemons: Sequence[DaemonProcess]) -> list[str]:
-    """What the daemons wrote that is no log line: tracebacks of ours, warnings of the interpreter."""
+def unexpected_output(daemons: Sequence[DaemonProcess]) -> list[str]:
+    """Return the output of the daemons that is not log lines: tracebacks and interpreter warnings."""
     found = []
     for daemon in daemons:
         lines = [line for line in daemon.unexpected_output() if not line.startswith("rota: ")]
@@ -568,8 +582,8 @@ def noise(daemons: Sequence[DaemonProcess]) -> list[str]:
     return found
 
 
-async def prepare(server: DurableServer, witness: str) -> None:
-    """Make the tables in which everything is written down."""
+async def create_witness_tables(server: DurableServer, witness: str) -> None:
+    """Create the tables that record transitions, effects and executions."""
     for dsn, statements in ((server.dsn, TRANSITIONS + ";" + EFFECTS), (witness, WITNESS)):
         conn = await asyncpg.connect(dsn)
         try:
@@ -579,14 +593,14 @@ async def prepare(server: DurableServer, witness: str) -> None:
 
 
 def main() -> int:
-    """Run one seed; 0 if all laws held."""
+    """Run one seed; return 0 if all invariants held."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
-    options.add_argument("--minutes", type=float, default=0.7, help="how long faults strike; healing comes on top")
+    options.add_argument("--minutes", type=float, default=0.7, help="duration of the faults, without the recovery")
     options.add_argument("--daemons", type=int, default=3)
     options.add_argument("--jobs", type=int, default=2000)
     given = options.parse_args()
-    say(f"seed {given.seed}")
+    write_line(f"seed {given.seed}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rota-chaos-", dir=memory_folder())))
         folder.chmod(0o755)
@@ -605,12 +619,12 @@ def main() -> int:
         daemons = stack.enter_context(Daemons(folder / "logs", server.dsn, app="process_app:app", environ=environ))
         world = World(server, witness, daemons, random.Random(given.seed))
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(prepare(server, witness))
-            wrong = runner.run(run(world, seconds=given.minutes * 60, daemons=given.daemons, jobs=given.jobs))
-    if wrong:
-        say(f"\nseed {given.seed}: {len(wrong)} laws or promises broken", *(f"\n- {each}" for each in wrong))
+            runner.run(create_witness_tables(server, witness))
+            failures = runner.run(run(world, seconds=given.minutes * 60, daemons=given.daemons, jobs=given.jobs))
+    if failures:
+        write_line(f"\nseed {given.seed}: {len(failures)} invariants broken", *(f"\n- {each}" for each in failures))
         return 1
-    say(f"seed {given.seed}: all laws held")
+    write_line(f"seed {given.seed}: all invariants held")
     return 0
 
 

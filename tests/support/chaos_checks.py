@@ -1,4 +1,4 @@
-"""What must hold after any faults: the evidence of a run of tests/chaos.py, and the laws it is held against."""
+"""The evidence of a run of chaos.py, and the invariants that must hold after any faults."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ create trigger note_all after insert or delete on rota.jobs for each row execute
 create trigger note_state after update on rota.jobs for each row when (old.state <> new.state)
 execute function note_transition();
 """
-"""What writes down, in the transaction that does it, how jobs come, are claimed, and leave."""
+"""Triggers that record each insert, claim, settlement and delete of a job in the same transaction."""
 
 
 class Execution(NamedTuple):
-    """A handler at work, as the witness saw it; instants in seconds since 1970. `stopped` is None if it never said so."""
+    """A handler call as the witness recorded it, in seconds since 1970.
+
+    `stopped` is None if its end was not recorded.
+    """
 
     job_id: int
     fence_token: int
@@ -54,7 +57,7 @@ class Execution(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A change of a job's row: born, claimed, left (running no more), ended (row deleted)."""
+    """A change of a job's row: born (inserted), claimed, left (no longer running), ended (deleted)."""
 
     job_id: int
     fence_token: int | None
@@ -77,7 +80,7 @@ T = TypeVar("T", Execution, Transition)
 
 
 class Disturbance(NamedTuple):
-    """A stretch in which nobody could be expected to recover anything."""
+    """A period in which no recovery can be expected."""
 
     begins: float
     ends: float
@@ -85,128 +88,128 @@ class Disturbance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known after a run."""
+    """Everything recorded during a run."""
 
     acknowledged: Sequence[int]
-    """Jobs whose INSERT was answered."""
+    """Ids of jobs whose INSERT was acknowledged."""
     transitions: Sequence[Transition]
     executions: Sequence[Execution]
     ends: Sequence[End]
     left_over: Sequence[str]
-    """Rows that still stand in rota.jobs, as text."""
+    """Rows left in rota.jobs, as text."""
     effects: Sequence[tuple[int, int]]
     """(job_id, step) of each row written in job.transaction()."""
     process_ends: Mapping[int, float]
-    """pid -> when it had ended."""
+    """pid -> time of its end."""
     killed: Sequence[tuple[int, float]]
-    """(pid, instant) of each SIGKILL of a daemon."""
+    """(pid, time) of each SIGKILL of a daemon."""
     halted: frozenset[int]
-    """Processes that were held still for a while."""
+    """Processes that were stopped with SIGSTOP for a while."""
     disturbances: Sequence[Disturbance] = field(default_factory=list)
     reaped_within: float
-    """Seconds from the end of a lease to its being taken back."""
+    """Seconds allowed between the end of a lease and its reaping."""
 
 
-def violations(seen: Evidence) -> Iterator[str]:
-    """Say what should not have happened; nothing, if all is well."""
+def find_violations(evidence: Evidence) -> Iterator[str]:
+    """Yield every violation of an invariant."""
     for check in (
         every_job_ends_once,
         effects_are_exactly_once,
         executions_overlap_only_after_the_lease,
         nothing_is_settled_twice,
-        at_most_once_is_that,
-        tokens_grow,
+        at_most_once_jobs_start_once,
+        tokens_increase,
         unique_keys_are_unique,
-        the_dead_are_taken_over_in_time,
+        jobs_of_killed_daemons_are_reaped_in_time,
     ):
-        for count, violation in enumerate(check(seen)):
+        for count, violation in enumerate(check(evidence)):
             if count == 5:
                 yield f"{check.__name__}: … and more"
                 break
             yield f"{check.__name__}: {violation}"
 
 
-def every_job_ends_once(seen: Evidence) -> Iterator[str]:
-    """Every job stands in the ledger or among the dead letters, once, and none is left or unheard of."""
-    born = {step.job_id for step in seen.transitions if step.kind == "born"}
-    for job_id in sorted(set(seen.acknowledged) - born):
-        yield f"job {job_id} was acknowledged and is gone"
-    ends = Counter(end.job_id for end in seen.ends)
+def every_job_ends_once(evidence: Evidence) -> Iterator[str]:
+    """Every job is in the ledger or among the dead letters exactly once, and none is left over."""
+    born = {step.job_id for step in evidence.transitions if step.kind == "born"}
+    for job_id in sorted(set(evidence.acknowledged) - born):
+        yield f"job {job_id} was acknowledged and has disappeared"
+    ends = Counter(end.job_id for end in evidence.ends)
     for job_id in sorted(born):
         if ends[job_id] != 1:
-            yield f"job {job_id} has ended {ends[job_id]} times: {_story(seen, job_id)}"
-    for row in seen.left_over:
-        yield f"still there: {row}"
+            yield f"job {job_id} has ended {ends[job_id]} times: {_history(evidence, job_id)}"
+    for row in evidence.left_over:
+        yield f"left over: {row}"
 
 
-def effects_are_exactly_once(seen: Evidence) -> Iterator[str]:
-    """What a handler wrote in job.transaction() is there once where the job succeeded, and never twice."""
-    written = Counter(seen.effects)
+def effects_are_exactly_once(evidence: Evidence) -> Iterator[str]:
+    """A write in job.transaction() exists once if the job succeeded, and never twice."""
+    written = Counter(evidence.effects)
     for (job_id, step), count in written.items():
         if count > 1:
-            yield f"effect {step} of job {job_id} is there {count} times: {_story(seen, job_id)}"
-    succeeded = {end.job_id for end in seen.ends if end.outcome == "succeeded"}
-    handlers = {step.job_id: step.handler for step in seen.transitions}
+            yield f"effect {step} of job {job_id} is there {count} times: {_history(evidence, job_id)}"
+    succeeded = {end.job_id for end in evidence.ends if end.outcome == "succeeded"}
+    handlers = {step.job_id: step.handler for step in evidence.transitions}
     for job_id, handler in handlers.items():
         if handler == "transactional" and written[job_id, 0] != (job_id in succeeded):
-            yield f"job {job_id}: {written[job_id, 0]} effects, succeeded: {job_id in succeeded}: {_story(seen, job_id)}"
+            yield f"job {job_id}: {written[job_id, 0]} effects, succeeded: {job_id in succeeded}: {_history(evidence, job_id)}"
         if handler == "steps" and job_id in succeeded:
             missing = [step for step in range(3) if not written[job_id, step]]
             if missing:
-                yield f"job {job_id} succeeded without its steps {missing}: {_story(seen, job_id)}"
+                yield f"job {job_id} succeeded without its steps {missing}: {_history(evidence, job_id)}"
 
 
-def executions_overlap_only_after_the_lease(seen: Evidence) -> Iterator[str]:
-    """A second execution of a job begins when the first has ended or its lease has expired, never else.
+def executions_overlap_only_after_the_lease(evidence: Evidence) -> Iterator[str]:
+    """A second execution begins only after the first has ended or its lease has expired.
 
-    Where neither a stop of the process nor a thread kept the first from it, it has even ended before the second begins.
+    Unless the first process was stopped or ran the job in a thread, the first execution has ended in both cases.
     """
     leases = {
         (step.job_id, step.fence_token): step.lease_expires
-        for step in seen.transitions
+        for step in evidence.transitions
         if step.kind in {"left", "ended"} and step.fence_token is not None
     }
-    for job_id, executions in _by_job(seen.executions).items():
+    for job_id, executions in _by_job(evidence.executions).items():
         for first, second in pairwise(sorted(executions, key=lambda e: e.fence_token)):
-            over = min(first.stopped or float("inf"), seen.process_ends.get(first.pid, float("inf")))
-            if over <= second.started:
+            first_ended_at = min(first.stopped or float("inf"), evidence.process_ends.get(first.pid, float("inf")))
+            if first_ended_at <= second.started:
                 continue
             lease = leases.get((job_id, first.fence_token))
             if lease is None or lease > second.started:
-                yield f"job {job_id} ran twice at once, under a living lease ({lease}): {_story(seen, job_id)}"
-            elif first.pid not in seen.halted and first.handler != "thread":
-                yield f"job {job_id} ran twice at once, though the first could have been told: {_story(seen, job_id)}"
+                yield f"job {job_id} ran twice at once, under a valid lease ({lease}): {_history(evidence, job_id)}"
+            elif first.pid not in evidence.halted and first.handler != "thread":
+                yield f"job {job_id} ran twice at once, although the first could be interrupted: {_history(evidence, job_id)}"
 
 
-def nothing_is_settled_twice(seen: Evidence) -> Iterator[str]:
-    """Each claim is settled at most once, and what ended in success ended by its last claim."""
+def nothing_is_settled_twice(evidence: Evidence) -> Iterator[str]:
+    """Each claim is settled at most once, and a succeeded job has the token of its last claim."""
     settled = Counter(
         (step.job_id, step.fence_token)
-        for step in seen.transitions
+        for step in evidence.transitions
         if step.kind in {"left", "ended"} and step.fence_token is not None
     )
     for (job_id, token), count in settled.items():
         if count > 1:
-            yield f"job {job_id}, token {token}: settled {count} times: {_story(seen, job_id)}"
+            yield f"job {job_id}, token {token}: settled {count} times: {_history(evidence, job_id)}"
     last: dict[int, int] = {}
-    for step in seen.transitions:
+    for step in evidence.transitions:
         if step.kind == "claimed" and step.fence_token is not None:
             last[step.job_id] = max(last.get(step.job_id, 0), step.fence_token)
-    for end in seen.ends:
+    for end in evidence.ends:
         if end.outcome == "succeeded" and end.fence_token != last.get(end.job_id):
-            yield f"job {end.job_id} succeeded by token {end.fence_token}, not its last: {_story(seen, end.job_id)}"
+            yield f"job {end.job_id} succeeded by token {end.fence_token}, not its last: {_history(evidence, end.job_id)}"
 
 
-def at_most_once_is_that(seen: Evidence) -> Iterator[str]:
-    """A job with delivery = 'at_most_once' begins at most once."""
-    for job_id, executions in _by_job(seen.executions).items():
+def at_most_once_jobs_start_once(evidence: Evidence) -> Iterator[str]:
+    """A job with delivery = 'at_most_once' starts at most once."""
+    for job_id, executions in _by_job(evidence.executions).items():
         if executions[0].handler == "once" and len(executions) > 1:
-            yield f"job {job_id} began {len(executions)} times: {_story(seen, job_id)}"
+            yield f"job {job_id} began {len(executions)} times: {_history(evidence, job_id)}"
 
 
-def tokens_grow(seen: Evidence) -> Iterator[str]:
-    """No token is given twice, and a later claim of a job has the larger one."""
-    claims = [step for step in seen.transitions if step.kind == "claimed"]
+def tokens_increase(evidence: Evidence) -> Iterator[str]:
+    """No token is issued twice, and a later claim of a job has a larger token."""
+    claims = [step for step in evidence.transitions if step.kind == "claimed"]
     for token, count in Counter(step.fence_token for step in claims).items():
         if count > 1:
             yield f"token {token} was issued {count} times"
@@ -216,10 +219,10 @@ def tokens_grow(seen: Evidence) -> Iterator[str]:
                 yield f"job {job_id}: token {second.fence_token} after {first.fence_token}"
 
 
-def unique_keys_are_unique(seen: Evidence) -> Iterator[str]:
-    """Of the jobs of one unique_key at most one lives."""
+def unique_keys_are_unique(evidence: Evidence) -> Iterator[str]:
+    """At most one live job has a given unique_key."""
     lives: dict[str, int] = {}
-    for step in sorted(seen.transitions, key=lambda step: step.at):
+    for step in sorted(evidence.transitions, key=lambda step: step.at):
         if step.unique_key is None:
             continue
         if step.kind == "born":
@@ -230,15 +233,15 @@ def unique_keys_are_unique(seen: Evidence) -> Iterator[str]:
             lives.pop(step.unique_key, None)
 
 
-def the_dead_are_taken_over_in_time(seen: Evidence) -> Iterator[str]:
-    """What a killed daemon was running is taken from it when its lease has expired, and by then a sweep has come by."""
+def jobs_of_killed_daemons_are_reaped_in_time(evidence: Evidence) -> Iterator[str]:
+    """A job of a killed daemon is reaped soon after its lease has expired."""
     settled = {
         (step.job_id, step.fence_token): step
-        for step in seen.transitions
+        for step in evidence.transitions
         if step.kind in {"left", "ended"} and step.fence_token is not None
     }
-    for pid, killed_at in seen.killed:
-        for execution in seen.executions:
+    for pid, killed_at in evidence.killed:
+        for execution in evidence.executions:
             if execution.pid != pid or execution.stopped is not None or execution.started > killed_at:
                 continue
             step = settled.get((execution.job_id, execution.fence_token))
@@ -246,13 +249,14 @@ def the_dead_are_taken_over_in_time(seen: Evidence) -> Iterator[str]:
                 yield f"job {execution.job_id} of the killed {pid} was never taken back"
                 continue
             late = step.at - step.lease_expires
-            allowed = seen.reaped_within + sum(
-                max(0.0, min(step.at, stretch.ends) - max(killed_at, stretch.begins)) for stretch in seen.disturbances
+            allowed = evidence.reaped_within + sum(
+                max(0.0, min(step.at, stretch.ends) - max(killed_at, stretch.begins))
+                for stretch in evidence.disturbances
             )
             if late > allowed:
                 yield (
                     f"job {execution.job_id} of the killed {pid} was taken back {late:.1f} s after its lease, "
-                    f"allowed were {allowed:.1f}: {_story(seen, execution.job_id)}"
+                    f"allowed were {allowed:.1f}: {_history(evidence, execution.job_id)}"
                 )
 
 
@@ -263,16 +267,16 @@ def _by_job(rows: Iterable[T]) -> Mapping[int, list[T]]:
     return found
 
 
-def _story(seen: Evidence, job_id: int) -> str:
-    """All that is known of one job, in order."""
-    told = [
+def _history(evidence: Evidence, job_id: int) -> str:
+    """Return everything recorded about one job, in order."""
+    events = [
         (step.at, f"{step.kind} {step.fence_token or ''} lease {step.lease_expires}")
-        for step in seen.transitions
+        for step in evidence.transitions
         if step.job_id == job_id
     ]
-    for execution in seen.executions:
+    for execution in evidence.executions:
         if execution.job_id == job_id:
-            told.append((execution.started, f"started in {execution.pid} {execution.fence_token}"))
-            told.append((execution.stopped or float("inf"), f"stopped in {execution.pid} {execution.fence_token}"))
-    ends = [f"{end.outcome} {end.fence_token}" for end in seen.ends if end.job_id == job_id]
-    return "; ".join([f"{at:.3f} {what}" for at, what in sorted(told)] + ends)
+            events.append((execution.started, f"started in {execution.pid} {execution.fence_token}"))
+            events.append((execution.stopped or float("inf"), f"stopped in {execution.pid} {execution.fence_token}"))
+    ends = [f"{end.outcome} {end.fence_token}" for end in evidence.ends if end.job_id == job_id]
+    return "; ".join([f"{at:.3f} {what}" for at, what in sorted(events)] + ends)

@@ -1,4 +1,4 @@
-"""The handlers that the fuzzer's jobs call: all kinds of handlers, and all ways to end badly."""
+"""The handlers of the fuzzer's jobs: all kinds of handlers and all ways to fail."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Order(pydantic.BaseModel):
 
 
 class Unprintable(Exception):
-    """Its text can't be had."""
+    """An exception whose text raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-ENDS: tuple[BaseException, ...] = (
+UNUSUAL_ERRORS: tuple[BaseException, ...] = (
     ValueError("\x00 \ud800 \u202e [/] \x1b[31m"),
     ValueError("x" * 100_000),
     Unprintable(),
@@ -49,14 +49,14 @@ ENDS: tuple[BaseException, ...] = (
     TimeoutError(),
     OSError(28, "No space left on device"),
 )
-CIRCLE: list[Any] = []
-CIRCLE.append(CIRCLE)
+CIRCULAR_LIST: list[Any] = []
+CIRCULAR_LIST.append(CIRCULAR_LIST)
 RESULTS: tuple[Any, ...] = (
     object(),
     float("nan"),
     float("inf"),
     10**5000,
-    CIRCLE,
+    CIRCULAR_LIST,
     "\x00",
     "\ud800",
     "x" * 20_000,
@@ -68,7 +68,7 @@ RESULTS: tuple[Any, ...] = (
 
 
 async def pause(seconds: float) -> None:
-    """Let time pass, as work does."""
+    """Wait, as work does."""
     await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
 
 
@@ -84,14 +84,14 @@ async def ok(job: rota.Job[Any]) -> None:
 
 @app.handler("fails")
 async def fails(job: rota.Job[Any]) -> None:
-    """Repeat the payload in the error, as exceptions do."""
+    """Raise an error that contains the payload."""
     raise ValueError(f"cannot use {job.payload!r}")
 
 
 @app.handler("ends")
 async def ends(_: rota.Job[Any]) -> None:
-    """End in an unusual way."""
-    raise random.choice(ENDS)
+    """Raise an unusual error."""
+    raise random.choice(UNUSUAL_ERRORS)
 
 
 @app.handler("returns")
@@ -102,24 +102,24 @@ async def returns(job: rota.Job[Any]) -> Any:
 
 @app.handler("slow")
 async def slow(_: rota.Job[Any]) -> None:
-    """Take a while."""
+    """Run for a while."""
     await pause(random.uniform(0.1, 2))
 
 
 @app.handler("thread")
 def thread(job: rota.SyncJob[Any]) -> Any:
-    """Block a thread for a moment, then fail, return the payload, or end in an unusual way."""
+    """Block a thread for a moment, then fail, return the payload, or raise an unusual error."""
     threading.Event().wait(random.uniform(0, 0.5))
     if random.random() < 0.3:
-        raise random.choice(ENDS)
+        raise random.choice(UNUSUAL_ERRORS)
     return job.payload
 
 
 @app.handler("apart", runs_in="process", queue="apart")
 def apart(job: rota.SyncJob[Any]) -> Any:
-    """Do the same in a process of its own, or take the process down."""
+    """Do the same in a process, or kill the process."""
     if random.random() < 0.3:
-        raise random.choice(ENDS)
+        raise random.choice(UNUSUAL_ERRORS)
     return random.choice([*RESULTS, job.payload])
 
 
@@ -130,7 +130,7 @@ async def typed(job: rota.Job[Order]) -> None:
 
 @app.handler("writes")
 async def writes(job: rota.Job[Any]) -> None:
-    """Store the payload wherever a handler can: checkpoint, progress, transaction, result."""
+    """Store the payload as checkpoint, progress, row and result."""
     await job.save_checkpoint(job.payload)
     await job.report_progress(0.5, str(job.payload)[:600])
     async with job.transaction(checkpoint=job.payload) as conn:
@@ -140,13 +140,13 @@ async def writes(job: rota.Job[Any]) -> None:
 
 @app.handler("transacts")
 async def transacts(job: rota.Job[Any]) -> None:
-    """Complete in a transaction that may fail on the payload."""
+    """Complete in a transaction that the payload may make fail."""
     async with job.transaction() as conn:
         await conn.execute("select $1::text::int", str(job.payload)[:50])
 
 
 @app.handler("once", delivery="at_most_once")
 async def once(_: rota.Job[Any]) -> None:
-    """Run at most once, and fail half of the times."""
+    """Run at most once, and fail in half of the cases."""
     if random.random() < 0.5:
         raise ValueError("once is enough")

@@ -1,4 +1,4 @@
-"""Hostile database sessions, hostile HTTP clients, and a web server that answers badly. Everything touches only this machine."""
+"""Hostile database sessions, hostile HTTP clients, and a misbehaving web server. All of them use this machine only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SETTINGS = (
     *("search_path = evil, pg_catalog", "search_path = pg_temp, evil", "search_path = ''", "synchronous_commit = off"),
     *("default_text_search_config = 'simple'", "check_function_bodies = off", "lc_monetary = 'C'", "work_mem = '64kB'"),
 )
-"""What any login may set for its own session."""
+"""Settings that any login may change for its own session."""
 
 LOCK_MODES = (
     "access share",
@@ -75,7 +75,7 @@ LOCK_MODES = (
 )
 EXPECTED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)
 
-EVIL = """
+CREATE_HOSTILE_FUNCTIONS = """
 create schema evil;
 create table evil.caught (who text, session text, what text, query text);
 grant usage, create on schema evil to public;
@@ -135,7 +135,7 @@ end $do$;
 
 
 class Sessions:
-    """Sessions of logins without rights, and of rota_client, which do what a server lets them."""
+    """Hostile sessions of rota_client and of logins without rights."""
 
     def __init__(self, role_database: RoleDatabase, seed: int, done: Counter[str]) -> None:
         self._world = role_database
@@ -149,15 +149,15 @@ class Sessions:
             self._lock,
             self._snapshot,
             self._open_inserts,
-            self._deaf,
+            self._listen_without_reading,
             self._notify,
             self._terminate,
-            self._shadow,
+            self._shadow_names,
             self._cursor,
         )
 
     async def run(self, over: Callable[[], bool]) -> None:
-        """Open one session after another until it is over."""
+        """Open one session after another until the time is up."""
         while not over():
             login = self._dice.choice(["stranger", "app"])
             act = self._dice.choice(self._acts)
@@ -207,9 +207,9 @@ class Sessions:
         await conn.execute("insert into rota.schedules (name, handler, every) values ('fuzz open', 'ok', '1 second')")
         await self._hold(conn, "transactions left open")
 
-    async def _deaf(self, conn: Connection[Record]) -> None:
+    async def _listen_without_reading(self, conn: Connection[Record]) -> None:
         await conn.execute("listen rota_wake; listen rota_cancel; listen rota_dead; listen rota_ended")
-        transport: Any = getattr(conn, "_transport")  # noqa: B009  asyncpg keeps it to itself
+        transport: Any = getattr(conn, "_transport")  # noqa: B009  private in asyncpg
         transport.pause_reading()
         self._done["listeners that do not read"] += 1
         await pace(self._dice.uniform(1, 8))
@@ -229,8 +229,8 @@ class Sessions:
         self._done["sessions that ended themselves"] += 1
         await conn.execute("select pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())")
 
-    async def _shadow(self, conn: Connection[Record]) -> None:
-        """Call what runs with its owner's rights, with tables and functions of our own in front of it."""
+    async def _shadow_names(self, conn: Connection[Record]) -> None:
+        """Call SECURITY DEFINER functions with own tables and functions first in the search_path."""
         await conn.execute("create temp table jobs (job_id int8); create temp table schedules (name text)")
         await conn.execute(
             "create function pg_temp.caller() returns text language sql as $$select 'postgres'$$; set search_path = pg_temp, evil"
@@ -252,7 +252,7 @@ class Sessions:
 
 
 class Clients:
-    """HTTP clients that want to keep others from being answered."""
+    """HTTP clients that try to block others."""
 
     def __init__(self, ports: Callable[[], Sequence[int]], seed: int, done: Counter[str]) -> None:
         self._ports = ports
@@ -269,7 +269,7 @@ class Clients:
         )
 
     async def run(self, over: Callable[[], bool]) -> None:
-        """Do one thing after another until it is over."""
+        """Run one action after another until the time is up."""
         while not over():
             if ports := self._ports():
                 act = self._dice.choice(self._acts)
@@ -280,29 +280,29 @@ class Clients:
             await pace(0.1)
 
     async def _crowd(self, port: int) -> None:
-        async with open_connections(port, 250) as all_of_them:
-            for _, writer in all_of_them[::2]:
+        async with open_connections(port, 250) as connections:
+            for _, writer in connections[::2]:
                 writer.write(b"GET /metrics HTTP/1.1\r\n")
             await pace(self._dice.uniform(1, 6))
 
     async def _drip(self, port: int) -> None:
-        async with open_connections(port, 40) as all_of_them:
+        async with open_connections(port, 40) as connections:
             for _ in range(8):
-                for _, writer in all_of_them:
+                for _, writer in connections:
                     writer.write(b"G")
                 await pace(0.5)
 
     async def _huge_header(self, port: int) -> None:
-        async with open_connections(port, 3) as all_of_them:
-            for _, writer in all_of_them:
+        async with open_connections(port, 3) as connections:
+            for _, writer in connections:
                 writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
                 for number in range(20):
                     writer.write(b"X-%d: " % number + b"x" * 100_000 + b"\r\n")
                     await writer.drain()
 
     async def _huge_body(self, port: int) -> None:
-        async with open_connections(port, 2) as all_of_them:
-            for _, writer in all_of_them:
+        async with open_connections(port, 2) as connections:
+            for _, writer in connections:
                 writer.write(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
                 for _ in range(100):
                     writer.write(b"x" * 100_000)
@@ -330,16 +330,16 @@ class Clients:
                             await reader.read(1000)
 
     async def _half_closed(self, port: int) -> None:
-        async with open_connections(port, 30) as all_of_them:
-            for _, writer in all_of_them:
+        async with open_connections(port, 30) as connections:
+            for _, writer in connections:
                 writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
                 writer.write_eof()
             await pace(3)
 
     async def _pipelined(self, port: int) -> None:
         """Send thousands of requests and read no answer."""
-        async with open_connections(port, 2) as all_of_them:
-            for _, writer in all_of_them:
+        async with open_connections(port, 2) as connections:
+            for _, writer in connections:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(4):
                         for _ in range(200):
@@ -351,7 +351,7 @@ class Clients:
 async def open_connections(
     port: int, count: int
 ) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
-    """Open as many connections as can be had within a moment, and close them."""
+    """Open up to `count` connections within a moment, and close them at the end."""
     opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     try:
         with suppress(TimeoutError):
@@ -388,7 +388,7 @@ ANSWERS = (
 
 @asynccontextmanager
 async def bad_web_server(seed: int) -> AsyncIterator[str]:
-    """Answer requests with what a broken or hostile receiver may say; yield the URL."""
+    """Answer requests as a broken or hostile receiver may; yield the URL."""
     dice = random.Random(seed)
     bomb = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = bomb.compress(bytes(20_000_000)) + bomb.flush()

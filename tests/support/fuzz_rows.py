@@ -1,4 +1,4 @@
-"""Hostile values for every column that a client may write, and the statements that carry them. All of it follows from a seed."""
+"""Hostile values for every column that a client may write, and statements with them, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -325,11 +325,14 @@ INTEGERS = (
 )
 
 CANARY = "canary"
-"""The name of the canary's queue, handler and schedule: the rows of other clients stay away from it."""
+"""Name of the canary's queue, handler and schedule, which hostile rows do not use."""
 
 
 class Statement(NamedTuple):
-    """A statement with its arguments as text, what it is about, and whether it returns the job_ids of jobs."""
+    """A statement with its arguments as text.
+
+    `kind` names its subject, and `returns_jobs` says that it returns job_ids.
+    """
 
     kind: str
     sql: str
@@ -337,7 +340,7 @@ class Statement(NamedTuple):
     types: tuple[str, ...] = ()
     returns_jobs: bool = False
     plain: bool = False
-    """There is nothing wrong with it: it must be accepted."""
+    """The statement is valid and must be accepted."""
 
     def __str__(self) -> str:
         def sql_literal(match: re.Match[str]) -> str:
@@ -352,9 +355,10 @@ class Statement(NamedTuple):
 
 @dataclass(slots=True)
 class Rows:
-    """Draws statements. `jobs` and `schedules` are what has been accepted lately, for those that act on something.
+    """Draws statements.
 
-    `functions`: what rota_client may call, each with the types of its arguments by name.
+    `jobs` and `schedules` were accepted recently and are targets of further statements. `functions` are those that
+    rota_client may call, with the types of their arguments.
     """
 
     dice: random.Random
@@ -378,7 +382,7 @@ class Rows:
             self._crowd: 1,
             self._read: 2,
         }
-        return self._drawn(makers)
+        return self._draw(makers)
 
     def operator(self) -> Statement:
         """Return a statement that rota_operator may run."""
@@ -389,16 +393,16 @@ class Rows:
             self._operate_schedule: 5,
             self._pause: 2,
         }
-        return self._drawn(makers)
+        return self._draw(makers)
 
-    def _drawn(self, makers: Mapping[Callable[[], Statement], int]) -> Statement:
+    def _draw(self, makers: Mapping[Callable[[], Statement], int]) -> Statement:
         (make,) = self.dice.choices([*makers], weights=[*makers.values()])
         self._made += 1
         return make()
 
     def text(self) -> str:
         """Draw a name, a key or a note."""
-        if self.dice.random() < 0.2:  # incompressible, near or beyond the limits of an index row
+        if self.dice.random() < 0.2:  # incompressible text near or beyond the size limit of an index row
             length = self.dice.choice([200, 250, 500, 501])
             return "".join(
                 chr(self.dice.choice([0x4E00, 0x10000, 0x20000]) + self.dice.randrange(5000)) for _ in range(length)
@@ -408,7 +412,7 @@ class Rows:
         return self.dice.choice(TEXTS)
 
     def interval(self) -> str:
-        """Draw an interval, often one whose parts are huge and whose sum is not."""
+        """Draw an interval, often with huge parts that cancel each other."""
         if self.dice.random() < 0.4:
             days = self.dice.choice([1, 30, 366, 10_000, 100_000_000]) * self.dice.choice([1, -1])
             return (
@@ -417,13 +421,13 @@ class Rows:
         return self.dice.choice(INTERVALS)
 
     def instant(self) -> str:
-        """Draw an instant between both ends and beyond."""
+        """Draw an instant within or outside the allowed range."""
         if self.dice.random() < 0.3:
             return f"{self.dice.randrange(1969, 2202)}-{self.dice.randrange(1, 13):02}-{self.dice.randrange(1, 32):02} 00:00+00"
         return self.dice.choice(INSTANTS)
 
     def json(self) -> str:
-        """Draw a payload, seldom a large one."""
+        """Draw a payload, occasionally a large one."""
         if self.dice.random() < 0.015:
             size = self.dice.choice([100_000, 1_040_000, 1_048_576, 1_100_000])
             return self.dice.choice(
@@ -460,7 +464,7 @@ class Rows:
                 return self.text()
 
     def _values(self, columns: Mapping[str, str], given: Mapping[str, Value]) -> dict[str, Value]:
-        """Draw values for one column or for some, besides those given."""
+        """Draw values for one or more columns in addition to those given."""
         count = self.dice.choice([1, 1, 1, 2, 3, len(columns)])
         drawn = self.dice.sample([*columns], count)
         return {**given, **{name: self._value(name, columns[name]) for name in drawn}}
@@ -530,7 +534,7 @@ class Rows:
         )
 
     def _call(self) -> Statement:
-        """Call any function that clients may call, with an argument in each place."""
+        """Call a function with an argument for each parameter."""
         name, arguments = self.dice.choice(self.functions)
         values: dict[str, Value] = {
             argument: self._job_id() if argument == "job_id" else self._value(argument, kind)
@@ -541,7 +545,7 @@ class Rows:
         return _call(f"select rota.{name}(%s)", values, arguments, f"call {name}")
 
     def _crowd(self) -> Statement:
-        """Insert jobs of many queues and handlers that nobody serves."""
+        """Insert jobs of many unserved queues and handlers."""
         start = self.dice.randrange(3000)
         what = self.dice.choice(["'ok', 'queue ' || n", "'unknown ' || n, 'default'", "'unknown ' || n, 'queue ' || n"])
         rows = f"generate_series({start}, {start + 300}) as n"

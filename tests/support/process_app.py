@@ -1,7 +1,7 @@
-"""The app of the daemons that tests start as processes. Each handler writes down when it began and ended.
+"""The app of the daemons that tests start as processes.
 
-It does so on connections of its own, each write a transaction of its own, with the server's clock: WITNESS_DSN may name
-another server than the daemon's, one to which nothing happens.
+Each handler records its start and end. It records them in separate transactions on connections of its own, with the
+server's clock. WITNESS_DSN may name another server, which the test leaves running.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ create table executions (
     primary key (job_id, fence_token, pid)
 )
 """
-"""What the tests make where WITNESS_DSN leads."""
+"""The table that the tests create in the database of WITNESS_DSN."""
 
 EFFECTS = "create table effects (job_id bigint, fence_token bigint, step int, at timestamptz default clock_timestamp())"
-"""What the tests make in the daemon's own database: what handlers write in job.transaction()."""
+"""The table in the daemon's database that handlers write in job.transaction()."""
 
 
-FAMILY = """
+PROCESS_TREE = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 children = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], process_group=0)]
@@ -59,7 +59,7 @@ children[0].wait()
 
 
 class Witness:
-    """Where handlers write down what they do."""
+    """Records the executions of handlers."""
 
     def __init__(self) -> None:
         self._pool: Pool[Record] | None = None
@@ -67,7 +67,7 @@ class Witness:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Witness]:
-        """Keep a few connections for the life of the app."""
+        """Keep a few connections open for the life of the app."""
         self._loop = asyncio.get_running_loop()
         if not (dsn := os.environ.get("WITNESS_DSN")):
             yield self
@@ -80,28 +80,28 @@ class Witness:
             self._pool.terminate()
 
     @asynccontextmanager
-    async def sees(self, job: rota.Job[Any]) -> AsyncIterator[None]:
-        """Write down this execution's begin and, whatever happens inside, its end."""
+    async def record(self, job: rota.Job[Any]) -> AsyncIterator[None]:
+        """Record the start of this execution and, after any outcome of the block, its end."""
         try:
-            await self._began(job)
+            await self._record_start(job)
             yield
         finally:
-            await self._ended(job)
+            await self._record_end(job)
 
     @contextmanager
-    def sees_thread(self, job: rota.SyncJob[Any]) -> Iterator[None]:
+    def record_in_thread(self, job: rota.SyncJob[Any]) -> Iterator[None]:
         """Do the same for a handler in a thread."""
         try:
-            self._wait(self._began(job))
+            self._wait(self._record_start(job))
             yield
         finally:
-            self._wait(self._ended(job))
+            self._wait(self._record_end(job))
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _began(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
+    async def _record_start(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
         if self._pool is not None:
             await self._write(
                 """
@@ -112,9 +112,9 @@ class Witness:
                 *(job.job_id, job.fence_token, job.attempt, job.handler, os.getpid(), job.idempotency_key),
             )
 
-    async def _ended(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
+    async def _record_end(self, job: rota.Job[Any] | rota.SyncJob[Any]) -> None:
         if self._pool is not None:
-            # The begin may have been cut off, and stand there or not.
+            # The start may be missing if its write was interrupted.
             await self._write(
                 """
                 insert into executions (job_id, fence_token, pid, reason, stopped_at)
@@ -126,7 +126,7 @@ class Witness:
             )
 
     async def _write(self, sql: str, *values: Any) -> None:
-        # The witness's server may be the one that is being restarted: to fail for it would be a failure of the job.
+        # Retry while the witness's server restarts: an error here would fail the job.
         assert self._pool is not None
         for turn in range(50):
             try:
@@ -134,7 +134,7 @@ class Witness:
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
                 if turn == 49:
                     raise
-                await take(0.1)
+                await wait_seconds(0.1)
             else:
                 return
 
@@ -143,8 +143,8 @@ witness = Witness()
 app = rota.App("processes", lifespan=witness.open)
 
 
-async def take(seconds: float) -> None:
-    """Let time pass, as work does."""
+async def wait_seconds(seconds: float) -> None:
+    """Wait, as work does."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
@@ -153,7 +153,7 @@ async def take(seconds: float) -> None:
 
 
 def options(job: rota.Job[Any] | rota.SyncJob[Any]) -> dict[str, Any]:
-    """The payload, which is an object in all that the tests enqueue."""
+    """Return the payload, which is an object in all jobs of the tests."""
     assert isinstance(job.payload, dict)
     return job.payload
 
@@ -165,36 +165,36 @@ async def noop(job: rota.Job[Any]) -> None:
 
 @app.handler("work")
 async def work(job: rota.Job[Any]) -> None:
-    """Take `seconds`, and be seen at it."""
-    async with witness.sees(job):
-        await take(float(options(job).get("seconds", 0.01)))
+    """Run for `seconds` and record the execution."""
+    async with witness.record(job):
+        await wait_seconds(float(options(job).get("seconds", 0.01)))
 
 
 @app.handler("kills")
 async def kills(job: rota.Job[Any]) -> None:
     """Kill this process."""
-    async with witness.sees(job):
+    async with witness.record(job):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.handler("once", delivery="at_most_once")
 async def once(job: rota.Job[Any]) -> None:
-    """Be seen, at most once."""
-    async with witness.sees(job):
-        await take(float(options(job).get("seconds", 0.01)))
+    """Record the execution; delivery is at most once."""
+    async with witness.record(job):
+        await wait_seconds(float(options(job).get("seconds", 0.01)))
 
 
 @app.handler("transactional")
 async def transactional(job: rota.Job[Any]) -> None:
-    """Write an effect that commits together with the job's completion, and take `seconds` with the transaction open."""
-    async with witness.sees(job), job.transaction() as conn:
+    """Write an effect that commits with the completion, and keep the transaction open for `seconds`."""
+    async with witness.record(job), job.transaction() as conn:
         await conn.execute("insert into effects values ($1, $2, 0)", job.job_id, job.fence_token)
-        await take(float(options(job).get("seconds", 0.01)))
+        await wait_seconds(float(options(job).get("seconds", 0.01)))
 
 
 @app.handler("transactional thread")
 def transactional_thread(job: rota.SyncJob[Any]) -> None:
-    """Wait in a thread, in a transaction, for a server that takes `seconds` to answer."""
+    """In a thread, run a statement that takes `seconds` in a transaction."""
     with job.transaction() as conn:
         conn.execute("select pg_sleep(%s)", (options(job)["seconds"],))
 
@@ -202,50 +202,50 @@ def transactional_thread(job: rota.SyncJob[Any]) -> None:
 @app.handler("flaky")
 async def flaky(job: rota.Job[Any]) -> None:
     """Fail with the probability `fails`."""
-    async with witness.sees(job):
+    async with witness.record(job):
         if random.random() < float(options(job).get("fails", 0.4)):
             raise RuntimeError("flaky, as asked")
 
 
 @app.handler("thread")
 def thread(job: rota.SyncJob[Any]) -> None:
-    """Take `seconds` in a thread, and leave when asked to, unless `deaf`."""
-    with witness.sees_thread(job):
+    """Run in a thread for `seconds`, and stop when requested unless `deaf`."""
+    with witness.record_in_thread(job):
         seconds = float(options(job).get("seconds", 0.01))
         if options(job).get("deaf"):
             threading.Event().wait(seconds)
         elif job.wait_for_stop(timedelta(seconds=seconds)):
-            raise InterruptedError("left early, as asked")  # to return would be to say that the work is done
+            raise InterruptedError("left early, as asked")  # returning would mean success
 
 
 @app.handler("blocks")
 async def blocks(job: rota.Job[Any]) -> None:
-    """Keep the main loop from turning for `seconds`."""
-    async with witness.sees(job):
+    """Block the main loop for `seconds`."""
+    async with witness.record(job):
         threading.Event().wait(float(options(job).get("seconds", 60)))
 
 
 @app.handler("prints")
 async def prints(job: rota.Job[Any]) -> None:
-    """Print `text`, once or so many `lines`."""
+    """Print `text`, or that many `lines`."""
     for _ in range(options(job).get("lines", 1)):
         print(options(job)["text"])  # noqa: T201  what this is about
 
 
 @app.handler("steps")
 async def steps(job: rota.Job[Any]) -> None:
-    """Commit `steps` effects one by one, each with the checkpoint that says so."""
-    async with witness.sees(job):
+    """Commit `steps` effects one by one, each with its checkpoint."""
+    async with witness.record(job):
         for step in range(int(job.checkpoint or 0), int(options(job).get("steps", 3))):
-            await take(0.05)
+            await wait_seconds(0.05)
             async with job.transaction(checkpoint=step + 1) as conn:
                 await conn.execute("insert into effects values ($1, $2, $3)", job.job_id, job.fence_token, step)
 
 
 @app.handler("snoozes")
 async def snoozes(job: rota.Job[Any]) -> None:
-    """Come again a few times, without a failure."""
-    async with witness.sees(job):
+    """Snooze a few times, then succeed."""
+    async with witness.record(job):
         slept = int(job.checkpoint or 0)
         if slept < int(options(job).get("times", 2)):
             await job.save_checkpoint(slept + 1)
@@ -254,11 +254,11 @@ async def snoozes(job: rota.Job[Any]) -> None:
 
 @app.handler("stubborn")
 async def stubborn(job: rota.Job[Any]) -> None:
-    """Go on through the first interruption, to show a checkpoint, a progress and a transaction with a stale token."""
+    """Ignore the first interruption, then try a checkpoint, progress and a transaction with a stale token."""
     try:
-        # Inside: who saw the row of its beginning may hold the process still before the answer to it has come.
-        async with witness.sees(job):
-            await take(float(options(job).get("seconds", 30)))
+        # Inside the try: the test may stop the process as soon as it sees the recorded start.
+        async with witness.record(job):
+            await wait_seconds(float(options(job).get("seconds", 30)))
     except asyncio.CancelledError:
         for name, attempt in (("checkpoint", _checkpoint), ("progress", _progress), ("transaction", _transaction)):
             for _ in range(5):
@@ -267,7 +267,7 @@ async def stubborn(job: rota.Job[Any]) -> None:
                 except rota.StaleToken:
                     break
                 except OSError:
-                    continue  # a statement that was under way when the process was held still
+                    continue  # a statement that was running when the process was stopped
                 raise AssertionError(f"a zombie's {name} was let through") from None
         raise
 
@@ -287,19 +287,19 @@ async def _transaction(job: rota.Job[Any]) -> None:
 
 @app.handler("stalls")
 async def stalls(job: rota.Job[Any]) -> None:
-    """Block the main loop for `seconds`, as a handler that was meant to be a plain def."""
+    """Block the main loop for `seconds` in a coroutine."""
     threading.Event().wait(float(options(job)["seconds"]))
 
 
 @app.handler("tells")
 async def tells(job: rota.Job[Any]) -> None:
-    """Repeat the payload in what it raises, as exceptions do."""
+    """Raise an error that contains the payload."""
     raise ValueError(f"can't use {job.payload!r}")
 
 
 @app.handler("asks")
 async def asks(job: rota.Job[Any]) -> None:
-    """Have the database complain about the payload, and be slow with a statement in the open."""
+    """Cause a database error that contains the payload, and run a slow statement that shows it."""
     async with job.transaction() as conn:
         await conn.execute("select pg_sleep($1)", float(options(job).get("seconds", 0)))
         await conn.execute("select $1::text::int", str(options(job).get("password")))
@@ -319,7 +319,7 @@ async def typed(job: rota.Job[Login]) -> None:
 
 @app.handler("gives_up")
 async def gives_up(job: rota.Job[Any]) -> None:
-    """Fail for good, from an error that shows the payload."""
+    """Raise Permanent from an error that shows the payload."""
     try:
         os.environ[json.dumps(job.payload)]
     except KeyError as error:
@@ -330,21 +330,21 @@ def _stray(payload: Any) -> None:
     raise ValueError(f"can't use {payload!r}")
 
 
-class Odd:
-    """Raises where nobody can catch it."""
+class RaisesInDestructor:
+    """Raises an error in its destructor."""
 
     def __init__(self, payload: Any) -> None:
         self.payload = payload
 
     def __del__(self) -> None:
-        """Repeat the payload."""
+        """Raise an error with the payload."""
         _stray(self.payload)
 
 
 @app.handler("strays")
 async def strays(job: rota.Job[Any]) -> None:
-    """Leave errors to threads and destructors."""
-    Odd(job.payload)
+    """Raise errors in threads and destructors."""
+    RaisesInDestructor(job.payload)
     thread = threading.Thread(target=_stray, args=(job.payload,))
     thread.start()
     thread.join()
@@ -352,8 +352,8 @@ async def strays(job: rota.Job[Any]) -> None:
 
 @app.handler("strays_apart", runs_in="process")
 def strays_apart(job: rota.SyncJob[Any]) -> None:
-    """The same in a process of its own."""
-    Odd(job.payload)
+    """Do the same in a process."""
+    RaisesInDestructor(job.payload)
     thread = threading.Thread(target=_stray, args=(job.payload,))
     thread.start()
     thread.join()
@@ -361,7 +361,7 @@ def strays_apart(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("cancels_loop")
 async def cancels_loop(job: rota.Job[Any]) -> None:
-    """Cancel one of the daemon's loops from a thread, whose code belongs to no job."""
+    """Cancel one of the daemon's loops from a thread that belongs to no job."""
     loop = asyncio.get_running_loop()
     (task,) = [task for task in asyncio.all_tasks() if task.get_name() == options(job)["loop"]]
 
@@ -374,25 +374,25 @@ async def cancels_loop(job: rota.Job[Any]) -> None:
 
 
 def _backtrack() -> None:
-    # One call of some seconds, in which no other thread gets the interpreter.
+    # A single call that holds the interpreter lock for some seconds.
     re.match(r"(a|aa)+$", "a" * 36 + "b")
 
 
 @app.handler("regex on the loop")
 async def regex_on_the_loop(_: rota.Job[Any]) -> None:
-    """Hold the interpreter, on the main loop."""
+    """Hold the interpreter lock on the main loop."""
     _backtrack()
 
 
 @app.handler("regex in a thread")
 def regex_in_a_thread(_: rota.SyncJob[Any]) -> None:
-    """Hold the interpreter, in a thread."""
+    """Hold the interpreter lock in a thread."""
     _backtrack()
 
 
 @app.handler("leaves_a_fork")
 def leaves_a_fork(job: rota.SyncJob[Any]) -> int:
-    """Leave a plain fork running for `seconds`."""
+    """Leave a forked process running for `seconds`."""
     if (pid := os.fork()) == 0:
         threading.Event().wait(options(job)["seconds"])
         os._exit(0)
@@ -401,20 +401,20 @@ def leaves_a_fork(job: rota.SyncJob[Any]) -> int:
 
 @app.handler("starts_family", runs_in="process")
 def starts_family(job: rota.SyncJob[Any]) -> None:
-    """Start a child that starts others, write their pids to the file `pids`, and wait."""
-    subprocess.run([sys.executable, "-c", FAMILY, options(job)["pids"]], check=True)
+    """Start a tree of processes, write their pids to the file `pids`, and wait."""
+    subprocess.run([sys.executable, "-c", PROCESS_TREE, options(job)["pids"]], check=True)
 
 
 @app.handler("orphans")
 async def orphans(_: rota.Job[Any]) -> None:
-    """Leave a process behind whose parent has ended, and which ends soon."""
+    """Leave an orphan process behind that ends soon."""
     shell = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.1 & exit 0")
-    assert await shell.wait() == 0, "nobody else may take its exit status"
+    assert await shell.wait() == 0, "the daemon must not have reaped it"
 
 
 @app.handler("breaks_loop")
 async def breaks_loop(job: rota.Job[Any]) -> None:
-    """Break the main loop in the way that the payload names."""
+    """Break the main loop in the way named by the payload."""
     loop = asyncio.get_running_loop()
     match options(job)["by"]:
         case "exit":
@@ -460,19 +460,19 @@ async def _exit() -> None:
 
 @app.handler("apart", runs_in="process")
 def apart(job: rota.SyncJob[Any]) -> None:
-    """Repeat the payload in what it raises, in a process of its own."""
+    """Raise an error with the payload in a process."""
     raise ValueError(f"can't use {job.payload!r}")
 
 
 @app.handler("forks")
 def forks(job: rota.SyncJob[Any]) -> list[int]:
-    """Have forked processes of our own work, and end them by SIGTERM, as multiprocessing does."""
+    """Fork processes and end them with SIGTERM, as multiprocessing does."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
         return pool.map(abs, job.payload)
 
 
 @app.handler("forks_apart", runs_in="process")
 def forks_apart(job: rota.SyncJob[Any]) -> list[int]:
-    """The same in a process of its own."""
+    """Do the same in a process."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
         return pool.map(abs, job.payload)

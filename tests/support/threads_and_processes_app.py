@@ -1,4 +1,4 @@
-"""An app for tests of handlers that run in threads and processes, which have to be found by name."""
+"""Handlers in threads and processes. Processes import them by name."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ app = rota.App("parted")
 
 @app.handler("returns", runs_in="process")
 def returns(job: rota.SyncJob[Any]) -> Any:
-    """Return what it was given, and where it ran."""
+    """Return the payload, and where the handler ran."""
     return {"payload": job.payload, "pid": os.getpid(), "attempt": job.attempt, "key": job.idempotency_key}
 
 
 @app.handler("returns async", runs_in="process")
 async def returns_async(job: rota.Job[Any]) -> Any:
-    """Do so on a loop."""
+    """Do the same in a coroutine."""
     return {"payload": job.payload, "pid": os.getpid()}
 
 
 @app.handler("raises", runs_in="process", max_attempts=1)
 def raises(job: rota.SyncJob[Any]) -> None:
-    """Fail with a text that shows the payload."""
+    """Raise an error that contains the payload."""
     raise LookupError(f"no such thing: {job.payload['secret']} \x00")
 
 
 @app.handler("wishes", runs_in="process")
 def wishes(job: rota.SyncJob[Any]) -> None:
-    """Say what shall become of the job."""
+    """Raise the exception named by the payload."""
     if job.payload == "cancel":
         raise rota.Cancel("moot")
     if job.payload == "permanent":
@@ -49,21 +49,21 @@ def wishes(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("dies", runs_in="process", max_attempts=1)
 def dies(job: rota.SyncJob[Any]) -> None:
-    """End without a word."""
+    """Kill the process."""
     if job.payload == "exit":
         os._exit(7)
-    os.kill(os.getpid(), 35 if job.payload == "realtime" else signal.SIGSEGV)  # 35 is a signal without a name
+    os.kill(os.getpid(), 35 if job.payload == "realtime" else signal.SIGSEGV)  # 35 is a real-time signal without a name
 
 
 @app.handler("escapes", runs_in="process", max_attempts=1)
 def escapes(job: rota.SyncJob[Any]) -> None:
-    """Raise what `except Exception` lets through."""
+    """Raise an exception that `except Exception` does not catch."""
     raise {"cancelled": asyncio.CancelledError, "generator": GeneratorExit, "interrupt": KeyboardInterrupt}[job.payload]
 
 
 @app.handler("relays", runs_in="process", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
 def relays(job: rota.SyncJob[Any]) -> Any:
-    """Save and report through the daemon."""
+    """Save a checkpoint and report progress through the daemon."""
     if job.checkpoint is None:
         job.save_checkpoint({"done": 1})
         job.report_progress(0.5, "half way")
@@ -77,7 +77,7 @@ def relays(job: rota.SyncJob[Any]) -> Any:
 
 @app.handler("family", runs_in="process", timeout=timedelta(seconds=1), max_attempts=1)
 def family(job: rota.SyncJob[Any]) -> None:
-    """Start a child, write both pids down, and heed no signal."""
+    """Start a child, write both pids to a file, and ignore signals."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"])
     Path(job.payload).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
@@ -87,7 +87,7 @@ def family(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("leaves a fork", runs_in="process", max_attempts=1)
 def leaves_a_fork(job: rota.SyncJob[Any]) -> None:
-    """Fork, as multiprocessing does, and be killed: the fork has whatever was open."""
+    """Fork as multiprocessing does, and be killed. The fork inherits all open descriptors."""
     if child := os.fork():
         Path(job.payload).write_text(str(child), encoding="ascii")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -96,7 +96,7 @@ def leaves_a_fork(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("heeds", runs_in="process")
 def heeds(job: rota.SyncJob[Any]) -> None:
-    """Wait until it is told to stop."""
+    """Wait until a stop is requested."""
     Path(job.payload).write_text(str(os.getpid()), encoding="ascii")
     while not job.stop_requested:
         signal.sigtimedwait([], 0.05)
@@ -104,7 +104,7 @@ def heeds(job: rota.SyncJob[Any]) -> None:
 
 @app.handler("deaf")
 def deaf(job: rota.SyncJob[Any]) -> None:
-    """Run in a thread that nothing can stop; write down when it began."""
+    """Record the start and ignore stop requests in a thread."""
     with Path(job.payload).open("a", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")
     threading.Event().wait()
@@ -116,11 +116,11 @@ async def _leave() -> None:
 
 @app.handler("exits in a task")
 async def exits_in_a_task(_: rota.Job[Any]) -> None:
-    """Leave as programs leave, but from a task of its own: asyncio lets that through to whoever runs the loop."""
+    """Raise SystemExit in a separate task, which asyncio passes on to the caller of the loop."""
     await asyncio.gather(_leave())
 
 
 @app.handler("shells", runs_in="process", max_attempts=1)
 def shells(_: rota.SyncJob[Any]) -> int:
-    """Run a program, and take its end for the end of the work."""
+    """Run a program and return when it has ended."""
     return subprocess.run(["sleep", "60"], check=False).returncode

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from network_faults import free_port
-from process_app import FAMILY
+from process_app import PROCESS_TREE
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
@@ -268,7 +268,9 @@ async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     """This includes grandchildren in process groups of their own; an ended job leaves no process behind."""
     pids = tmp_path / "pids"
     settings = tmp_path / "rota.toml"
-    settings.write_text(f"[handlers.command.family]\nargv = {json.dumps([sys.executable, '-c', FAMILY, str(pids)])}\n")
+    settings.write_text(
+        f"[handlers.command.family]\nargv = {json.dumps([sys.executable, '-c', PROCESS_TREE, str(pids)])}\n"
+    )
     daemon = fleet.daemons.start(ROTA_CONFIG=str(settings))
     handler = "command.family" if kind == "command" else "starts_family"
     await fleet.enqueue(handler, {"pids": str(pids)})
