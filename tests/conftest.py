@@ -1,7 +1,6 @@
-"""The fixtures of all tests: a server, a migrated database for each test, a connection, a server to be killed.
+"""Fixtures of all tests: a server, a migrated database for each test, a connection, and servers that a test may kill.
 
-With pytest-xdist each worker has a server of its own: they start side by side while the run would wait for one just as
-long, a worker that dies takes its server along, and nothing has to be agreed upon between them.
+With pytest-xdist each worker has its own server, so the workers start in parallel and share no state.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the shell's settings of rota and PostgreSQL away: no test touches a database that it wasn't given."""
+    """Remove the shell's settings of rota and PostgreSQL, so that no test uses another database."""
     del config
-    ours = ("ROTA_", "DATABASE_URL") if os.environ.get("TEST_DATABASE_URL") else ("ROTA_", "DATABASE_URL", "PG")
-    for name in [name for name in os.environ if name.startswith(ours) and not name.startswith("ROTA_TEST_")]:
+    prefixes = ("ROTA_", "DATABASE_URL") if os.environ.get("TEST_DATABASE_URL") else ("ROTA_", "DATABASE_URL", "PG")
+    for name in [name for name in os.environ if name.startswith(prefixes) and not name.startswith("ROTA_TEST_")]:
         del os.environ[name]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Let three workers share two cores: half of the tests' time is waiting, for leases to end and clocks to move."""
+    """Run three workers on two cores, because the tests spend half of their time waiting for leases and clocks."""
     del config
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The PostgreSQL of this run."""
-    with ExitStack() as life:
+    """The PostgreSQL server of this run."""
+    with ExitStack() as stack:
         try:
-            found = life.enter_context(start_test_server())
+            found = stack.enter_context(start_test_server())
         except NoServer as error:
-            _give_up(str(error))
+            _skip_or_fail(str(error))
         yield found
 
 
 @pytest.fixture(scope="session")
 def databases(server: Server) -> Iterator[Databases]:
-    """The migrated template: `.clone()` makes a database more, `.drop()` removes it."""
-    with ExitStack() as life:
+    """The migrated template: `.clone()` creates a database, `.drop()` removes it."""
+    with ExitStack() as stack:
         try:
-            made = life.enter_context(Databases(server))
+            made = stack.enter_context(Databases(server))
         except NoServer as error:
-            _give_up(str(error), asked_for=True)
+            _skip_or_fail(str(error), required=True)
         yield made
 
 
@@ -79,7 +78,7 @@ def _clone(databases: Databases) -> Iterator[list[Database]]:
 
 @pytest.fixture
 def database(databases: Databases, _clone: list[Database]) -> Iterator[Database]:
-    """A migrated, empty database; what the test leaves in it, rows, objects and connections, is gone for the next."""
+    """A migrated, empty database. Rows, objects and connections that a test leaves in it are removed afterwards."""
     yield _clone[0]
     _clone[0] = databases.emptied_or_replaced(_clone[0])
 
@@ -97,21 +96,24 @@ def _durable_template() -> Iterator[Path]:
         try:
             make_durable_template(Path(folder))
         except (NoPostgres, DatabaseUnusable) as error:
-            _give_up(str(error))
+            _skip_or_fail(str(error))
         yield Path(folder)
 
 
 @pytest.fixture(name="durable_server")
 def make_durable_server(_durable_template: Path) -> Iterator[Callable[..., DurableServer]]:
-    """Call it, with server settings if need be, for a server of its own, fsync on, to stop, kill and start again."""
-    with ExitStack() as life:
-        yield lambda **settings: life.enter_context(durable_server(_durable_template, **settings))
+    """Return a function that starts a server with fsync on and the given settings.
+
+    The test may stop, kill and restart it.
+    """
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(durable_server(_durable_template, **settings))
 
 
-def _give_up(reasons: str, *, asked_for: bool = False) -> NoReturn:
+def _skip_or_fail(reasons: str, *, required: bool = False) -> NoReturn:
     message = f"no PostgreSQL for the tests: {reasons}"
-    if not (asked_for or os.environ.get("CI") or os.environ.get("REQUIRE_PG")):
+    if not (required or os.environ.get("CI") or os.environ.get("REQUIRE_PG")):
         pytest.skip(message)
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        pytest.fail(message, pytrace=False)  # a worker that exits takes its reasons with it
+        pytest.fail(message, pytrace=False)  # pytest.exit in a worker would lose the message
     pytest.exit(message, returncode=1)

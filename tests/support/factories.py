@@ -13,7 +13,7 @@ from uuid import UUID
 from waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from asyncpg import Connection, Record
 
@@ -266,6 +266,25 @@ async def make_handler(conn: Connection[Record], handler: str = "h", **columns: 
     await conn.execute(
         f"insert into rota.handlers ({columns_sql}) select {values_sql} on conflict do nothing",
         *arguments,
+    )
+
+
+async def register_daemon(
+    conn: Connection[Record],
+    *,
+    handlers: Sequence[str] = ("h",),
+    queues: Sequence[str] = ("default",),
+    tzdata: str | None = None,
+) -> None:
+    """Insert the row of a daemon that counts as alive during the test."""
+    await conn.execute(
+        """
+        insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, tzdata, seen_at)
+        values (gen_random_uuid(), 'here', 1, '0', 'shop', $1, $2, '{"default": 5}', $3, now() + interval '1 hour')
+        """,
+        handlers,
+        queues,
+        tzdata,
     )
 
 

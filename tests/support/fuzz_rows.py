@@ -33,7 +33,7 @@ INSTANTS = (
     *("tomorrow", "1970-01-02 00:00+14", "2026-03-29 02:30 Europe/Vienna", "2026-10-25 02:30 Europe/Vienna"),
     *("2038-01-19 03:14:08+00", "2000-02-29+00", "1970-12-31+00", "2100-02-28 23:59:60+00"),
 )
-TEXTS = (
+HOSTILE_TEXTS = (
     *("", " ", "x", "x" * 200, "x" * 201, "x" * 500, "x" * 501, "x" * 10_000, "\U0001d11e" * 200, "e\u0301" * 100),
     *(
         "\u202egnp.exe",
@@ -409,7 +409,7 @@ class Rows:
             )
         if self.dice.random() < 0.2:
             return f"name {self.dice.randrange(3000)}"
-        return self.dice.choice(TEXTS)
+        return self.dice.choice(HOSTILE_TEXTS)
 
     def interval(self) -> str:
         """Draw an interval, often with huge parts that cancel each other."""
@@ -617,7 +617,7 @@ class Rows:
 
     def _pause(self) -> Statement:
         name = self.dice.choice(["pause_queue", "resume_queue", "pause_handler", "resume_handler"])
-        what = self.dice.choice([text for text in TEXTS if text not in {"*", "default"}])
+        what = self.dice.choice([text for text in HOSTILE_TEXTS if text not in {"*", "default"}])
         values: dict[str, Value] = {"name": what}
         return _call(f"select rota.{name}(%s)", values, {"name": "text"}, name)
 

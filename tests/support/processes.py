@@ -244,3 +244,11 @@ def frozen(daemon: DaemonProcess) -> Iterator[None]:
         yield
     finally:
         daemon.send(signal.SIGCONT)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from command_line import Shell
-from factories import NODE, make_dead_letter, make_job, make_running_jobs, without_check_constraints
+from factories import NODE, make_dead_letter, make_job, make_running_jobs, register_daemon, without_check_constraints
 from fake_clock import LIBFAKETIME, server_with_fake_clock
 from network_faults import FaultyProxy
 from pgbouncer_server import find_pgbouncer, pgbouncer
@@ -70,13 +70,6 @@ def installation(
         dsn=database.dsn,
         server=server,
         durable_server=durable_server,
-    )
-
-
-async def _register_daemon(conn: Connection[Record]) -> None:
-    await conn.execute(
-        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
-        "(gen_random_uuid(), 'here', 1, '0', 'shop', '{shop.works}', '{default}', '{}', now() + interval '1 h')"
     )
 
 
@@ -145,7 +138,7 @@ async def a_clock_a_minute_behind(installation: Installation) -> AsyncIterator[N
 @asynccontextmanager
 async def a_handler_that_nobody_has(installation: Installation) -> AsyncIterator[None]:
     """A misspelt handler name."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await make_job(installation.conn, handler="shop.wroks")
     yield
 
@@ -226,7 +219,7 @@ async def a_queue_without_a_free_slot(installation: Installation) -> AsyncIterat
 @asynccontextmanager
 async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncIterator[None]:
     """Written by the owner, past the constraints."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     async with without_check_constraints(installation.conn, "rota.jobs"):
         await make_job(installation.conn, handler="shop.works", priority=12, run_at=-timedelta(seconds=9))
     yield
@@ -235,7 +228,7 @@ async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncI
 @asynccontextmanager
 async def a_row_that_is_refused(installation: Installation) -> AsyncIterator[None]:
     """A user's trigger rejects the row."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     job_id = (await make_job(installation.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
     await installation.conn.execute(
         "update rota.nodes set refused = jsonb_build_array(jsonb_build_object("
@@ -278,7 +271,7 @@ async def a_server_without_connections(installation: Installation) -> AsyncItera
 @asynccontextmanager
 async def a_fleet_larger_than_the_server(installation: Installation) -> AsyncIterator[None]:
     """The pools of the daemons need more connections than the server has."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     installation.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
     yield
 
@@ -356,7 +349,7 @@ async def a_handler_paused(installation: Installation) -> AsyncIterator[None]:
 @asynccontextmanager
 async def a_clock_that_was_ahead(installation: Installation) -> AsyncIterator[None]:
     """The server's clock was years ahead for a minute, and schedules fired."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
         "insert into rota.schedules (name, handler, cron) values ('report', 'shop.works', '@daily')"
     )
@@ -369,7 +362,7 @@ async def a_clock_that_was_ahead(installation: Installation) -> AsyncIterator[No
 @asynccontextmanager
 async def two_apps_with_one_handler(installation: Installation) -> AsyncIterator[None]:
     """One of the two daemons runs an old release that does not refuse to start."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "(gen_random_uuid(), 'there', 2, '0', 'mail', '{shop.works,rota.echo}', '{default}', '{}', now() + interval '1 h')"
@@ -380,7 +373,7 @@ async def two_apps_with_one_handler(installation: Installation) -> AsyncIterator
 @asynccontextmanager
 async def a_daemon_that_vanished(installation: Installation) -> AsyncIterator[None]:
     """A daemon was killed an hour ago and not replaced."""
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
         "('12345678-0000-4000-8000-000000000000', 'there', 2, '0', 'shop', '{}', '{default}', '{}', now() - interval '1 h')"
@@ -548,7 +541,7 @@ async def test_a_pooler_with_a_direct_url_is_no_finding(installation: Installati
 async def test_control_characters_in_names_do_not_reach_the_terminal(installation: Installation) -> None:
     """Clients that insert jobs choose the names."""
     hostile_name = "mail\N{RIGHT-TO-LEFT OVERRIDE}\N{LEFT-TO-RIGHT ISOLATE}; rm"
-    await _register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await make_job(installation.conn, handler=hostile_name, queue=hostile_name)
     await make_dead_letter(installation.conn, handler=hostile_name, queue=hostile_name)
     await installation.conn.execute("select rota.pause_queue($1, $1), rota.pause_handler($1, $1)", hostile_name)

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from command_line import Shell
-from factories import make_dead_letter, make_job, make_running_job, state_of
+from factories import make_dead_letter, make_job, make_running_job, register_daemon, state_of
 from rota.config.database_url import DatabaseUrl
 from rota.daemon import database as daemon_database
 from rota.db.migrate import VERSION
@@ -303,7 +303,7 @@ async def test_a_missing_privilege_is_reported_with_the_roles_that_have_it(
 async def test_status_shows_due_and_dead_jobs_nodes_pauses_and_unserved_queues(
     rota: Shell, conn: Connection[Record]
 ) -> None:
-    await _register_daemon(conn, handlers=["h"], queues=["default"])
+    await register_daemon(conn, handlers=["h"], queues=["default"])
     await make_job(conn, run_at=timedelta(seconds=-90))
     await make_job(conn, queue="mail")
     await make_running_job(conn, lease=timedelta(seconds=-5))
@@ -332,7 +332,7 @@ async def test_check_exits_with_0_on_a_healthy_installation(rota: Shell) -> None
 
 
 async def test_check_prints_a_remedy_for_each_finding(rota: Shell, conn: Connection[Record]) -> None:
-    await _register_daemon(conn, handlers=["shop.chain"], queues=["default"])
+    await register_daemon(conn, handlers=["shop.chain"], queues=["default"])
     await make_job(conn, handler="shop.chian")
     await make_job(conn, handler="shop.chain", queue="mail")
     await make_running_job(conn, lease=timedelta(seconds=-60))
@@ -379,14 +379,3 @@ async def test_config_shows_values_with_their_sources_and_no_password(rota: Shel
     assert bad.code == 2
     assert "lease.duration" in bad.err
     assert "drain.timeout" in bad.err
-
-
-async def _register_daemon(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
-    await conn.execute(
-        """
-        insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at)
-        values (gen_random_uuid(), 'here', 1, '0', 'shop', $1, $2, '{"default": 5}', now() + interval '1 hour')
-        """,
-        handlers,
-        queues,
-    )

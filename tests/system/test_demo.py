@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from processes import is_running
 from rota.demo.fleet import MAX_STALL
 from waiting import until
 
@@ -119,12 +120,3 @@ def list_children(pid: int) -> list[int] | None:
     """Return the pids of the demo's server and daemons once all four run."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found] if len(found) == 4 else None
-
-
-def is_running(pid: int) -> bool:
-    """Return whether the process runs; a zombie does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from command_line import Shell
-from factories import make_attempts, make_dead_letter, make_dead_letters, make_job, make_running_job, state_of
+from factories import (
+    make_attempts,
+    make_dead_letter,
+    make_dead_letters,
+    make_job,
+    make_running_job,
+    register_daemon,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +84,7 @@ async def test_enqueueing_for_an_unknown_handler_warns_and_keeps_the_job(rota: S
     assert unknown.code == 0
     assert "no daemon is alive" in unknown.err
 
-    await _register_daemon(conn, handlers=["shop.chain"], queues=["default"])
+    await register_daemon(conn, handlers=["shop.chain"], queues=["default"])
     misspelt = await rota("enqueue", "shop.chian", "--json")
     unserved = await rota("enqueue", "shop.chain", "--queue", "mail", "--json")
     served = await rota("enqueue", "shop.chain", "--json")
@@ -279,15 +287,4 @@ async def test_discarding_needs_a_reason_and_takes_all_named_dead_letters_or_non
     assert (await rota("dead", "discard", *ids, "--note", "old", "--json")).json == {"discarded": 2}
     assert (
         await conn.fetchval("select count(*) from rota.job_runs where outcome = 'discarded' and note like '%old'") == 2
-    )
-
-
-async def _register_daemon(conn: Connection[Record], *, handlers: list[str], queues: list[str]) -> None:
-    await conn.execute(
-        """
-        insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at)
-        values (gen_random_uuid(), 'here', 1, '0', 'shop', $1, $2, '{"default": 5}', now() + interval '1 hour')
-        """,
-        handlers,
-        queues,
     )

@@ -9,17 +9,19 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from network_faults import free_port
 from process_app import PROCESS_TREE
+from processes import is_running
 from rota.daemon.daemon import HANDLER_LEFT_BEHIND
 from waiting import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fleets import Fleet
 
 
@@ -289,14 +291,6 @@ def list_session_keepers(pid: int) -> list[int]:
         ["pgrep", "-P", str(pid), "-f", "session_keeper"], capture_output=True, text=True, check=False
     )
     return [int(each) for each in found.stdout.split()]
-
-
-def is_running(pid: int) -> bool:
-    """Return whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def test_a_fork_of_a_handler_keeps_neither_the_port_nor_the_sessions_of_a_dead_daemon(fleet: Fleet) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import rota as package
 from command_line import CommandResult, Shell
+from factories import register_daemon
 from processes import Daemons
 from schedule_rows import make_due, make_schedule
 from waiting import eventually
@@ -60,18 +61,6 @@ async def daemons(tmp_path: Path, database: Database) -> AsyncIterator[Daemons]:
     path = os.pathsep.join([str(SOURCE), str(tmp_path)])
     with Daemons(tmp_path, database.dsn, app="shop:app", environ={"PYTHONPATH": path}) as schedule_id:
         yield schedule_id
-
-
-async def register_daemon(
-    conn: Connection[Record], *, tzdata: str = "2026a", handlers: tuple[str, ...] = ("h",)
-) -> None:
-    """Insert the row of a daemon that counts as alive."""
-    await conn.execute(
-        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, tzdata, state, started_at)"
-        "values (gen_random_uuid(), 'host', 1, '0', 'a', $1, '{default}', '{}', $2, 'running', now())",
-        handlers,
-        tzdata,
-    )
 
 
 def check_findings(result: CommandResult) -> dict[str, str]:

@@ -39,28 +39,28 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DSN = "postgresql://me:S3CRET-canary@h/db"
 
 
-def seconds(number: float) -> timedelta:
+def as_seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
 @given(
     attempt=st.integers(1, 12),
-    more=st.integers(0, 12),
+    attempts_left=st.integers(0, 12),
     base=st.floats(0.5, 100),
     cap=st.floats(0.5, 5000),
     deadline=st.none() | st.floats(-10, 20_000),
     draws=st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12),
 )
 def test_a_failing_job_is_buried_within_the_forecast_of_job_show(
-    attempt: int, more: int, base: float, cap: float, deadline: float | None, draws: list[float]
+    attempt: int, attempts_left: int, base: float, cap: float, deadline: float | None, draws: list[float]
 ) -> None:
     """The forecast must hold for every jitter that the retry planner draws."""
-    until = None if deadline is None else NOW + seconds(deadline)
-    terms = {"base": seconds(base), "cap": seconds(cap)}
-    span = predict_dead_letter(attempt=attempt, at=NOW, max_attempts=attempt + more, deadline=until, **terms)
+    until = None if deadline is None else NOW + as_seconds(deadline)
+    terms = {"base": as_seconds(base), "cap": as_seconds(cap)}
+    span = predict_dead_letter(attempt=attempt, at=NOW, max_attempts=attempt + attempts_left, deadline=until, **terms)
 
     at = NOW
-    for failures, draw in zip(range(attempt, attempt + more), draws, strict=False):
+    for failures, draw in zip(range(attempt, attempt + attempts_left), draws, strict=False):
         delay = backoff(failures, random=partial(float, draw), **terms)
         if until is not None and at + delay > until:
             break
@@ -70,12 +70,12 @@ def test_a_failing_job_is_buried_within_the_forecast_of_job_show(
 
 
 def test_the_forecast_for_the_last_attempt_has_no_delay() -> None:
-    assert predict_dead_letter(attempt=4, at=NOW, max_attempts=4, base=seconds(5), cap=seconds(60)) == (NOW, NOW)
+    assert predict_dead_letter(attempt=4, at=NOW, max_attempts=4, base=as_seconds(5), cap=as_seconds(60)) == (NOW, NOW)
 
 
 def test_the_default_retry_policy_survives_an_outage_of_a_night() -> None:
     """The policy has twenty attempts, with delays from five seconds to an hour."""
-    span = predict_dead_letter(attempt=1, at=NOW, max_attempts=20, base=seconds(5), cap=timedelta(hours=1))
+    span = predict_dead_letter(attempt=1, at=NOW, max_attempts=20, base=as_seconds(5), cap=timedelta(hours=1))
     assert timedelta(hours=5) < span.earliest - NOW < span.latest - NOW < timedelta(hours=11)
 
 
@@ -85,7 +85,7 @@ def test_the_default_retry_policy_survives_an_outage_of_a_night() -> None:
 )
 def test_durations_are_written_in_two_units_at_most(value: float, text: str) -> None:
     """Seconds are noise beside days."""
-    assert printing.format_duration(seconds(value)) == text
+    assert printing.format_duration(as_seconds(value)) == text
 
 
 def test_terminal_control_characters_are_printed_in_escaped_form() -> None:
@@ -137,9 +137,9 @@ def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_notes_on_daylight_saving_do_not_cut_the_instant(capsys: pytest.CaptureFixture[str]) -> None:
     rule = Rule(cron="30 2 * * *", timezone="Europe/Vienna")
     print_instants(preview(rule, datetime(2027, 3, 27, 12, tzinfo=UTC), 1), None)
-    line, *more = (each.rstrip() for each in capsys.readouterr().out.splitlines()[2:])
+    line, *notes = (each.rstrip() for each in capsys.readouterr().out.splitlines()[2:])
     assert line.startswith("2027-03-28 01:00:00Z   2027-03-28 03:00:00 Sun CEST   gap: the clock jumps from")
-    assert more[-1].endswith("at the jump")
+    assert notes[-1].endswith("at the jump")
 
 
 @pytest.mark.usefixtures("narrow_terminal")
@@ -181,8 +181,8 @@ def node(
         state=state,
         tzdata=None,
         started_at=NOW,
-        up=seconds(1),
-        silent=seconds(1),
+        up=as_seconds(1),
+        silent=as_seconds(1),
     )
 
 
@@ -203,8 +203,8 @@ def test_a_queue_with_zero_slots_counts_as_not_served(queues: list[str], slots: 
 
 def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue() -> None:
     """One daemon with the handler and another with the queue cannot run the job. A draining daemon claims nothing."""
-    both = node(handlers=["a"], queues=["mail"])
-    assert why_unclaimed("a", "mail", [both], []) is None
+    serves_both = node(handlers=["a"], queues=["mail"])
+    assert why_unclaimed("a", "mail", [serves_both], []) is None
     assert why_unclaimed("a", "mail", [node(handlers=["a"], queues=["*"])], []) is None
     apart = [node(handlers=["a"], queues=["default"]), node(handlers=["b"], queues=["mail"])]
     assert "queue 'mail'" in str(why_unclaimed("a", "mail", apart, []))
@@ -213,7 +213,7 @@ def test_a_job_is_unclaimed_unless_one_daemon_has_both_its_handler_and_its_queue
     assert "rota run" in str(why_unclaimed("a", "mail", [], []))
 
 
-def look(**changed: Any) -> ServerFacts:
+def server_facts(**changed: Any) -> ServerFacts:
     values: dict[str, Any] = {
         "version": "18",
         "read_only": False,
@@ -234,20 +234,20 @@ def look(**changed: Any) -> ServerFacts:
 @pytest.mark.parametrize(
     ("server", "found"),
     [
-        (look(), []),
-        (look(read_only=True), ["read-only"]),
-        (look(clock=NOW + seconds(60)), ["clock"]),
-        (look(clock=NOW - seconds(60)), ["clock"]),
-        (look(autovacuum=False), ["autovacuum"]),
-        (look(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), ["snapshot"]),
-        (look(snapshot_age=timedelta(minutes=9)), []),
-        (look(prepared_age=timedelta(days=2)), ["snapshot"]),
-        (look(notifications=0.4), []),
-        (look(notifications=0.6), ["notifications"]),
+        (server_facts(), []),
+        (server_facts(read_only=True), ["read-only"]),
+        (server_facts(clock=NOW + as_seconds(60)), ["clock"]),
+        (server_facts(clock=NOW - as_seconds(60)), ["clock"]),
+        (server_facts(autovacuum=False), ["autovacuum"]),
+        (server_facts(snapshot_age=timedelta(minutes=11), snapshot_owner="pid 7"), ["snapshot"]),
+        (server_facts(snapshot_age=timedelta(minutes=9)), []),
+        (server_facts(prepared_age=timedelta(days=2)), ["snapshot"]),
+        (server_facts(notifications=0.4), []),
+        (server_facts(notifications=0.6), ["notifications"]),
     ],
 )
 def test_each_unsafe_or_slow_server_setting_is_one_finding_with_a_remedy(server: ServerFacts, found: list[str]) -> None:
-    findings = list(server_findings(server, query_sent_at=NOW, query_answered_at=NOW + seconds(0.1)))
+    findings = list(server_findings(server, query_sent_at=NOW, query_answered_at=NOW + as_seconds(0.1)))
     assert [each.check for each in findings] == found
     assert all(each.do for each in findings)
 
@@ -255,7 +255,7 @@ def test_each_unsafe_or_slow_server_setting_is_one_finding_with_a_remedy(server:
 def test_a_queue_that_is_served_is_shown_even_if_it_is_empty() -> None:
     """An empty queue with daemons differs from no queue at all."""
     lane = LaneCounts(
-        queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=seconds(3)
+        queue="mail", handler="a", due=2, running=0, retrying=0, future=0, expired=0, oldest_due=as_seconds(3)
     )
     lines = sum_by_queue([lane], [], [node(handlers=["a"], queues=["default", "*"])])
     assert [(line.queue, line.due, line.nodes) for line in lines] == [("default", 0, 1), ("mail", 2, 1)]

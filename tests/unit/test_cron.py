@@ -233,7 +233,7 @@ def entries(draw: st.DrawFn, *, seconds: bool = False) -> Entry:
     )
 
 
-shifts = st.integers(-2 * HOUR, 2 * HOUR)
+second_shifts = st.integers(-2 * HOUR, 2 * HOUR)
 gaps: st.SearchStrategy[Gap] = st.sampled_from(["after", "skip"])
 folds: st.SearchStrategy[Fold] = st.sampled_from(["first", "both"])
 
@@ -247,7 +247,7 @@ def windows(draw: st.DrawFn) -> tuple[str, int]:
     return name, draw(st.sampled_from(offset_changes(name, year) or (middle,)))
 
 
-quick = settings(deadline=None, max_examples=150, database=None, suppress_health_check=list(HealthCheck))
+fast_settings = settings(deadline=None, max_examples=150, database=None, suppress_health_check=list(HealthCheck))
 
 
 def parse_valid(entry: Entry, name: str, gap: Gap, fold: Fold) -> Cron:
@@ -264,36 +264,39 @@ def assert_same_fires(
     cron = parse_valid(entry, name, gap, fold)
     first, end = readings[0].at, readings[-1].at + step
     expected = list(islice(expected_fires(entry, readings, step, gap, fold), 150))
-    whole = len(expected) < 150
+    is_complete = len(expected) < 150
 
-    got = [int(fire.timestamp()) for fire in cron.next(moment(first), len(expected) + whole)]
-    if whole and got and got[-1] >= end:
-        got.pop()
-    assert got == expected, cron
+    actual = [int(fire.timestamp()) for fire in cron.next(as_datetime(first), len(expected) + is_complete)]
+    if is_complete and actual and actual[-1] >= end:
+        actual.pop()
+    assert actual == expected, cron
 
-    before = end if whole else expected[-1] + 1
-    back = [int(fire.timestamp()) for fire in cron.previous(moment(before), len(expected) + 1)]
-    if back and back[-1] <= first:
-        back.pop()
-    assert back == expected[::-1], cron
+    before = end if is_complete else expected[-1] + 1
+    backward = [int(fire.timestamp()) for fire in cron.previous(as_datetime(before), len(expected) + 1)]
+    if backward and backward[-1] <= first:
+        backward.pop()
+    assert backward == expected[::-1], cron
 
     # Search from the middle in both directions.
     middle = max(first, min(middle, before))
     later = [fire for fire in expected if fire > middle][:3]
     earlier = [fire for fire in expected if fire < middle][:-4:-1]
-    assert [int(fire.timestamp()) for fire in cron.next(moment(middle), len(later))] == later, (cron, middle)
-    assert [int(fire.timestamp()) for fire in cron.previous(moment(middle), len(earlier))] == earlier, (cron, middle)
+    assert [int(fire.timestamp()) for fire in cron.next(as_datetime(middle), len(later))] == later, (cron, middle)
+    assert [int(fire.timestamp()) for fire in cron.previous(as_datetime(middle), len(earlier))] == earlier, (
+        cron,
+        middle,
+    )
 
 
-def moment(at: int) -> datetime:
+def as_datetime(at: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=at)
 
 
 # ── properties ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@quick
-@given(entries(), windows(), shifts, gaps, folds)
+@fast_settings
+@given(entries(), windows(), second_shifts, gaps, folds)
 def test_fires_near_offset_changes_match_the_minute_by_minute_reference(
     entry: Entry, window: tuple[str, int], shift: int, gap: Gap, fold: Fold
 ) -> None:
@@ -305,8 +308,8 @@ def test_fires_near_offset_changes_match_the_minute_by_minute_reference(
     assert_same_fires(entry, readings, name, MINUTE, change + shift, gap, fold)
 
 
-@quick
-@given(entries(seconds=True), windows(), shifts, gaps, folds)
+@fast_settings
+@given(entries(seconds=True), windows(), second_shifts, gaps, folds)
 def test_fires_with_a_seconds_field_match_the_second_by_second_reference(
     entry: Entry, window: tuple[str, int], shift: int, gap: Gap, fold: Fold
 ) -> None:
@@ -325,7 +328,7 @@ def fires_by_calendar(entry: Entry, name: str, years: range, gap: Gap, fold: Fol
     first, end = ((date(year, 1, 1) - date(1970, 1, 1)).days for year in (years.start, years.stop))
     for days in filter(entry.matches_day, range(first, end)):
         for time_of_day in times:
-            reading = (moment(days * DAY) + timedelta(seconds=time_of_day)).replace(tzinfo=None)
+            reading = (as_datetime(days * DAY) + timedelta(seconds=time_of_day)).replace(tzinfo=None)
             passes = [int(reading.replace(tzinfo=info, fold=fold).timestamp()) for fold in (0, 1)]
             real = sorted({at for at in passes if datetime.fromtimestamp(at, info).replace(tzinfo=None) == reading})
             if real:
@@ -342,7 +345,7 @@ def fires_by_calendar(entry: Entry, name: str, years: range, gap: Gap, fold: Fol
     return sorted(fires)[:most]
 
 
-@quick
+@fast_settings
 @given(entries(), st.sampled_from(ZONES), st.integers(1971, 2186), gaps, folds)
 def test_rare_fires_over_years_match_the_calendar_reference(
     entry: Entry, name: str, year: int, gap: Gap, fold: Fold
@@ -353,7 +356,7 @@ def test_rare_fires_over_years_match_the_calendar_reference(
     cron = parse_valid(entry, name, gap, fold)
     expected = fires_by_calendar(entry, name, years, gap, fold, most=100)[1:-1]
     assume(len(expected) > 2)
-    start, end = moment(expected[0] - 1), moment(expected[-1] + 1)
+    start, end = as_datetime(expected[0] - 1), as_datetime(expected[-1] + 1)
 
     assert [int(fire.timestamp()) for fire in cron.next(start, len(expected))] == expected
     assert [int(fire.timestamp()) for fire in cron.previous(end, len(expected))] == expected[::-1]
@@ -553,8 +556,8 @@ def test_the_cache_of_next_fire_separates_policies_and_timezones() -> None:
         for gap in get_args(Gap)
     ]
     for cron in crons * 2:
-        got = next_fire(cron.expr, after, timezone=cron.timezone, gap=cron.gap, fold=cron.fold)
-        assert [got] == cron.next(after) == cron.next(after, 2)[:1]
+        actual = next_fire(cron.expr, after, timezone=cron.timezone, gap=cron.gap, fold=cron.fold)
+        assert [actual] == cron.next(after) == cron.next(after, 2)[:1]
     assert len({cron.next(after)[0] for cron in crons}) == 3
 
 
@@ -580,8 +583,8 @@ def test_one_cron_can_be_used_by_many_threads() -> None:
     cron = Cron("*/7 3-20 1,15 * 1-5", timezone="America/Havana")
     expected = cron.next(NOW, 50)
     with ThreadPoolExecutor(8) as pool:
-        for got in pool.map(lambda _: cron.next(NOW, 50), range(64)):
-            assert got == expected
+        for actual in pool.map(lambda _: cron.next(NOW, 50), range(64)):
+            assert actual == expected
 
 
 def test_crons_with_the_same_settings_are_equal() -> None:
@@ -650,7 +653,7 @@ def test_explain_describes_a_schedule_in_words(expr: str, words: str) -> None:
     assert Cron(expr).explain() == words
 
 
-@quick
+@fast_settings
 @given(entries(), st.sampled_from(ZONES))
 def test_every_valid_expression_can_be_explained(entry: Entry, name: str) -> None:
     words = parse_valid(entry, name, "after", "first").explain()
@@ -659,7 +662,7 @@ def test_every_valid_expression_can_be_explained(entry: Entry, name: str) -> Non
     assert words.endswith((f", {name} time.", ", UTC."))
 
 
-@quick
+@fast_settings
 @given(st.one_of(st.text(max_size=40), st.text("0123456789*/-,#LWHR?@ \t", max_size=40)), st.text(max_size=20))
 def test_parsing_any_text_succeeds_or_raises_invalid_cron(expr: str, name: str) -> None:
     """One bad row must not stop the other schedules."""

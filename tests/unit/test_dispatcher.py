@@ -64,7 +64,7 @@ class Model:
     """The table, the clock, and what the dispatcher did."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.dice = random.Random(seed)
         self.now = 1000.0
         self.rows: dict[int, Row] = {}
         self.ends: list[tuple[float, Attempt]] = []
@@ -72,19 +72,19 @@ class Model:
         self.claimed: set[int] = set()
         self.failed_at = 0.0
         self.free_since: defaultdict[str, float] = defaultdict(lambda: self.now)
-        self.given_back = 0
+        self.given_back_count = 0
         self.ids = 0
-        slots = {"default": self.chance.choice([1, 3, 20]), "mail": self.chance.choice([0, 2]), "*": 3}
-        self.slots = {queue: slots[queue] for queue in self.chance.sample(sorted(slots), 3)}
+        slots = {"default": self.dice.choice([1, 3, 20]), "mail": self.dice.choice([0, 2]), "*": 3}
+        self.slots = {queue: slots[queue] for queue in self.dice.sample(sorted(slots), 3)}
         self.running = Running(self.slots, Wake(), grace=1)
         self.taken: dict[int, Row] = {}
-        self.durations = self.chance.choice([[0.001, 0.05, 0.3, 2.0], [0.0005], [0.0005] * 99 + [2.0]])
-        silent: Any = SimpleNamespace(armed=True, want=lambda _: None)
+        self.durations = self.dice.choice([[0.001, 0.05, 0.3, 2.0], [0.0005], [0.0005] * 99 + [2.0]])
+        listener: Any = SimpleNamespace(armed=True, want=lambda _: None)
         self.dispatcher = Dispatcher(
             None,  # type: ignore[arg-type]
             self.running,
             Wake(),
-            silent,
+            listener,
             NoTelemetry(),  # type: ignore[arg-type]
             monitor=ServiceMonitor(),
             node=NodeId(UUID(int=1)),
@@ -106,7 +106,7 @@ class Model:
 
     async def list_queues(self, _: object, *, after: str, limit: int) -> list[str]:
         self.now += 0.001
-        return sorted({row.queue for row in self.seen() if row.queue > after})[:limit]
+        return sorted({row.queue for row in self.visible_rows() if row.queue > after})[:limit]
 
     async def claim_due_jobs(
         self,
@@ -121,8 +121,8 @@ class Model:
         skipped: Collection[int],
         **__: object,
     ) -> Claimed:
-        self.now += self.chance.uniform(0.0005, 0.003)
-        if self.chance.random() < 0.02:
+        self.now += self.dice.uniform(0.0005, 0.003)
+        if self.dice.random() < 0.02:
             self.failed_at = self.now
             raise ConnectionError
         floors = {lane[1:4]: lane[4] for lane in lanes}
@@ -152,8 +152,8 @@ class Model:
             self.claimed.add(row.job_id)
         if suspects == Suspects.NONE and only is None:
             self.check_order(found, skipped)
-        others = known is not None and self.others(known)
-        return Claimed([self.as_claim(row) for row in found], None, others, due_lanes)
+        has_unknown_queue = known is not None and self.has_unknown_queue(known)
+        return Claimed([self.as_claim(row) for row in found], None, has_unknown_queue, due_lanes)
 
     async def find_due_jobs(
         self, _: object, *, lanes: Sequence[Any], suspects: int, skipped: Collection[int], limit: int
@@ -174,27 +174,27 @@ class Model:
     def start(self, attempt: Attempt) -> None:
         """Start the attempt. An attempt that was given back ends at once, and its job is due again."""
         if attempt.interruption is None:
-            self.ends.append((self.now + self.chance.choice(self.durations), attempt))
+            self.ends.append((self.now + self.dice.choice(self.durations), attempt))
             return
         row = self.taken.pop(attempt.claim.job_id)
         self.rows[row.job_id] = replace(row, visible_at=self.now)
-        self.given_back += 1
+        self.given_back_count += 1
         self.ends.append((self.now, attempt))
 
     # The table.
 
-    def seen(self) -> list[Row]:
+    def visible_rows(self) -> list[Row]:
         return [row for row in self.rows.values() if row.visible_at <= self.now]
 
     def due(self, skipped: Collection[int] = (), *, suspects: bool = False) -> list[Row]:
         return [
             row
-            for row in self.seen()
+            for row in self.visible_rows()
             if row.run_at <= self.now and row.suspect == suspects and row.job_id not in skipped
         ]
 
-    def others(self, known: Collection[str]) -> bool:
-        return any(row.queue not in known for row in self.seen())
+    def has_unknown_queue(self, known: Collection[str]) -> bool:
+        return any(row.queue not in known for row in self.visible_rows())
 
     def as_claim(self, row: Row) -> Claim:
         self.ids += 1
@@ -213,21 +213,21 @@ class Model:
 
     def insert(self) -> None:
         """Insert one job: on time, committed late, back-dated, or due later."""
-        chance = self.chance
+        dice = self.dice
         self.ids += 1
-        visible_at = self.now + chance.choice([0, 0, 0, 0.3, 2])
-        run_at = chance.choice([self.now, self.now, self.now - 500, visible_at + chance.uniform(0, 2)])
-        queue = chance.choice(["default"] * 6 + ["mail", "x", "y", *(f"tenant {n}" for n in range(6))])
-        priority = chance.choice([5, 5, 5, 0, 9])
+        visible_at = self.now + dice.choice([0, 0, 0, 0.3, 2])
+        run_at = dice.choice([self.now, self.now, self.now - 500, visible_at + dice.uniform(0, 2)])
+        queue = dice.choice(["default"] * 6 + ["mail", "x", "y", *(f"tenant {n}" for n in range(6))])
+        priority = dice.choice([5, 5, 5, 0, 9])
         self.rows[self.ids] = Row(
             self.ids,
             queue,
-            chance.choice("ab"),
+            dice.choice("ab"),
             priority,
             run_at,
             visible_at,
-            suspect=chance.random() < 0.03,
-            bad=chance.random() < 0.03,
+            suspect=dice.random() < 0.03,
+            bad=dice.random() < 0.03,
         )
 
     # The clock and the invariants.
@@ -237,7 +237,7 @@ class Model:
         until = self.now + seconds
         waiting = [attempt.claim_sent_at for slots in self.running._slots.values() for attempt in slots.waiting]
         if waiting and min(waiting) + AHEAD_SECONDS <= min([until, *(end[0] for end in self.ends)]):
-            self.now = max(self.now, min(waiting) + AHEAD_SECONDS + 1e-6)  # rounded up
+            self.now = max(self.now, min(waiting) + AHEAD_SECONDS + 1e-6)  # just past the limit
             self.running._give_back_waiting()
             return False
         due = [end for end in self.ends if end[0] <= until]
@@ -260,18 +260,18 @@ class Model:
             else:
                 self.free_since.setdefault(group, self.now)
 
-    def waited(self, row: Row) -> float:
+    def waited_seconds(self, row: Row) -> float:
         return self.now - max(row.visible_at, row.run_at, self.failed_at)
 
-    def bound(self, row: Row) -> float:
-        pages = 1 + len({each.queue for each in self.seen() if each.queue not in self.slots}) // PAGE
+    def max_wait(self, row: Row) -> float:
+        pages = 1 + len({each.queue for each in self.visible_rows() if each.queue not in self.slots}) // PAGE
         return (POLL if row.queue in self.slots or pages == 1 else POLL * 2) + SLACK
 
     def check_order(self, claimed: Sequence[Row], skipped: Collection[int]) -> None:
         """Check that no job starts before a more urgent job of its group that has waited for a poll interval."""
         group = self.dispatcher._lanes.group
         for row in self.due(skipped):
-            if row.queue not in self.slots or self.waited(row) <= POLL + SLACK:
+            if row.queue not in self.slots or self.waited_seconds(row) <= POLL + SLACK:
                 continue
             later = [each for each in claimed if group(each.queue) == group(row.queue) and each.priority > row.priority]
             assert not later, f"{later[0]} before {row}"
@@ -281,7 +281,9 @@ class Model:
         for row in self.due(self.dispatcher._refused.job_ids):
             since = self.free_since.get(self.dispatcher._lanes.group(row.queue))
             if since is not None:
-                assert min(self.waited(row), self.now - since) <= self.bound(row), f"{row} waits beside a free slot"
+                assert min(self.waited_seconds(row), self.now - since) <= self.max_wait(row), (
+                    f"{row} waits beside a free slot"
+                )
 
 
 class NoTelemetry:
@@ -314,14 +316,14 @@ async def test_no_sequence_of_cycles_overlooks_a_job_or_exceeds_the_slots(
     busy = 120
     for step in range(6000):
         if step < busy:
-            for _ in range(model.chance.choice([0, 0, 0, 1, 1, 15])):
+            for _ in range(model.dice.choice([0, 0, 0, 1, 1, 15])):
                 model.insert()
         elif not model.rows and not model.ends:
             break
         pause = await model.dispatcher._look()
         model.check_slots()
         model.check_no_job_is_overlooked()
-        if model.pass_time(min(pause, model.chance.choice([0.001, 0.1, 5]))) and not model.running._limited:
+        if model.pass_time(min(pause, model.dice.choice([0.001, 0.1, 5]))) and not model.running._limited:
             model.pass_time(0.001)
         model.check_slots()
     unserved = {row.queue for row in model.rows.values()}

@@ -520,9 +520,9 @@ async def test_log_records_inside_a_handler_carry_the_job_id(
     with logs.installed(level="info", format="json"):
         await perform(app, "say", job_id=7, attempt=2, queue="q", schedule="nightly")
         logger.warning("outside")
-    said, outside = caplog.records
-    assert (said.job_id, said.handler, said.attempt, said.schedule) == (7, "say", 2, "nightly")  # type: ignore[attr-defined]
-    assert said.queue == "their own"  # type: ignore[attr-defined]
+    record, outside = caplog.records
+    assert (record.job_id, record.handler, record.attempt, record.schedule) == (7, "say", 2, "nightly")  # type: ignore[attr-defined]
+    assert record.queue == "their own"  # type: ignore[attr-defined]
     assert not hasattr(outside, "job_id")
     line = capsys.readouterr().out
     for word in ("job_id", "7", "handler", "say", "queue", "attempt", "schedule", "nightly"):

@@ -21,7 +21,7 @@ def rule(cron: str = "* * * * *", **columns: Any) -> Rule:
     return Rule(cron=cron, **columns)
 
 
-def every(interval: timedelta, *, anchor: datetime = NOON, **columns: Any) -> Rule:
+def interval_rule(interval: timedelta, *, anchor: datetime = NOON, **columns: Any) -> Rule:
     return Rule(every=interval, anchor=anchor, **columns)
 
 
@@ -95,7 +95,7 @@ def test_an_instant_later_than_too_late_after_does_not_run() -> None:
 def test_missed_instants_are_counted_up_to_a_thousand() -> None:
     """Planning must not take longer after a longer downtime."""
     now = NOON + timedelta(days=3)
-    for each in (rule(), every(MINUTE)):
+    for each in (rule(), interval_rule(MINUTE)):
         missed, _ = plan(each, now=now, next_fire_at=NOON).fires
         assert missed.missed_count is None
     missed, _ = plan(rule(), now=NOON + MAX_COUNTED * MINUTE, next_fire_at=NOON).fires
@@ -118,17 +118,17 @@ def test_several_instants_on_time_follow_the_overlap_rule(overlap: Any, plans: l
 
 
 def test_an_interval_counts_from_its_anchor_across_restarts() -> None:
-    planned = plan(every(timedelta(minutes=7)), now=NOON + HOUR, next_fire_at=None, base=NOON + HOUR)
+    planned = plan(interval_rule(timedelta(minutes=7)), now=NOON + HOUR, next_fire_at=None, base=NOON + HOUR)
     assert planned.next_fire_at == NOON + 9 * timedelta(minutes=7)
 
 
 def test_an_interval_with_start_at_fires_first_at_start_at() -> None:
     """Holds also for searches that begin earlier, as previews and backfills do."""
-    made = every(HOUR)
+    made = interval_rule(HOUR)
     assert made.first_after(NOON - 5 * HOUR) == NOON + HOUR
     assert made.last_until(NOON + HOUR, 5) == (NOON + HOUR,)
     assert made.last_until(NOON, 5) == ()
-    since = every(HOUR, start_at=NOON)
+    since = interval_rule(HOUR, start_at=NOON)
     assert since.first_after(NOON - 5 * HOUR) == NOON
     assert since.last_until(NOON + HOUR, 5) == (NOON, NOON + HOUR)
 
@@ -138,7 +138,7 @@ def test_fires_lie_from_start_at_until_before_end_at() -> None:
     assert plan(bounded, now=NOON - HOUR, next_fire_at=None, base=NOON - 5 * HOUR).next_fire_at == NOON
     last = plan(bounded, now=NOON, next_fire_at=NOON)
     assert (summarize(last.fires), last.next_fire_at) == ([("enqueue", NOON)], None)
-    since = every(HOUR, anchor=NOON, start_at=NOON, end_at=NOON + 2 * HOUR)
+    since = interval_rule(HOUR, anchor=NOON, start_at=NOON, end_at=NOON + 2 * HOUR)
     assert plan(since, now=NOON - HOUR, next_fire_at=None, base=NOON - HOUR).next_fire_at == NOON
     assert plan(since, now=NOON + 9 * HOUR, next_fire_at=NOON).next_fire_at is None
 
@@ -200,7 +200,7 @@ def test_every_due_instant_is_accounted_for_exactly_once(
         "catch_up_limit": limit,
         "too_late_after": too_late,
     }
-    each = rule("* * * * *", **columns) if by_cron else every(step * MINUTE, **columns)
+    each = rule("* * * * *", **columns) if by_cron else interval_rule(step * MINUTE, **columns)
     step = 1 if by_cron else step
     now = NOON + missed * MINUTE + timedelta(seconds=seconds)
     planned = plan(each, now=now, next_fire_at=NOON)

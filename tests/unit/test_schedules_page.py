@@ -23,7 +23,7 @@ def parse_settings(text: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+) = '?([^'`]+)'?", text))
 
 
-def shown(fires: list[datetime]) -> str:
+def format_fires(fires: list[datetime]) -> str:
     return ", ".join(f"{at.astimezone(BERLIN):%H:%M} ({at:%H:%M}Z)" for at in fires) or "none"
 
 
@@ -40,7 +40,7 @@ def test_the_dst_table_lists_the_actual_fires(row: list[str]) -> None:
     for cell, start, end in days:
         assert (start.astimezone(BERLIN).hour, end.astimezone(BERLIN).hour) == (1, 4)
         fires = [at for at in cron.next(start - timedelta(seconds=1), 50) if at < end]
-        assert cell == shown(fires)
+        assert cell == format_fires(fires)
 
 
 def test_the_dst_table_has_fixed_and_wildcard_entries_with_every_policy() -> None:
