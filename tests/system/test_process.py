@@ -174,7 +174,7 @@ async def test_sighup_reloads_sigusr1_dumps_and_other_signals_are_ignored(fleet:
     assert any(name.startswith("MainThread") for name in dumped["threads"])
 
     (waits_at,) = [stack for name, stack in dumped["tasks"].items() if name.endswith(f" job {job}")]
-    assert any("in take" in place for place in waits_at)
+    assert any("in wait_seconds" in place for place in waits_at)
 
     for number in (signal.SIGUSR2, signal.SIGALRM):
         daemon.send(number)
