@@ -186,7 +186,8 @@ begin
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler, forget_node}'),
             (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '
                 'backfill_schedule}'),
-            (array[daemon], '{complete, guard, rotate_ledger, prune_audit, note_housekeeping, raise_fence_tokens, tell, bounded_duration}')
+            (array[daemon], '{complete, guard, rotate_ledger, prune_audit, note_housekeeping, raise_fence_tokens, tell, bounded_duration, '
+                'request_cancellations}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

@@ -1297,12 +1297,17 @@ end $$;
 CREATE FUNCTION rota.redrive(job_id bigint, payload jsonb DEFAULT NULL::jsonb, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
+    AS $_$
 #variable_conflict use_column
 declare
     reason_text text := rota.bounded_note(redrive.note);
     blocking_job_id bigint;
 begin
+    if octet_length(redrive.payload::text) > 1048576 or jsonb_path_exists(redrive.payload, 'strict $.**{101}') then
+        raise exception using errcode = 'check_violation',
+            message = 'payload must be at most 1 MiB as text, and at most 100 deep',
+            hint = 'Give a smaller payload, or none: then the job keeps its own.';
+    end if;
     for try_number in 1..20 loop
         perform from rota.dead_letters where job_id = redrive.job_id;
         if not found then
@@ -1330,7 +1335,7 @@ begin
     raise exception using errcode = 'serialization_failure',
         message = format('other sessions took and released the unique_key of job %s too often', redrive.job_id),
         hint = 'The job is still a dead letter. Try again.';
-end $$;
+end $_$;
 
 COMMENT ON FUNCTION rota.redrive(job_id bigint, payload jsonb, note text) IS 'Make a dead letter a live job again, with its job_id, idempotency key, checkpoint and history. Its attempts start at 0.';
 
@@ -1586,6 +1591,44 @@ begin
     where schedule_id = new.schedule_id;
     perform rota.wake_schedulers();
     return null;
+end $$;
+
+CREATE FUNCTION rota.request_cancellations(job_ids bigint[], reason text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10ms'
+    AS $$
+declare
+    max_locked constant integer := 20;
+    locked_count integer := 0;
+    requested bigint := 0;
+    one_job_id bigint;
+begin
+    begin
+        insert into rota.cancel_requests (job_id, requested_by, reason)
+        select job_id, rota.caller(), request_cancellations.reason
+        from unnest(job_ids) as job (job_id)
+        order by job_id
+        on conflict do nothing;
+        get diagnostics requested = row_count;
+    exception when lock_not_available then
+        -- In random order, so that each request is tried in one of the next calls.
+        for one_job_id in select job_id from unnest(job_ids) as job (job_id) order by random() loop
+            begin
+                insert into rota.cancel_requests (job_id, requested_by, reason)
+                values (one_job_id, rota.caller(), request_cancellations.reason)
+                on conflict do nothing;
+                requested := requested + found::int;
+            exception when lock_not_available then
+                locked_count := locked_count + 1;
+                exit when locked_count = max_locked;
+            end;
+        end loop;
+    end;
+    if requested > 0 then
+        perform rota.tell('rota_cancel', '');
+    end if;
+    return requested;
 end $$;
 
 CREATE FUNCTION rota.reschedule(job_id bigint, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, note text DEFAULT NULL::text) RETURNS timestamp with time zone
@@ -2201,13 +2244,6 @@ CREATE TABLE rota.jobs (
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK (((state = 'running'::text) OR (((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease)))),
     CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((state = 'running'::text) OR ((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536)))),
-    CONSTRAINT "payload must be at most 1 MiB as text, and at most 100 deep" CHECK (((state = 'running'::text) OR
-CASE
-    WHEN (octet_length((payload)::text) < 200) THEN true
-    WHEN (octet_length((payload)::text) > 1048576) THEN false
-    ELSE (NOT jsonb_path_exists(payload, 'strict $.**{101}'::jsonpath))
-END)),
     CONSTRAINT "priority must lie between 0 (first) and 9 (last)" CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT "progress must lie between 0 and 1" CHECK (((progress >= (0)::double precision) AND (progress <= (1)::double precision))),
     CONSTRAINT "progress_note must have at most 500 characters" CHECK ((length(progress_note) <= 500)),
@@ -2600,13 +2636,13 @@ CREATE VIEW rota.schedules AS
     ( SELECT clock.consecutive_failures
            FROM rota.schedule_clocks clock
           WHERE (clock.schedule_id = definition.schedule_id)) AS consecutive_failures,
-    ( SELECT clock.invalid_reason
+    NULLIF(COALESCE(( SELECT COALESCE(clock.invalid_reason, ''::text) AS "coalesce"
            FROM rota.schedule_clocks clock
-          WHERE (clock.schedule_id = definition.schedule_id)) AS invalid_reason,
+          WHERE (clock.schedule_id = definition.schedule_id)), 'its row in rota.schedule_clocks is missing'::text), ''::text) AS invalid_reason,
     ( SELECT clock.version
            FROM rota.schedule_clocks clock
           WHERE (clock.schedule_id = definition.schedule_id)) AS version,
-    ( SELECT
+    COALESCE(( SELECT
                 CASE
                     WHEN (clock.invalid_reason IS NOT NULL) THEN 'invalid'::text
                     WHEN definition.paused THEN 'paused'::text
@@ -2615,7 +2651,7 @@ CREATE VIEW rota.schedules AS
                     ELSE 'ok'::text
                 END AS "case"
            FROM rota.schedule_clocks clock
-          WHERE (clock.schedule_id = definition.schedule_id)) AS state
+          WHERE (clock.schedule_id = definition.schedule_id)), 'invalid'::text) AS state
    FROM rota.schedule_definitions definition;
 
 COMMENT ON VIEW rota.schedules IS 'All schedules. INSERT and UPDATE freely, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (due for 30 s without a decision) or ended.';
@@ -2655,6 +2691,9 @@ ALTER TABLE ONLY rota.locks
 ALTER TABLE ONLY rota.lost_nodes
     ADD CONSTRAINT lost_nodes_pkey PRIMARY KEY (node_id);
 
+ALTER TABLE rota.jobs
+    ADD CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((state = 'running'::text) OR (fence_token IS NOT NULL) OR (schedule_id IS NOT NULL) OR ((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536)))) NOT VALID;
+
 ALTER TABLE ONLY rota.meta
     ADD CONSTRAINT meta_pkey PRIMARY KEY (only_row);
 
@@ -2663,6 +2702,9 @@ ALTER TABLE ONLY rota.migrations
 
 ALTER TABLE ONLY rota.nodes
     ADD CONSTRAINT nodes_pkey PRIMARY KEY (node_id);
+
+ALTER TABLE rota.jobs
+    ADD CONSTRAINT "payload must be at most 1 MiB as text, and at most 100 deep" CHECK (((state = 'running'::text) OR (fence_token IS NOT NULL) OR (schedule_id IS NOT NULL) OR ((octet_length((payload)::text) <= 1048576) AND ((pg_column_size((payload #> '{}'::text[])) < 800) OR (NOT jsonb_path_exists(payload, 'strict $.**{101}'::jsonpath)))))) NOT VALID;
 
 ALTER TABLE ONLY rota.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (queue);
@@ -2851,6 +2893,8 @@ REVOKE ALL ON FUNCTION rota.remove_schedule(name text, reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.replan_schedule() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.request_cancellations(job_ids bigint[], reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.reschedule(job_id bigint, run_at timestamp with time zone, note text) FROM PUBLIC;
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rota.db import queries
+from rota.db import queries, schedule_queries
 from schedule_rows import Planner, end_live_jobs, make_due, make_schedule, read_dispositions, read_fires
 from waiting import eventually
 
@@ -60,6 +61,39 @@ async def test_catching_up_takes_no_longer_after_a_longer_downtime(conn: Connect
 
     assert long_rows == rows
     assert long_seconds < seconds * 3 + 0.2
+
+
+async def test_missed_fires_with_a_large_payload_are_recorded_in_parts(
+    conn: Connection[Record], planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement for all of them would take longer than a daemon waits for an answer, and would be repeated for ever."""
+    await make_schedule(conn, cron=None, every=SECOND, misfire="all", catch_up_limit=1000, overlap="allow")
+    await conn.execute(
+        "update rota.schedules set payload = (select to_jsonb(string_agg(md5(i::text), '')) from generate_series(1, 30000) as i)"
+    )
+    await conn.execute(
+        "update rota.schedule_definitions set created_at = now() - interval '1 hour', edited_at = now() - interval '1 hour'"
+    )
+    await conn.execute(
+        "update rota.schedule_clocks set next_fire_at = created_at + interval '1 hour' - interval '80 s'"
+        " from rota.schedule_definitions"
+    )
+    counts = []
+    record_fires = schedule_queries.record_fires
+
+    async def count_and_record(db: Any, decisions: Any) -> Any:
+        counts.append(sum(len(decision.fires) * len(decision.schedules) for decision in decisions))
+        return await record_fires(db, decisions)
+
+    monkeypatch.setattr(schedule_queries, "record_fires", count_and_record)
+    pause = await planner.turn()
+    while not pause:
+        pause = await planner.turn()
+    assert max(counts) < 60
+    ran = [row[0] for row in await conn.fetch("select scheduled_for from rota.jobs order by 1")]
+    assert len(ran) >= 80
+    assert all(later - earlier == SECOND for earlier, later in itertools.pairwise(ran))
+    assert await read_dispositions(conn) == ["enqueued"] * len(ran)
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue_one", "replace"])
@@ -141,6 +175,34 @@ async def test_the_overlap_setting_decides_about_a_fire_while_a_job_is_live(
     await end_live_jobs(conn)
     await planner.turn()
     assert await read_dispositions(conn, schedule_id) == expected
+
+
+async def test_an_open_request_to_cancel_delays_the_replacement_of_no_other_job(
+    conn: Connection[Record], pool: asyncpg.Pool[Record], planner: Planner
+) -> None:
+    """A client may leave a transaction open in which it has called rota.cancel() for a job of its schedule."""
+    schedules = [await make_schedule(conn, f"s{number}", overlap="replace") for number in range(3)]
+    for schedule_id in schedules:
+        await make_due(conn, schedule_id, ago=20 * SECOND)
+    await planner.turn()
+    await conn.execute(
+        """
+        update rota.jobs set state = 'running', attempt = 1, fence_token = nextval('rota.fence_tokens'),
+            leased_by = gen_random_uuid(), lease_expires_at = now() + interval '30 s'
+        """
+    )
+    async with pool.acquire() as client, client.transaction():
+        cancelled = await client.fetchval("select job_id from rota.jobs where schedule_id = $1", schedules[1])
+        await client.execute("select rota.cancel($1)", cancelled)
+        for schedule_id in schedules:
+            await make_due(conn, schedule_id, ago=10 * SECOND)
+        async with asyncio.timeout(1.5):
+            await planner.turn()
+        requested = {row[0] for row in await conn.fetch("select job_id from rota.cancel_requests")}
+        running = {row[0] for row in await conn.fetch("select job_id from rota.jobs")}
+        assert requested == running - {cancelled}
+    await planner.turn()
+    assert await conn.fetchval("select count(*) from rota.cancel_requests") == 3
 
 
 async def test_a_replaced_job_is_logged_like_any_cancelled_job(conn: Connection[Record], planner: Planner) -> None:

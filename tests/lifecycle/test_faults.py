@@ -12,6 +12,7 @@ import pytest
 import rota
 from in_process_daemons import failed_attempts, final_outcome, gated_app, insert_job, run_node, wait_for_claim
 from role_logins import dsn_for_login
+from rota.db.pool import connection
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -279,6 +280,17 @@ async def test_a_running_job_survives_while_the_server_rejects_new_connections(
             assert node.crash is None
     finally:
         await conn.execute("drop role rota_test_refused")
+
+
+async def test_a_statement_without_an_answer_in_time_ends_on_the_server(
+    conn: Connection[Record], pool: asyncpg.Pool[Record]
+) -> None:
+    """It would keep its locks, and its repetitions would take one core each."""
+    with pytest.raises(TimeoutError):
+        async with connection(pool) as db:
+            await db.execute("select pg_sleep(60)", timeout=0.1)
+    running = "select count(*) from pg_stat_activity where query = 'select pg_sleep(60)' and state = 'active'"
+    await eventually(lambda: conn.fetchval(f"select ({running}) = 0"), within=5)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ import asyncpg
 import pytest
 
 from role_logins import RoleDatabase, module_role_database
+from rota.db.blockers import find_blockers
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,3 +111,20 @@ async def test_b3_a_login_without_a_role_locks_nothing(place: RoleDatabase) -> N
                 assert await _strongest_lock(stranger, relation) == ""
         finally:
             await root.execute(f"grant {place.prefix}_client to {place.prefix}_app")
+
+
+@pytest.mark.parametrize(("login", "believed"), [("app", False), ("node", True)])
+async def test_only_a_daemons_login_can_make_its_blocker_a_finding(
+    place: RoleDatabase, login: str, believed: bool
+) -> None:
+    """Any login may name its session as daemons do and wait for a lock of its choice."""
+    async with place.connect() as holder, place.connect(login) as waiter, place.connect("op") as reader:
+        await holder.execute("select pg_advisory_lock(4242)")
+        await waiter.execute("set application_name = 'rota 01234567'")
+        waiting = asyncio.create_task(waiter.execute("select pg_advisory_xact_lock(4242)"))
+        blocked = "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)"
+        await eventually(lambda: reader.fetchval(blocked, waiter.get_server_pid()))
+        found = await find_blockers(reader, pid=None, at_least=timedelta(0))
+        assert [blocker.pid for blocker in found] == ([holder.get_server_pid()] if believed else [])
+        await holder.execute("select pg_advisory_unlock(4242)")
+        await waiting

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from daemon_queries import claim
+
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
@@ -154,3 +156,26 @@ async def test_one_bad_dead_letter_keeps_no_other_from_being_redriven(conn: Conn
     # PostgreSQL 14 fails while it writes the interval into the error's detail.
     with pytest.raises((asyncpg.CheckViolationError, asyncpg.DatetimeFieldOverflowError), match=r"must|out of range"):
         await conn.execute("select rota.redrive(2)")
+
+
+TOO_LARGE = "to_jsonb(repeat('x', 1048577))"
+
+
+@pytest.mark.parametrize(("column", "is_checked"), [("priority", True), ("fence_token", False), ("schedule_id", False)])
+async def test_a_payload_is_checked_once(conn: Connection[Record], column: str, is_checked: bool) -> None:
+    """Clients can set neither fence_token nor schedule_id. Checking large payloads again would delay a batch by seconds."""
+    insert = f"insert into rota.jobs (handler, payload, {column}) values ('h', {TOO_LARGE}, 1)"
+    if is_checked:
+        with pytest.raises(asyncpg.CheckViolationError, match="1 MiB"):
+            await conn.execute(insert)
+    else:
+        await conn.execute(insert)
+
+
+async def test_a_claim_returns_no_payload_that_is_large_after_decompression(conn: Connection[Record]) -> None:
+    """It is stored in 12 KiB. Writing the text of a batch of these would take seconds."""
+    await conn.execute("insert into rota.handlers (handler) values ('h')")
+    await conn.execute("insert into rota.jobs (handler, payload) values ('h', to_jsonb(repeat('x', 1000000)))")
+    (claimed,) = await claim(conn)
+    assert claimed.payload is None
+    assert await conn.fetchval("select pg_column_size(payload) from rota.jobs") < 32768

@@ -87,6 +87,7 @@ DAEMONS_CALL = {
     "prune_audit",
     "note_housekeeping",
     "raise_fence_tokens",
+    "request_cancellations",
     "tell",
 }
 

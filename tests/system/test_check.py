@@ -393,6 +393,13 @@ async def a_view_on_an_old_partition(installation: Installation) -> AsyncIterato
     yield
 
 
+@asynccontextmanager
+async def a_schedule_without_clock(installation: Installation) -> AsyncIterator[None]:
+    await make_schedule(installation.conn, "report", handler="shop.works")
+    await installation.conn.execute("delete from rota.schedule_clocks")
+    yield
+
+
 INSTANT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
@@ -485,6 +492,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "housekeeping",
         "job_runs_20200101: cannot drop .*report",
         "drop the objects that depend",
+    ),
+    (
+        a_schedule_without_clock,
+        1,
+        "invalid schedules",
+        "report does not fire: its row in rota.schedule_clocks is missing",
+        "insert into rota.schedule_clocks",
     ),
     (
         a_clock_that_was_ahead,

@@ -120,7 +120,13 @@ claimed as (
       and handler.handler = job.handler
     returning
         job.job_id, job.handler, job.queue, job.priority,
-        case when pg_column_size(job.payload) <= 32768 then job.payload::text end as payload, job.attempt, job.fence_token,
+        -- A compressed payload may be a hundred times as large as its stored form, so its size is taken after decompression.
+        case
+            when pg_column_size(job.payload) <= 32768
+                and (pg_column_compression(job.payload) is null or pg_column_size(job.payload #> '{}') <= 32768)
+            then job.payload::text
+        end as payload,
+        job.attempt, job.fence_token,
         -- Clamped: the driver would reject the whole batch for one instant that Python can't represent.
         greatest(job.run_at, timestamptz '1000-01-01 00:00+00') as run_at, job.started_at, job.timeout,
         -- Null for most jobs, because a null is cheap to send and to decode.
@@ -148,7 +154,7 @@ claimed as (
 )
 select
     claimed.job_id, claimed.handler, claimed.queue, claimed.priority,
-    -- Checked again as text, because the stored value may be compressed.
+    -- Checked again as text: a number may have many more digits than bytes.
     case when octet_length(claimed.payload) <= 32768 then claimed.payload end as payload, claimed.attempt,
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,

@@ -33,6 +33,11 @@ where schedule.schedule_id = any (array(
       union all
       select definition.schedule_id
       from rota.schedule_definitions as definition
+      where $2 = 'invalid'
+        and not exists (select from rota.schedule_clocks as clock where clock.schedule_id = definition.schedule_id)
+      union all
+      select definition.schedule_id
+      from rota.schedule_definitions as definition
       where $2 = 'silent'
         and definition.expect_success_within is not null
         and not definition.paused

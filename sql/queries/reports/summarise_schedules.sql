@@ -2,7 +2,7 @@
 --   -> state text?, schedules int8?
 -- index: count_stopped_schedules_idx, count_paused_schedules_idx, sample_watched_schedules_idx (0005), take_due_schedules_idx, schedule_clocks_pkey, schedule_definitions_pkey (0005)
 -- The states must agree with the view rota.schedules. They are counted here from partial indexes on the exceptions, because the
--- view takes four seconds for a million schedules.
+-- view takes four seconds for a million schedules. A definition without a clock is invalid.
 with schedules_not_ok as (
     select case when clock.invalid_reason is not null then 'invalid' else 'paused' end as state
     from rota.schedule_definitions as definition
@@ -38,16 +38,23 @@ with schedules_not_ok as (
       and (clock.next_fire_at > timestamptz '-infinity' or definition.edited_at < now() - interval '30 seconds')
 ),
 state_counts as (
-    select schedules_not_ok.state, count(*) as schedules
-    from schedules_not_ok
-    group by schedules_not_ok.state
+    select state_count.state, sum(state_count.schedules)::int8 as schedules
+    from (
+        select schedules_not_ok.state, count(*) as schedules
+        from schedules_not_ok
+        group by schedules_not_ok.state
+        union all
+        select 'invalid', (select count(*) from rota.schedule_definitions) - (select count(*) from rota.schedule_clocks)
+    ) as state_count
+    where state_count.schedules > 0
+    group by state_count.state
 )
 select state_counts.state, state_counts.schedules
 from state_counts
 union all
 select
     'ok',
-    (select count(*) from rota.schedule_clocks) - coalesce((select sum(state_counts.schedules) from state_counts), 0)::int8
+    (select count(*) from rota.schedule_definitions) - coalesce((select sum(state_counts.schedules) from state_counts), 0)::int8
 union all
 select 'silent', count(*)
 from rota.schedule_definitions as definition

@@ -1,10 +1,9 @@
 -- Request cancellation of the live jobs whose schedule has a waiting fire that replaces them.
 --   $1 limit  int8
 --   $2 only   int8[]  only these schedule_ids; null: all
---   -> requested int8?, notified int8?
+--   -> requested int8?
 -- index: promote_waiting_fires_idx (0005), jobs_exclusive_idx (0002), cancel_requests_pkey (0002)
--- Sort only after `live_jobs` is materialized: otherwise a plan made while the tables were small scans all live jobs by primary key
--- to get the order.
+-- A job whose cancellation an open transaction of a client has requested is left out.
 with waiting_schedules as materialized (
     select distinct fire.schedule_id
     from rota.fires as fire
@@ -20,18 +19,5 @@ live_jobs as materialized (
     where job.exclusive
       and job.schedule_id = any (array(select waiting_schedules.schedule_id from waiting_schedules))
       and (job.job_id in (select request.job_id from rota.cancel_requests as request)) is not true
-),
-new_requests as (
-    insert into rota.cancel_requests (job_id, requested_by, reason)
-    select live_jobs.job_id, rota.caller(), 'replaced by a later fire of its schedule'
-    from live_jobs
-    order by live_jobs.job_id
-    on conflict do nothing
-    returning job_id
-),
-notified as (
-    select rota.tell('rota_cancel', '')
-    from new_requests
-    limit 1
 )
-select (select count(*) from new_requests) as requested, (select count(*) from notified) as notified
+select rota.request_cancellations(array(select live_jobs.job_id from live_jobs), 'replaced by a later fire of its schedule') as requested

@@ -9,13 +9,14 @@
 --   $6 new_id    int8         of unplanned schedules, read those after this schedule_id
 --   $7 limit     int8         limit of due schedules; half of it is the limit of unplanned ones
 --   $8 horizon   interval     how far ahead to look for the next due schedule
---   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, now timestamptz?, next_in interval?, waiting bool?
+--   -> schedule_ids int8[]?, versions int8[]?, paused bool?, next_fire_at timestamptz?, base timestamptz?, paused_from timestamptz?, cron text?, every interval?, anchor timestamptz?, timezone text?, start_at timestamptz?, end_at timestamptz?, dst_gap text?, dst_fold text?, misfire text?, on_time_within interval?, too_late_after interval?, catch_up_limit int4?, overlap text?, now timestamptz?, next_in interval?, waiting bool?, payload_bytes int4?
 -- Always returns at least one row. Its schedule_ids are null if nothing is due.
 --   next_fire_at  null: not planned yet
 --   base          instant from which to plan: the later of the last edit and the last decided instant
 --   anchor        instant from which `every` counts
 --   next_in       time until the next schedule of these shards is due
 --   waiting       whether there are waiting fires
+--   payload_bytes size of the largest payload as stored
 -- index: take_due_schedules_idx, schedule_definitions_pkey (0005)
 -- The floor skips dead index entries. Earlier decisions leave them behind, and an old snapshot keeps them there.
 -- `base` is truncated to seconds, which makes no difference to a cron expression, so that schedules inserted together share a row.
@@ -78,7 +79,8 @@ groups as materialized (
         end as base, due_schedules.paused_from, definition.cron, definition.every,
         case when definition.every is not null then coalesce(definition.start_at, definition.created_at) end as anchor,
         definition.timezone, definition.start_at, definition.end_at, definition.dst_gap, definition.dst_fold,
-        definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit, definition.overlap
+        definition.misfire, definition.on_time_within, definition.too_late_after, definition.catch_up_limit, definition.overlap,
+        max(pg_column_size(definition.payload)) as payload_bytes
     from due_schedules
     cross join lateral (
         select *
@@ -104,7 +106,8 @@ select
         order by clock.next_fire_at
         limit 1
     ) - clock_timestamp() as next_in,
-    exists (select from rota.fires where fires.disposition = 'waiting') as waiting
+    exists (select from rota.fires where fires.disposition = 'waiting') as waiting,
+    groups.payload_bytes
 from (select) as one_row
 left join groups on true
 order by groups.next_fire_at nulls last

@@ -34,6 +34,12 @@ Pool = asyncpg.Pool
 IDLE_SECONDS = 15.0
 """Connections that were unused for this long are closed. An idle daemon keeps one, besides the listener's."""
 
+CANCEL_SECONDS = 0.3
+"""Before a connection is closed after a timeout, the driver gets this time to cancel the statement over another connection.
+
+Without that, the server would go on with the statement, and keep its locks, until it writes to the closed connection.
+"""
+
 
 class ConnectionLost(OSError):
     """A driver error without an SQLSTATE, on a connection that turned out to be closed."""
@@ -69,10 +75,14 @@ async def connection(pool: Pool, patience: float = STATEMENT_SECONDS) -> AsyncIt
         # The connection is dead, or its server has become a standby: keep it out of the pool. Idle ones probably lead to the same
         # server.
         expire_connections(pool)
-        with suppress(*LOST):
+        try:
             if isinstance(error, TimeoutError):
-                mark_unresponsive(conn)
-            conn.terminate()
+                with suppress(*LOST):
+                    mark_unresponsive(conn)
+                await asyncio.sleep(CANCEL_SECONDS)
+        finally:
+            with suppress(*LOST):
+                conn.terminate()
         raise
     finally:
         # A failed release must not hide the result of a statement that has committed.

@@ -55,6 +55,8 @@ class DueSchedules(NamedTuple):
     base: datetime | None
     paused_from: datetime | None
     rule: Rule
+    payload_bytes: int
+    """Size of the largest payload as stored."""
 
     @property
     def schedules(self) -> list[tuple[int, int]]:
@@ -106,7 +108,9 @@ async def take_due_schedules(db: Connection, **query: Unpack[DueSchedulesQuery])
 
 def _due_schedules(rows: Sequence[asyncpg.Record]) -> list[DueSchedules]:
     return [
-        DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row)) for row in rows if row[0] is not None
+        DueSchedules(row[0], row[1], row[2], row[3], row[4], row[5], _rule(row), row.get("payload_bytes", 0))
+        for row in rows
+        if row[0] is not None
     ]
 
 
@@ -164,9 +168,9 @@ async def promote_waiting_fires(db: Connection, *, limit: int, only: Sequence[in
     return row[0], row[1]
 
 
-async def replace_live_jobs(db: Connection, *, limit: int, patience: float, only: Sequence[int] | None = None) -> int:
-    """Request cancellation of live jobs that a waiting fire replaces; return their number. `patience` is in seconds."""
-    requested: int = await db.fetchval(SQL["replace_live_jobs"], limit, only, timeout=patience)
+async def replace_live_jobs(db: Connection, *, limit: int, only: Sequence[int] | None = None) -> int:
+    """Request cancellation of live jobs that a waiting fire replaces; return their number."""
+    requested: int = await db.fetchval(SQL["replace_live_jobs"], limit, only)
     return requested
 
 

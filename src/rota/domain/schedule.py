@@ -144,6 +144,14 @@ class Plan:
     decided_up_to: datetime | None = None
     fires: tuple[Fire, ...] = field(default=())
 
+    def first(self, count: int) -> Plan:
+        """Return the decisions about the first `count` fires only. The last of these and the next one must be single instants."""
+        return Plan(
+            next_fire_at=self.fires[count].scheduled_for,
+            decided_up_to=self.fires[count - 1].scheduled_for,
+            fires=self.fires[:count],
+        )
+
 
 def check_rule(columns: Mapping[str, Any]) -> None:
     """Raise InvalidCron if rota.cron rejects a schedule's columns. Its message is more precise than SQL's."""

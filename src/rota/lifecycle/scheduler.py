@@ -8,7 +8,6 @@ others change nothing. Dividing the schedules into shards only saves work.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import version
@@ -43,6 +42,12 @@ T = TypeVar("T")
 BATCH = 1000
 """A statement has at most this many schedules, and about as many fires."""
 
+WEIGHED_BYTES = 50_000
+"""For each such part of its payload, a fire counts as one more in its batch: a statement must end within seconds."""
+
+MAX_PROMOTED = 250
+"""A statement enqueues at most this many waiting fires, each of which may have a payload of 1 MiB."""
+
 OVERDUE_AFTER = timedelta(seconds=2)
 """Any node takes a schedule that has been due for longer, because the node of its shard does not."""
 
@@ -57,9 +62,6 @@ MAX_SWEEP_SECONDS = 30.0
 
 SEARCH_BACK = timedelta(seconds=10)
 """Between two sweeps, search only for schedules that became due within this time."""
-
-REPLACE_TIMEOUT_SECONDS = 2.0
-"""Stop waiting to replace live jobs after this time. Another open transaction has requested the same cancellation."""
 
 
 class Scheduler:
@@ -91,6 +93,8 @@ class Scheduler:
         """Schedules whose decision this turn has stored."""
         self._more_overdue = False
         """Whether the last read may have missed overdue schedules of other shards."""
+        self._cut_short = False
+        """Whether this turn has stored only a part of a decision: the schedule is still due."""
         self._prepared = False
         self._checked_up_to: int | None = None
         """The last schedule_id whose next fire has been computed anew; None if no check is under way."""
@@ -133,7 +137,7 @@ class Scheduler:
             self._sweep_at = 0.0
         read_at = boottime()
         searched = EVERY_SHARD if read_at < self._all_shards_until else shards
-        self._decided = 0
+        self._decided, self._cut_short = 0, False
         next_instants: list[datetime] = []
         page = await self._read_page(searched, is_sweep=read_at >= self._sweep_at)
         self._has_waiting_fires = page.waiting
@@ -162,7 +166,7 @@ class Scheduler:
             await decide_from(await read_next())
 
         await run_both(decide_from(page), read_and_decide())
-        if self._more_overdue and self._decided:
+        if (self._more_overdue or self._cut_short) and self._decided:
             self._sweep_at = 0.0
             return 0.0
         if self._checked_up_to is not None:
@@ -249,7 +253,9 @@ class Scheduler:
         async with connection(self._pool) as db:
 
             async def promote(only: Sequence[int] | None) -> int:
-                promoted, still_waiting = await schedule_queries.promote_waiting_fires(db, limit=BATCH, only=only)
+                promoted, still_waiting = await schedule_queries.promote_waiting_fires(
+                    db, limit=MAX_PROMOTED, only=only
+                )
                 self._telemetry.fires_promoted(promoted)
                 return still_waiting
 
@@ -259,16 +265,12 @@ class Scheduler:
 
     async def _replace(self, db: Connection) -> None:
         async def replace(only: Sequence[int] | None) -> int:
-            requested = await schedule_queries.replace_live_jobs(
-                db, limit=BATCH, patience=REPLACE_TIMEOUT_SECONDS, only=only
-            )
+            requested = await schedule_queries.replace_live_jobs(db, limit=BATCH, only=only)
             self._telemetry.jobs_replaced(requested)
             return requested
 
-        # A transaction that has requested cancellation of the same job blocks this statement. It must not block the scheduler.
-        with suppress(TimeoutError):
-            if any(await self._salvage_waiting(db, "replace", replace)):
-                await cancel_waiting_jobs(db, self._telemetry)
+        if any(await self._salvage_waiting(db, "replace", replace)):
+            await cancel_waiting_jobs(db, self._telemetry)
 
     async def _salvage_waiting(
         self,
@@ -316,15 +318,20 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001  planning uses nothing but the schedule, so the error is about it
                 invalid += _invalid_schedules(group, error)
                 continue
+            most = BATCH // (1 + group.payload_bytes // WEIGHED_BYTES)
+            if group.rule.overlap == "allow" and len(planned.fires) > most:
+                planned = planned.first(most)
+                self._cut_short = True
             following = planned.next_fire_at
             next_instants.append(following or now + self._poll)
             fires = _fire_rows(planned)
             schedules = group.schedules
-            per_decision = max(1, BATCH // max(1, len(fires)))
+            weight = max(1, len(fires)) * BATCH // most
+            per_decision = max(1, BATCH // weight)
             for start in range(0, len(schedules), per_decision):
                 part = schedules[start : start + per_decision]
                 batch.append(Decision(part, group.next_fire_at, following, planned.decided_up_to, fires))
-                fire_count += len(part) * max(1, len(fires))
+                fire_count += len(part) * weight
                 if fire_count >= BATCH:
                     await self._record(db, batch)
                     batch, fire_count = [], 0

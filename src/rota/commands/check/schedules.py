@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
     from rota.db.schedule_reports import ListedSchedule
 
+CLOCK_MISSING = "its row in rota.schedule_clocks is missing"
+"""The reason that the view rota.schedules gives."""
+
 
 async def check_states(facts: "Facts") -> list[Finding]:
     """Report schedules that are invalid, overdue, or without a success in time."""
@@ -73,7 +76,10 @@ def _invalid_finding(each: "ListedSchedule") -> Finding:
         check="invalid schedules",
         object=each.name,
         finding=f"{each.name} does not fire: {each.invalid_reason}",
-        do=f"rota schedule set {quote(each.name)} --cron … or --timezone …",
+        do="as the owner of the schema: insert into rota.schedule_clocks (schedule_id, next_fire_at)"  # noqa: S608  for people
+        f" values ({each.schedule_id}, '-infinity')"
+        if each.invalid_reason == CLOCK_MISSING
+        else f"rota schedule set {quote(each.name)} --cron … or --timezone …",
         alert="RotaSchedulesInvalid",
     )
 
