@@ -232,7 +232,7 @@ async def cut_backends(world: World, fault: Fault) -> None:
     async with AsyncExitStack() as stack:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
-            cut = await conn.fetch(
+            terminated = await conn.fetch(
                 """
                 select pg_terminate_backend(pid)
                 from pg_stat_activity
@@ -240,7 +240,7 @@ async def cut_backends(world: World, fault: Fault) -> None:
                 """,
                 fault.pick,
             )
-            world.note("cut backends", count=len(cut))
+            world.note("cut backends", count=len(terminated))
 
 
 async def restart_server(world: World, fault: Fault) -> None:
@@ -273,8 +273,10 @@ async def hold_locks(world: World, fault: Fault) -> None:
         conn = await world.client(stack)
         with suppress(*CONNECTION_ERRORS):
             async with conn.transaction():
-                held = await conn.fetch("select from rota.jobs where random() < 0.5 limit 20 for update skip locked")
-                world.note("locks held", rows=len(held), seconds=fault.seconds)
+                locked_rows = await conn.fetch(
+                    "select from rota.jobs where random() < 0.5 limit 20 for update skip locked"
+                )
+                world.note("locks held", rows=len(locked_rows), seconds=fault.seconds)
                 await pass_time(fault.seconds)
     world.disturbances.append(Disturbance(began, time.time() + REAP_S))
 
@@ -386,9 +388,9 @@ async def restart_ended_daemons(world: World) -> None:
         for seat in world.seats:
             if seat.busy or seat.daemon.alive:
                 continue
-            code, said = seat.daemon.popen.returncode, seat.daemon.output_text()
+            code, output = seat.daemon.popen.returncode, seat.daemon.output_text()
             if code != 3:  # no database at the start, where a restart is correct
-                world.faulty_ends.append(f"{seat.daemon.pid} ended by itself with {code}:\n{said[-3000:]}")
+                world.faulty_ends.append(f"{seat.daemon.pid} ended by itself with {code}:\n{output[-3000:]}")
             world.note("ended by itself", pid=seat.daemon.pid, code=code)
             world.process_ends[seat.daemon.pid] = time.time()
             seat.daemon = world.daemons.launch()

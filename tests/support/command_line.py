@@ -39,10 +39,12 @@ class Shell:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the commands, without this shell's settings of rota and PostgreSQL."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PG", "DATABASE_"))
+        }
         # No bytecode: Python would take a module rewritten within the same second for the old one.
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "ROTA_HTTP_PORT": "0", "COLUMNS": "100"}
-        return {**kept, **fixed, **self.environ}
+        return {**inherited, **fixed, **self.environ}
 
     async def __call__(self, *arguments: object, **environ: str) -> CommandResult:
         """Run `rota` with these arguments to its end. Fail if it prints a traceback."""
@@ -56,9 +58,9 @@ class Shell:
         )
         out, err = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode is not None
-        said = CommandResult(process.returncode, out.decode(), err.decode())
-        assert "Traceback" not in said.err, said.err
-        return said
+        result = CommandResult(process.returncode, out.decode(), err.decode())
+        assert "Traceback" not in result.err, result.err
+        return result
 
 
 @contextmanager

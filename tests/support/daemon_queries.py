@@ -56,10 +56,10 @@ async def claim(
 
 
 async def extend(
-    conn: Connection[Record], *held: tuple[int, int], node: UUID = NODE
+    conn: Connection[Record], *claims: tuple[int, int], node: UUID = NODE
 ) -> dict[FenceToken, tuple[bool | None, bool]]:
     """Extend the node's leases once; return token -> (extended, cancel requested)."""
-    return await queries.extend_leases(conn, node=NodeId(node), claims=_fenced(held), grace=GRACE, patience=10)
+    return await queries.extend_leases(conn, node=NodeId(node), claims=_fenced(claims), grace=GRACE, patience=10)
 
 
 async def succeed(
@@ -69,8 +69,10 @@ async def succeed(
     results: Mapping[int, str] = MappingProxyType({}),
 ) -> list[int]:
     """Settle jobs as succeeded, with results by token; return the written tokens in order."""
-    said = [(FenceToken(token), result) for token, result in results.items()]
-    return sorted(await queries.settle_succeeded(conn, node=NodeId(node), attempts=_fenced(attempts), results=said))
+    results_by_token = [(FenceToken(token), result) for token, result in results.items()]
+    return sorted(
+        await queries.settle_succeeded(conn, node=NodeId(node), attempts=_fenced(attempts), results=results_by_token)
+    )
 
 
 def settlement_row(

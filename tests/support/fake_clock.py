@@ -47,12 +47,12 @@ def server_with_fake_clock(server: DurableServer) -> Iterator[tuple[str, Path]]:
     owner = data.stat()
     root = os.geteuid() == 0
     log = clock.with_suffix(".log")
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             [server.postgres.bin / "postgres", "-D", data, "-k", data, "-c", "listen_addresses="],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log_file,
+            stderr=log_file,
             env={"LC_ALL": "C", **clock_environment(clock)},
             cwd="/",
             user=owner.st_uid if root else None,

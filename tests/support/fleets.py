@@ -74,11 +74,11 @@ class Fleet:
 
     async def enqueue(self, handler: str, payload: Any = None, **columns: Any) -> int:
         """Insert a job as a client does, by plain SQL; columns of type interval are given as text."""
-        given = {"handler": handler, "payload": json.dumps({} if payload is None else payload), **columns}
+        values = {"handler": handler, "payload": json.dumps({} if payload is None else payload), **columns}
         casts = dict.fromkeys(("timeout", "lease", "backoff_base", "backoff_cap", "retry_for"), "::text::interval")
-        places = ", ".join(f"${number}{casts.get(name, '')}" for number, name in enumerate(given, 1))
-        sql = f"insert into rota.jobs ({', '.join(given)}) values ({places}) returning job_id"
-        return int(await self.value(sql, *given.values()))
+        places = ", ".join(f"${number}{casts.get(name, '')}" for number, name in enumerate(values, 1))
+        sql = f"insert into rota.jobs ({', '.join(values)}) values ({places}) returning job_id"
+        return int(await self.value(sql, *values.values()))
 
     async def job(self, job_id: int) -> Record | None:
         """Return the row of a live job, or None."""

@@ -49,9 +49,9 @@ class Node:
     def events_named(self, name: str, **fields: Any) -> list[Mapping[str, Any]]:
         """Return the events with that name and those fields, oldest first."""
         return [
-            told
-            for event, told in list(self.events)
-            if event == name and all(told.get(key) == value for key, value in fields.items())
+            event_fields
+            for event, event_fields in list(self.events)
+            if event == name and all(event_fields.get(key) == value for key, value in fields.items())
         ]
 
     async def wait_for_event(
@@ -103,24 +103,24 @@ async def run_node(
     overrides = (
         SHORT_SETTINGS | {key.replace("__", "."): value for key, value in settings.items()} | {"database.url": dsn}
     )
-    held: list[Node] = []
+    nodes: list[Node] = []
     daemon = Daemon(
         load(overrides=overrides, environ={}),
         app,
         app_reference=reference,
         until_idle=until_idle,
-        watch=lambda event, fields: held[0].events.append((event, fields)),
+        watch=lambda event, fields: nodes[0].events.append((event, fields)),
     )
-    one = Node(daemon)
-    held.append(one)
+    node = Node(daemon)
+    nodes.append(node)
 
     async def live() -> None:
         try:
             await daemon.run()
         except BaseException as error:  # noqa: BLE001 - whatever felled it is what the test wants to know
-            one.crash = error
+            node.crash = error
         finally:
-            one.stopped.set()
+            node.stopped.set()
 
     def no_exit(code: int) -> None:
         raise AssertionError(f"the daemon left by os._exit({code}) because a handler would not stop")
@@ -130,18 +130,18 @@ async def run_node(
         async with asyncio.TaskGroup() as group:
             group.create_task(live(), name="daemon under test")
             try:
-                await one.wait_for_event("node.started")
-                yield one
+                await node.wait_for_event("node.started")
+                yield node
             except BaseException as error:
-                if one.crash is not None:
-                    error.add_note("".join(["the daemon had fallen:\n", *traceback.format_exception(one.crash)]))
+                if node.crash is not None:
+                    error.add_note("".join(["the daemon had fallen:\n", *traceback.format_exception(node.crash)]))
                 raise
             finally:
-                one.stop()
-                one.stop()
-                await one.wait_until_stopped(within=20)
-    if one.crash is not None and not may_crash:
-        raise one.crash
+                node.stop()
+                node.stop()
+                await node.wait_until_stopped(within=20)
+    if node.crash is not None and not may_crash:
+        raise node.crash
 
 
 def gated_app(go: asyncio.Event, calls: list[int]) -> rota.App:

@@ -94,7 +94,7 @@ class FaultyProxy:
         self._slowed = (which, seconds)
 
     def _run_on_loop(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]  # a coroutine of ours
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]  # always a coroutine
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -269,18 +269,22 @@ def reason_namespaces_unavailable() -> str | None:
 def isolated_network() -> Iterator[IsolatedNetwork]:
     """Create a network namespace with documentation addresses for the block."""
     number = os.getpid() % 60
-    name, ours, theirs = f"rota-{os.getpid()}", f"rota{os.getpid() % 100000}a", f"rota{os.getpid() % 100000}b"
-    here, there = f"198.51.100.{number * 4 + 1}", f"198.51.100.{number * 4 + 2}"
+    name, outer_device, inner_device = (
+        f"rota-{os.getpid()}",
+        f"rota{os.getpid() % 100000}a",
+        f"rota{os.getpid() % 100000}b",
+    )
+    outer_address, inner_address = f"198.51.100.{number * 4 + 1}", f"198.51.100.{number * 4 + 2}"
     with ExitStack() as undo:
         _ip("netns", "add", name)
         undo.callback(_ip, "netns", "del", name)
-        _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
-        _ip("addr", "add", f"{here}/30", "dev", ours)
-        _ip("link", "set", ours, "up")
-        _ip("-n", name, "addr", "add", f"{there}/30", "dev", theirs)
-        _ip("-n", name, "link", "set", theirs, "up")
+        _ip("link", "add", outer_device, "type", "veth", "peer", "name", inner_device, "netns", name)
+        _ip("addr", "add", f"{outer_address}/30", "dev", outer_device)
+        _ip("link", "set", outer_device, "up")
+        _ip("-n", name, "addr", "add", f"{inner_address}/30", "dev", inner_device)
+        _ip("-n", name, "link", "set", inner_device, "up")
         _ip("-n", name, "link", "set", "lo", "up")
-        yield IsolatedNetwork(name=name, cable=ours, address=here)
+        yield IsolatedNetwork(name=name, cable=outer_device, address=outer_address)
 
 
 def _ip(*words: str) -> None:

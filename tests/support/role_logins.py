@@ -62,12 +62,12 @@ def dsn_for_login(dsn: str, login: str) -> str:
 @asynccontextmanager
 async def role_database(server: Server, name: str, *, migrate: bool = True) -> AsyncIterator[RoleDatabase]:
     """Create a database with roles for the block, and drop both afterwards."""
-    made = RoleDatabase(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
-    await _make(made, migrate=migrate)
+    roles = RoleDatabase(server=server, database=f"rota_world_{os.getpid()}_{name}", prefix=f"rt{os.getpid()}_{name}")
+    await _make(roles, migrate=migrate)
     try:
-        yield made
+        yield roles
     finally:
-        await _remove(made)
+        await _remove(roles)
 
 
 @contextmanager
@@ -75,36 +75,36 @@ def module_role_database(server: Server, name: str) -> Iterator[RoleDatabase]:
     """Create one for a whole test module, outside of any event loop of a test."""
     life = role_database(server, name)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        made = runner.run(life.__aenter__())
+        roles = runner.run(life.__aenter__())
         try:
-            yield made
+            yield roles
         finally:
             runner.run(life.__aexit__(None, None, None))
 
 
-async def _make(made: RoleDatabase, *, migrate: bool) -> None:
+async def _make(roles: RoleDatabase, *, migrate: bool) -> None:
     from rota.db.migrate import migrate as bring_up_to_date
 
-    root = await asyncpg.connect(made.server.dsn)
+    root = await asyncpg.connect(roles.server.dsn)
     try:
-        await root.execute(f"create role {made.migrator} login createrole password 'secret'")
-        await root.execute(f"create database {made.database}")
-        await root.execute(f"grant create on database {made.database} to {made.migrator}")
+        await root.execute(f"create role {roles.migrator} login createrole password 'secret'")
+        await root.execute(f"create database {roles.database}")
+        await root.execute(f"grant create on database {roles.database} to {roles.migrator}")
         if not migrate:
             return
-        await bring_up_to_date(made.dsn("mig"), role_prefix=made.prefix)
+        await bring_up_to_date(roles.dsn("mig"), role_prefix=roles.prefix)
         for login, role in (("app", "client"), ("other", "client"), ("op", "operator"), ("node", "daemon")):
-            await root.execute(f"create role {made.prefix}_{login} login password 'secret'")
-            await root.execute(f"grant {made.prefix}_{role} to {made.prefix}_{login}")
+            await root.execute(f"create role {roles.prefix}_{login} login password 'secret'")
+            await root.execute(f"grant {roles.prefix}_{role} to {roles.prefix}_{login}")
     finally:
         await root.close()
 
 
-async def _remove(made: RoleDatabase) -> None:
-    root = await asyncpg.connect(made.server.dsn)
+async def _remove(roles: RoleDatabase) -> None:
+    root = await asyncpg.connect(roles.server.dsn)
     try:
-        await root.execute(f"drop database {made.database} with (force)")
-        rows = await root.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{made.prefix}_")
+        await root.execute(f"drop database {roles.database} with (force)")
+        rows = await root.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{roles.prefix}_")
         for row in rows:
             await root.execute(f"drop owned by {row[0]}")
         for row in rows:

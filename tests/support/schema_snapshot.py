@@ -44,18 +44,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="make the picture anew")
     write = parser.parse_args().write
-    now = dump_schema()
+    current = dump_schema()
     if write:
-        SNAPSHOT.write_text(now, "utf-8")
+        SNAPSHOT.write_text(current, "utf-8")
         return 0
-    kept = SNAPSHOT.read_text("utf-8") if SNAPSHOT.exists() else ""
-    changes = difflib.unified_diff(kept.splitlines(True), now.splitlines(True), "sql/schema.sql", "sql/migrations")
+    stored = SNAPSHOT.read_text("utf-8") if SNAPSHOT.exists() else ""
+    changes = difflib.unified_diff(
+        stored.splitlines(True), current.splitlines(True), "sql/schema.sql", "sql/migrations"
+    )
     sys.stdout.writelines(changes)
-    if kept != now:
+    if stored != current:
         sys.stdout.write(
             "sql/schema.sql is not what the migrations make: run `make schema` and look at the difference\n"
         )
-    return int(kept != now)
+    return int(stored != current)
 
 
 def dump_schema() -> str:

@@ -84,7 +84,7 @@ def test_c9_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) 
 
 
 def test_invented_names_add_no_time_series(server: Server) -> None:
-    """Ten thousand handlers and queues that nobody registered must not make a scrape grow."""
+    """Ten thousand unregistered handlers and queues must not enlarge a scrape."""
     figures = run_bench("scrape", "--dsn", server.dsn, "--jobs", "100000", "--names", "10000")
     assert figures["scrape_series"] < 500
     assert figures["scrape_p50_ms"] < 100
@@ -93,11 +93,13 @@ def test_invented_names_add_no_time_series(server: Server) -> None:
 
 
 def test_fleet_measures_each_number_of_daemons(server: Server) -> None:
-    one, two = run_bench("fleet", "--dsn", server.dsn, "--jobs", "1000", "--daemons", "1,2")["rows"]
-    assert (one["daemons"], two["daemons"], one["gain"]) == (1, 2, 1)
-    assert two["gain"] == pytest.approx(two["jobs_per_second"] / one["jobs_per_second"], rel=0.01)
-    assert one["daemon_us"] > 0
-    assert one["server_us"] > 0
+    one_daemon, two_daemons = run_bench("fleet", "--dsn", server.dsn, "--jobs", "1000", "--daemons", "1,2")["rows"]
+    assert (one_daemon["daemons"], two_daemons["daemons"], one_daemon["gain"]) == (1, 2, 1)
+    assert two_daemons["gain"] == pytest.approx(
+        two_daemons["jobs_per_second"] / one_daemon["jobs_per_second"], rel=0.01
+    )
+    assert one_daemon["daemon_us"] > 0
+    assert one_daemon["server_us"] > 0
     assert list_bench_databases(server) == []
 
 
@@ -217,7 +219,7 @@ def test_percentiles_are_measured_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dsn", "own"),
+    ("dsn", "expected"),
     [
         ("postgresql://u:p@h:1/d?sslmode=require", "postgresql://u:p@h:1/b?sslmode=require"),
         ("postgres://h", "postgres://h/b"),
@@ -226,9 +228,9 @@ def test_percentiles_are_measured_values() -> None:
         ("postgresql://postgres@/postgres?host=/run/p&port=5", "postgresql://postgres@/b?host=/run/p&port=5"),
     ],
 )
-def test_only_the_database_name_of_the_url_is_replaced(dsn: str, own: str) -> None:
+def test_only_the_database_name_of_the_url_is_replaced(dsn: str, expected: str) -> None:
     """Server, user and options stay the same."""
-    assert with_database_name(dsn, "b") == own
+    assert with_database_name(dsn, "b") == expected
 
 
 def test_enqueue_compares_its_inserts_with_a_copy_of_the_same_run(server: Server) -> None:

@@ -72,7 +72,7 @@ async def test_f2_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, co
     assert await list_names("--owner", "ann", "--name", "r*") == ["report daily"]
 
 
-async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_go_on(rota: Shell) -> None:
+async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_keep_firing(rota: Shell) -> None:
     """Their jobs pile up, and all run when the queue is resumed."""
     everything = await rota("queue", "pause", "--all")
     assert (

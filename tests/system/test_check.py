@@ -74,7 +74,7 @@ def installation(
 
 
 @asynccontextmanager
-async def a_client_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
+async def plant_client_login_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
     """The daemon uses the URL of the application."""
     async with role_database(installation.server, "check") as roles:
         installation.environ["DATABASE_URL"] = roles.dsn("app")
@@ -82,7 +82,7 @@ async def a_client_for_a_daemon(installation: Installation) -> AsyncIterator[Non
 
 
 @asynccontextmanager
-async def a_person_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
+async def plant_operator_login_for_a_daemon(installation: Installation) -> AsyncIterator[None]:
     """The daemon uses the URL of an operator, whose role may read everything and claim nothing."""
     async with role_database(installation.server, "check") as roles:
         installation.environ["DATABASE_URL"] = roles.dsn("op")
@@ -90,14 +90,14 @@ async def a_person_for_a_daemon(installation: Installation) -> AsyncIterator[Non
 
 
 @asynccontextmanager
-async def an_old_schema(installation: Installation) -> AsyncIterator[None]:
+async def plant_old_schema(installation: Installation) -> AsyncIterator[None]:
     """`rota migrate` was not run after an upgrade."""
     await installation.conn.execute("update rota.meta set schema_version = $1", VERSION - 1)
     yield
 
 
 @asynccontextmanager
-async def a_pooler_for_notifications(installation: Installation) -> AsyncIterator[None]:
+async def plant_pooler_for_notifications(installation: Installation) -> AsyncIterator[None]:
     """Both URLs lead through PgBouncer in transaction mode."""
     with pgbouncer(installation.dsn, installation.rota.folder) as pooled:
         installation.environ |= {"DATABASE_URL": pooled, "ROTA_DIRECT_URL": pooled}
@@ -105,7 +105,7 @@ async def a_pooler_for_notifications(installation: Installation) -> AsyncIterato
 
 
 @asynccontextmanager
-async def a_pooler_alone(installation: Installation) -> AsyncIterator[None]:
+async def plant_pooler_alone(installation: Installation) -> AsyncIterator[None]:
     """The only URL leads through PgBouncer."""
     with pgbouncer(installation.dsn, installation.rota.folder) as pooled:
         installation.environ["DATABASE_URL"] = pooled
@@ -113,7 +113,7 @@ async def a_pooler_alone(installation: Installation) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def a_direct_url_to_nowhere(installation: Installation) -> AsyncIterator[None]:
+async def plant_direct_url_to_nowhere(installation: Installation) -> AsyncIterator[None]:
     """The server has moved, and only one of the two URLs was changed."""
     with FaultyProxy(installation.dsn) as proxy:
         installation.environ["ROTA_DIRECT_URL"] = proxy.dsn
@@ -122,21 +122,21 @@ async def a_direct_url_to_nowhere(installation: Installation) -> AsyncIterator[N
 
 
 @asynccontextmanager
-async def a_direct_url_to_another_database(installation: Installation) -> AsyncIterator[None]:
+async def plant_direct_url_to_another_database(installation: Installation) -> AsyncIterator[None]:
     """LISTEN succeeds, but no notification arrives."""
     installation.environ["ROTA_DIRECT_URL"] = installation.durable_server().dsn
     yield
 
 
 @asynccontextmanager
-async def a_clock_a_minute_behind(installation: Installation) -> AsyncIterator[None]:
+async def plant_clock_a_minute_behind(installation: Installation) -> AsyncIterator[None]:
     """The clock of this machine is not synchronised."""
     installation.environ |= {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME": "-60s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     yield
 
 
 @asynccontextmanager
-async def a_handler_that_nobody_has(installation: Installation) -> AsyncIterator[None]:
+async def plant_unknown_handler_name(installation: Installation) -> AsyncIterator[None]:
     """A misspelt handler name."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     await make_job(installation.conn, handler="shop.wroks")
@@ -144,21 +144,21 @@ async def a_handler_that_nobody_has(installation: Installation) -> AsyncIterator
 
 
 @asynccontextmanager
-async def a_fleet_that_is_gone(installation: Installation) -> AsyncIterator[None]:
+async def plant_no_daemons_left(installation: Installation) -> AsyncIterator[None]:
     """The daemons are gone, and no job is due yet."""
     await make_job(installation.conn, handler="shop.works", run_at=timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
-async def a_fleet_gone_from_its_schedules(installation: Installation) -> AsyncIterator[None]:
+async def plant_no_daemons_left_for_schedules(installation: Installation) -> AsyncIterator[None]:
     """The daemons are gone, and no schedule has fired yet."""
     await make_due(installation.conn, await make_schedule(installation.conn, "nightly"), ago=-timedelta(hours=1))
     yield
 
 
 @asynccontextmanager
-async def a_hot_table_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
+async def plant_hot_table_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for one table, perhaps since a migration."""
     await installation.conn.execute("alter table rota.jobs set (autovacuum_enabled = no)")
     yield
@@ -166,35 +166,35 @@ async def a_hot_table_without_autovacuum(installation: Installation) -> AsyncIte
 
 
 @asynccontextmanager
-async def a_server_that_forgets(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_without_fsync(installation: Installation) -> AsyncIterator[None]:
     """fsync is off, perhaps since a bulk load."""
     installation.environ["DATABASE_URL"] = installation.durable_server(fsync="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_with_torn_pages(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_without_full_page_writes(installation: Installation) -> AsyncIterator[None]:
     """full_page_writes is off, as a benchmark guide might advise."""
     installation.environ["DATABASE_URL"] = installation.durable_server(full_page_writes="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_that_counts_nothing(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_without_track_counts(installation: Installation) -> AsyncIterator[None]:
     """track_counts is off, so autovacuum never starts."""
     installation.environ["DATABASE_URL"] = installation.durable_server(track_counts="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for the whole server."""
     installation.environ["DATABASE_URL"] = installation.durable_server(autovacuum="off").dsn
     yield
 
 
 @asynccontextmanager
-async def a_server_that_cancels_claims(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_that_cancels_claims(installation: Installation) -> AsyncIterator[None]:
     """A statement timeout that suits a web application."""
     await installation.conn.execute(
         "do $$ begin execute format('alter database %I set statement_timeout = 2000', current_database()); end $$"
@@ -203,7 +203,7 @@ async def a_server_that_cancels_claims(installation: Installation) -> AsyncItera
 
 
 @asynccontextmanager
-async def a_queue_without_a_free_slot(installation: Installation) -> AsyncIterator[None]:
+async def plant_queue_without_a_free_slot(installation: Installation) -> AsyncIterator[None]:
     """Both slots are held by one handler, and a job of another handler has been due for five minutes."""
     await installation.conn.execute(
         "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
@@ -217,7 +217,7 @@ async def a_queue_without_a_free_slot(installation: Installation) -> AsyncIterat
 
 
 @asynccontextmanager
-async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncIterator[None]:
+async def plant_priority_that_is_never_claimed(installation: Installation) -> AsyncIterator[None]:
     """Written by the owner, past the constraints."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     async with without_check_constraints(installation.conn, "rota.jobs"):
@@ -226,7 +226,7 @@ async def a_priority_that_is_never_claimed(installation: Installation) -> AsyncI
 
 
 @asynccontextmanager
-async def a_row_that_is_refused(installation: Installation) -> AsyncIterator[None]:
+async def plant_row_that_is_refused(installation: Installation) -> AsyncIterator[None]:
     """A user's trigger rejects the row."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     job_id = (await make_job(installation.conn, handler="shop.works", run_at=timedelta(minutes=5))).job_id
@@ -241,7 +241,7 @@ async def a_row_that_is_refused(installation: Installation) -> AsyncIterator[Non
 
 
 @asynccontextmanager
-async def a_daemon_login_that_only_reads(installation: Installation) -> AsyncIterator[None]:
+async def plant_daemon_login_that_only_reads(installation: Installation) -> AsyncIterator[None]:
     """The read-only setting belongs to another login than the one that checks."""
     await installation.conn.execute(
         "create role rota_test_reader; grant update on sequence rota.fence_tokens to rota_test_reader; "
@@ -252,7 +252,7 @@ async def a_daemon_login_that_only_reads(installation: Installation) -> AsyncIte
 
 
 @asynccontextmanager
-async def a_pooler_without_synchronous_commits(installation: Installation) -> AsyncIterator[None]:
+async def plant_pooler_without_synchronous_commits(installation: Installation) -> AsyncIterator[None]:
     """A daemon cannot turn synchronous commits on through this pooler."""
     dsn = installation.durable_server(synchronous_commit="off").dsn
     with pgbouncer(dsn, installation.rota.folder) as pooled:
@@ -261,7 +261,7 @@ async def a_pooler_without_synchronous_commits(installation: Installation) -> As
 
 
 @asynccontextmanager
-async def a_server_without_connections(installation: Installation) -> AsyncIterator[None]:
+async def plant_server_without_connections(installation: Installation) -> AsyncIterator[None]:
     """Other clients use all connections."""
     server = installation.durable_server(max_connections="5", max_wal_senders="0")
     installation.environ["DATABASE_URL"] = server.dsn
@@ -269,7 +269,7 @@ async def a_server_without_connections(installation: Installation) -> AsyncItera
 
 
 @asynccontextmanager
-async def a_fleet_larger_than_the_server(installation: Installation) -> AsyncIterator[None]:
+async def plant_fleet_larger_than_the_server(installation: Installation) -> AsyncIterator[None]:
     """The pools of the daemons need more connections than the server has."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     installation.environ |= {"ROTA_DATABASE_HANDLER_POOL_SIZE": "900"}
@@ -277,7 +277,7 @@ async def a_fleet_larger_than_the_server(installation: Installation) -> AsyncIte
 
 
 @asynccontextmanager
-async def a_ledger_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
+async def plant_ledger_without_autovacuum(installation: Installation) -> AsyncIterator[None]:
     """Autovacuum is off for the ledger."""
     await installation.conn.execute("alter table rota.attempts set (autovacuum_enabled = no)")
     yield
@@ -285,7 +285,7 @@ async def a_ledger_without_autovacuum(installation: Installation) -> AsyncIterat
 
 
 @asynccontextmanager
-async def a_snapshot_of_forty_minutes(installation: Installation) -> AsyncIterator[None]:
+async def plant_snapshot_of_forty_minutes(installation: Installation) -> AsyncIterator[None]:
     """A report that was left open in a transaction."""
     async with AsyncExitStack() as stack:
         dsn, clock = stack.enter_context(server_with_fake_clock(installation.durable_server()))
@@ -298,56 +298,56 @@ async def a_snapshot_of_forty_minutes(installation: Installation) -> AsyncIterat
 
 
 @asynccontextmanager
-async def a_lease_of_two_beats(installation: Installation) -> AsyncIterator[None]:
+async def plant_lease_of_two_heartbeats(installation: Installation) -> AsyncIterator[None]:
     """A lease so short that one lost heartbeat lets the job run twice."""
     installation.environ |= {"ROTA_LEASE": "10s", "ROTA_LEASE_HEARTBEAT": "5s"}
     yield
 
 
 @asynccontextmanager
-async def a_drain_cut_short(installation: Installation) -> AsyncIterator[None]:
+async def plant_drain_cut_short(installation: Installation) -> AsyncIterator[None]:
     """The supervisor kills the daemon before its drain has ended."""
     installation.environ |= {"ROTA_DRAIN_TIMEOUT": "60s", "ROTA_STOP_TIMEOUT": "30s"}
     yield
 
 
 @asynccontextmanager
-async def a_slip_in_the_file(installation: Installation) -> AsyncIterator[None]:
+async def plant_misspelt_setting_in_the_file(installation: Installation) -> AsyncIterator[None]:
     """A misspelt setting in the configuration file."""
     (installation.rota.folder / "rota.toml").write_text('[lease]\ndurration = "1m"\n')
     yield
 
 
 @asynccontextmanager
-async def a_variable_of_nobody(installation: Installation) -> AsyncIterator[None]:
+async def plant_unknown_variable(installation: Installation) -> AsyncIterator[None]:
     """An unknown ROTA_ variable may belong to another program, so it is only a warning."""
     installation.environ["ROTA_NONSENSE"] = "1"
     yield
 
 
 @asynccontextmanager
-async def everything_paused(installation: Installation) -> AsyncIterator[None]:
+async def plant_everything_paused(installation: Installation) -> AsyncIterator[None]:
     """Everything was paused for a restore and never resumed."""
     await installation.conn.execute("select rota.pause_queue('*', 'restored')")
     yield
 
 
 @asynccontextmanager
-async def a_queue_paused(installation: Installation) -> AsyncIterator[None]:
+async def plant_queue_paused(installation: Installation) -> AsyncIterator[None]:
     """A queue paused by name, without a reason."""
     await installation.conn.execute("select rota.pause_queue('the mail')")
     yield
 
 
 @asynccontextmanager
-async def a_handler_paused(installation: Installation) -> AsyncIterator[None]:
+async def plant_handler_paused(installation: Installation) -> AsyncIterator[None]:
     """A handler paused by name."""
     await installation.conn.execute("select rota.pause_handler('shop.works', 'bad numbers')")
     yield
 
 
 @asynccontextmanager
-async def a_clock_that_was_ahead(installation: Installation) -> AsyncIterator[None]:
+async def plant_clock_that_was_ahead(installation: Installation) -> AsyncIterator[None]:
     """The server's clock was years ahead for a minute, and schedules fired."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
@@ -360,7 +360,7 @@ async def a_clock_that_was_ahead(installation: Installation) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def two_apps_with_one_handler(installation: Installation) -> AsyncIterator[None]:
+async def plant_two_apps_with_one_handler(installation: Installation) -> AsyncIterator[None]:
     """One of the two daemons runs an old release that does not refuse to start."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
@@ -371,7 +371,7 @@ async def two_apps_with_one_handler(installation: Installation) -> AsyncIterator
 
 
 @asynccontextmanager
-async def a_daemon_that_vanished(installation: Installation) -> AsyncIterator[None]:
+async def plant_daemon_that_vanished(installation: Installation) -> AsyncIterator[None]:
     """A daemon was killed an hour ago and not replaced."""
     await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
@@ -382,7 +382,7 @@ async def a_daemon_that_vanished(installation: Installation) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def a_view_on_an_old_partition(installation: Installation) -> AsyncIterator[None]:
+async def plant_view_on_an_old_partition(installation: Installation) -> AsyncIterator[None]:
     """A user's view on an old ledger partition, which therefore cannot be dropped."""
     await installation.conn.execute(
         "create table rota.job_runs_20200101 partition of rota.job_runs "
@@ -394,7 +394,7 @@ async def a_view_on_an_old_partition(installation: Installation) -> AsyncIterato
 
 
 @asynccontextmanager
-async def a_schedule_without_clock(installation: Installation) -> AsyncIterator[None]:
+async def plant_schedule_without_clock(installation: Installation) -> AsyncIterator[None]:
     await make_schedule(installation.conn, "report", handler="shop.works")
     await installation.conn.execute("delete from rota.schedule_clocks")
     yield
@@ -404,104 +404,170 @@ INSTANT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
 
 FAULTS: list[tuple[Plant, int, str, str, str]] = [
     # Function that plants the fault, exit code, check, finding, advice.
-    (a_client_for_a_daemon, 3, "", "_app.* permission denied", "rota_daemon may run a daemon"),
-    (a_person_for_a_daemon, 1, "role", r"rt\w+_op may not run a daemon", r"grant rt\w+_check_daemon to rt\w+_check_op"),
-    (an_old_schema, 3, "", f"version {VERSION - 1}, this rota needs {VERSION}", "run `rota migrate`"),
+    (plant_client_login_for_a_daemon, 3, "", "_app.* permission denied", "rota_daemon may run a daemon"),
     (
-        a_pooler_for_notifications,
+        plant_operator_login_for_a_daemon,
+        1,
+        "role",
+        r"rt\w+_op may not run a daemon",
+        r"grant rt\w+_check_daemon to rt\w+_check_op",
+    ),
+    (plant_old_schema, 3, "", f"version {VERSION - 1}, this rota needs {VERSION}", "run `rota migrate`"),
+    (
+        plant_pooler_for_notifications,
         1,
         "pooler",
         "ROTA_DIRECT_URL leads through a connection pooler",
         "set it to the server's own host and port",
     ),
-    (a_pooler_alone, 1, "pooler", "the URL leads through a connection pooler", "set ROTA_DIRECT_URL to a URL straight"),
-    (a_direct_url_to_nowhere, 1, "direct URL", "ROTA_DIRECT_URL can't be used: no database answers", "correct it"),
-    (a_direct_url_to_another_database, 1, "direct URL", "lead to different databases", "set both to the same database"),
-    (a_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
-    (a_handler_that_nobody_has, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
     (
-        a_fleet_that_is_gone,
+        plant_pooler_alone,
+        1,
+        "pooler",
+        "the URL leads through a connection pooler",
+        "set ROTA_DIRECT_URL to a URL straight",
+    ),
+    (plant_direct_url_to_nowhere, 1, "direct URL", "ROTA_DIRECT_URL can't be used: no database answers", "correct it"),
+    (
+        plant_direct_url_to_another_database,
+        1,
+        "direct URL",
+        "lead to different databases",
+        "set both to the same database",
+    ),
+    (plant_clock_a_minute_behind, 1, "clock", "this machine's are (59s|1m) apart", "run NTP"),
+    (plant_unknown_handler_name, 1, "unclaimed", "1 due job of shop.wroks", "did you mean 'shop.works'"),
+    (
+        plant_no_daemons_left,
         1,
         "daemons",
         "no daemon is alive, and 1 job and 0 schedules wait",
         "rota run --app module:app",
     ),
     (
-        a_fleet_gone_from_its_schedules,
+        plant_no_daemons_left_for_schedules,
         1,
         "daemons",
         "no daemon is alive, and 0 jobs and 1 schedule wait",
         "rota run --app module:app",
     ),
-    (a_hot_table_without_autovacuum, 1, "autovacuum", "off for rota.jobs", r"alter table rota.jobs reset \(autovac"),
-    (a_server_that_forgets, 1, "settings", "fsync is off: a crash", "alter system set fsync = on"),
-    (a_server_with_torn_pages, 1, "settings", "full_page_writes is off: ", "alter system set full_page_writes = on"),
-    (a_server_that_counts_nothing, 1, "settings", "track_counts is off: autovacuum", "set track_counts = on"),
-    (a_server_without_autovacuum, 1, "autovacuum", "off for the whole server", "alter system set autovacuum = on"),
-    (a_server_that_cancels_claims, 1, "settings", "statement_timeout is 2000 ms", "set statement_timeout = 0"),
     (
-        a_priority_that_is_never_claimed,
+        plant_hot_table_without_autovacuum,
+        1,
+        "autovacuum",
+        "off for rota.jobs",
+        r"alter table rota.jobs reset \(autovac",
+    ),
+    (plant_server_without_fsync, 1, "settings", "fsync is off: a crash", "alter system set fsync = on"),
+    (
+        plant_server_without_full_page_writes,
+        1,
+        "settings",
+        "full_page_writes is off: ",
+        "alter system set full_page_writes = on",
+    ),
+    (plant_server_without_track_counts, 1, "settings", "track_counts is off: autovacuum", "set track_counts = on"),
+    (plant_server_without_autovacuum, 1, "autovacuum", "off for the whole server", "alter system set autovacuum = on"),
+    (plant_server_that_cancels_claims, 1, "settings", "statement_timeout is 2000 ms", "set statement_timeout = 0"),
+    (
+        plant_priority_that_is_never_claimed,
         1,
         "priority",
         "1 due job of shop.works in queue default have the priority 12, which is not in",
         "set priority = 9 on the rows of rota.jobs where priority = 12",
     ),
     (
-        a_row_that_is_refused,
+        plant_row_that_is_refused,
         1,
         "refused rows",
         r"refuses the daemons' claim of job \d+, for 2m: RaiseError on here:1",
         "trigger, foreign key or constraint",
     ),
     (
-        a_daemon_login_that_only_reads,
+        plant_daemon_login_that_only_reads,
         1,
         "settings",
         "on for the login rota_test_reader: ",
         "alter role rota_test_reader set",
     ),
-    (a_pooler_without_synchronous_commits, 1, "settings", "synchronous_commit is off: ", "set synchronous_commit = on"),
-    (a_server_without_connections, 1, "connections", r"the server has \d of 2 connections left", "raise the limit"),
-    (a_fleet_larger_than_the_server, 1, "connections", r"1 daemon may open 907", "raise the limit"),
-    (a_ledger_without_autovacuum, 1, "autovacuum", "off for rota.attempts", r"alter table rota.attempts reset"),
-    (a_snapshot_of_forty_minutes, 1, "snapshot", r"for 40m.*\(pid \d+, postgres, report, idle", "pg_terminate_backend"),
-    (a_lease_of_two_beats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),
-    (a_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* exceed ROTA_STOP_TIMEOUT", "to 65s or more"),
-    (a_slip_in_the_file, 2, "", "lease.durration .from rota.toml.: no such setting", "did you mean lease.duration"),
-    (a_variable_of_nobody, 1, "configuration", "ROTA_NONSENSE is ignored", "unset it"),
-    (everything_paused, 1, "paused", f"every queue is paused since {INSTANT} by postgres: restored", "resume --all"),
-    (a_queue_paused, 1, "paused", f"the queue the mail is paused since {INSTANT} by .*no reason", "resume 'the mail'"),
     (
-        a_handler_paused,
+        plant_pooler_without_synchronous_commits,
+        1,
+        "settings",
+        "synchronous_commit is off: ",
+        "set synchronous_commit = on",
+    ),
+    (plant_server_without_connections, 1, "connections", r"the server has \d of 2 connections left", "raise the limit"),
+    (plant_fleet_larger_than_the_server, 1, "connections", r"1 daemon may open 907", "raise the limit"),
+    (plant_ledger_without_autovacuum, 1, "autovacuum", "off for rota.attempts", r"alter table rota.attempts reset"),
+    (
+        plant_snapshot_of_forty_minutes,
+        1,
+        "snapshot",
+        r"for 40m.*\(pid \d+, postgres, report, idle",
+        "pg_terminate_backend",
+    ),
+    (plant_lease_of_two_heartbeats, 2, "", "lease.heartbeat = '5s'", "at most a third of lease.duration, which is 10s"),
+    (plant_drain_cut_short, 1, "configuration", r"drain.timeout \(1m\).* exceed ROTA_STOP_TIMEOUT", "to 65s or more"),
+    (
+        plant_misspelt_setting_in_the_file,
+        2,
+        "",
+        "lease.durration .from rota.toml.: no such setting",
+        "did you mean lease.duration",
+    ),
+    (plant_unknown_variable, 1, "configuration", "ROTA_NONSENSE is ignored", "unset it"),
+    (
+        plant_everything_paused,
+        1,
+        "paused",
+        f"every queue is paused since {INSTANT} by postgres: restored",
+        "resume --all",
+    ),
+    (
+        plant_queue_paused,
+        1,
+        "paused",
+        f"the queue the mail is paused since {INSTANT} by .*no reason",
+        "resume 'the mail'",
+    ),
+    (
+        plant_handler_paused,
         1,
         "paused",
         "the handler shop.works is paused .*: bad numbers",
         "rota handler resume shop.works",
     ),
-    (two_apps_with_one_handler, 1, "foreign handlers", "mail on there:2, shop on here:1", r'shared = \["shop.works"\]'),
     (
-        a_daemon_that_vanished,
+        plant_two_apps_with_one_handler,
+        1,
+        "foreign handlers",
+        "mail on there:2, shop on here:1",
+        r'shared = \["shop.works"\]',
+    ),
+    (
+        plant_daemon_that_vanished,
         1,
         "lost nodes",
         r"shop on there:2 \(node 12345678\) was lost",
         "rota node forget 12345678",
     ),
     (
-        a_view_on_an_old_partition,
+        plant_view_on_an_old_partition,
         1,
         "housekeeping",
         "job_runs_20200101: cannot drop .*report",
         "drop the objects that depend",
     ),
     (
-        a_schedule_without_clock,
+        plant_schedule_without_clock,
         1,
         "invalid schedules",
         "report does not fire: its row in rota.schedule_clocks is missing",
         "insert into rota.schedule_clocks",
     ),
     (
-        a_clock_that_was_ahead,
+        plant_clock_that_was_ahead,
         1,
         "schedules ahead",
         f"report has decided about all instants up to {INSTANT}",
@@ -511,10 +577,12 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
 
 REQUIRED_PACKAGES = {
     **dict.fromkeys(
-        ("a_pooler_for_notifications", "a_pooler_alone", "a_pooler_without_synchronous_commits"),
+        ("plant_pooler_for_notifications", "plant_pooler_alone", "plant_pooler_without_synchronous_commits"),
         None if find_pgbouncer() else "pgbouncer",
     ),
-    **dict.fromkeys(("a_clock_a_minute_behind", "a_snapshot_of_forty_minutes"), None if LIBFAKETIME else "libfaketime"),
+    **dict.fromkeys(
+        ("plant_clock_a_minute_behind", "plant_snapshot_of_forty_minutes"), None if LIBFAKETIME else "libfaketime"
+    ),
 }
 """Function that plants a fault -> package that it needs."""
 

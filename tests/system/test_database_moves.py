@@ -100,7 +100,7 @@ async def test_a_running_daemon_switches_hosts_when_the_first_one_stops_answerin
 
 @pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
 async def test_a_running_daemon_switches_hosts_when_packets_to_the_first_one_are_dropped(fleet: Fleet) -> None:
-    """Work in progress goes on: its lease is extended, and its outcome written, on the second host."""
+    """Running jobs continue: their leases are extended and their outcomes written on the second host."""
     with (
         isolated_network() as network,
         FaultyProxy(fleet.dsn, host=network.add_host()) as first,

@@ -25,7 +25,7 @@ DEMO = [sys.executable, "-m", "rota.demo", "--json"]
 def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
     demo, report = read_report(tmp_path)
     if not report["ok"] and report["stood_still_s"] > MAX_STALL:
-        demo, report = read_report(tmp_path)  # a machine that stands still for that long breaks leases of three seconds
+        demo, report = read_report(tmp_path)  # a machine that stalls for that long breaks leases of three seconds
 
     assert "error" not in report, report
     broken = [f"{check['promise']}: {check['fact']}" for check in report["checks"] if not check["held"]]

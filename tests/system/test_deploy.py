@@ -314,7 +314,7 @@ def test_the_guide_counts_a_daemons_connections_correctly() -> None:
 async def test_a_daemon_finds_the_primary_among_the_hosts_of_its_url(
     durable_server: Callable[..., DurableServer], tmp_path: Path
 ) -> None:
-    """The search goes on after a host that is away or read-only."""
+    """The search continues after a host that is unreachable or read-only."""
     primary = durable_server()
     standby = durable_server(default_transaction_read_only="on")
     hosts = [dict(parse_qsl(urlsplit(server.dsn).query)) for server in (standby, primary)]

@@ -114,7 +114,7 @@ def test_the_quickstart_leads_from_an_empty_folder_to_a_job_in_two_minutes(folde
     assert time.monotonic() - started_at < INSTALL_AND_RUN_SECONDS
 
 
-def test_the_three_steps_with_a_server_of_ones_own_work(folder: Shell, server: Server) -> None:
+def test_the_three_steps_with_an_existing_server_work(folder: Shell, server: Server) -> None:
     steps = "`export DATABASE_URL=postgresql://…`, run `rota migrate` once, and run `rota run --app myapp:app`"
     assert steps in " ".join(README.split())
     (app,) = blocks(README, "The first five minutes", "python")

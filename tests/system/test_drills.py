@@ -81,8 +81,8 @@ async def drill(server: Server, tmp_path: Path) -> AsyncIterator[Drill]:
     """A database with roles and no daemon yet."""
     (tmp_path / "shop.py").write_text(APP)
     async with role_database(server, "drill") as roles, roles.connect("app") as client, roles.connect() as observer:
-        ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "ROTA_QUEUES": "default:50,mail:5"}
-        with Daemons(tmp_path, roles.dsn("node"), app="shop:app", environ=ours) as daemons:
+        environ = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "ROTA_QUEUES": "default:50,mail:5"}
+        with Daemons(tmp_path, roles.dsn("node"), app="shop:app", environ=environ) as daemons:
             operator = Shell(tmp_path, {"DATABASE_URL": roles.dsn("op")})
             yield Drill(place=roles, operator=operator, daemons=daemons, client=client, observer=observer)
 

@@ -28,7 +28,7 @@ def test_the_decorator_registers_the_handler_and_returns_the_function_unchanged(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"timeout": 5}, r"handler 'h': timeout = 5: write a timedelta, such as timedelta\(seconds=30\)"),
         ({"timeout": "5s"}, "timeout = '5s': write a timedelta"),
@@ -47,10 +47,10 @@ def test_the_decorator_registers_the_handler_and_returns_the_function_unchanged(
         ({"runs_in": "thread"}, "runs_in = 'thread': choose 'process'"),
     ],
 )
-def test_an_invalid_handler_option_is_refused_by_name_at_import(given: dict[str, Any], message: str) -> None:
+def test_an_invalid_handler_option_is_refused_by_name_at_import(options: dict[str, Any], message: str) -> None:
     """The database would reject all handlers together, without naming the option."""
     with pytest.raises(ConfigError, match=message):
-        rota.App("a").handler("h", **given)
+        rota.App("a").handler("h", **options)
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 201, 5, None])
@@ -72,7 +72,7 @@ def test_the_handler_decorator_without_parentheses_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"every": 5}, "schedule 'h': every = 5: write a timedelta"),
         ({"jitter": 5}, "schedule 'h': jitter = 5: write a timedelta"),
@@ -87,10 +87,10 @@ def test_the_handler_decorator_without_parentheses_is_refused() -> None:
         ({"cron": 5}, "cron = 5: write a text"),
     ],
 )
-def test_an_invalid_schedule_option_is_refused_by_name_at_import(given: dict[str, Any], message: str) -> None:
+def test_an_invalid_schedule_option_is_refused_by_name_at_import(options: dict[str, Any], message: str) -> None:
     """At the daemon's start, `5` would be read as seconds, or the schedule would be left out."""
     with pytest.raises(ConfigError, match=message):
-        rota.App("a").schedule(**{**({} if "every" in given else {"cron": "0 0 * * *"}), **given}, handler="h")
+        rota.App("a").schedule(**{**({} if "every" in options else {"cron": "0 0 * * *"}), **options}, handler="h")
 
 
 def test_the_schedule_decorator_without_parentheses_is_refused() -> None:

@@ -371,7 +371,7 @@ def test_every_form_of_url_that_the_driver_accepts_is_accepted(dsn: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("query", "kept"),
+    ("query", "kept_query"),
     [
         ("?connect_timeout=5", ""),
         ("?sslmode=require&channel_binding=prefer", "?sslmode=require"),
@@ -385,10 +385,10 @@ def test_every_form_of_url_that_the_driver_accepts_is_accepted(dsn: str) -> None
         ),
     ],
 )
-def test_url_parameters_that_only_libpq_knows_are_removed(query: str, kept: str) -> None:
+def test_url_parameters_that_only_libpq_knows_are_removed(query: str, kept_query: str) -> None:
     """Providers hand out such URLs. The driver would send the parameters to the server, which refuses them."""
     url = f"postgresql://shop:{CANARY}@db/shop"
-    assert read(DATABASE_URL=url + query).require_database() == url + kept
+    assert read(DATABASE_URL=url + query).require_database() == url + kept_query
 
 
 @pytest.mark.parametrize("demand", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256"])
@@ -437,10 +437,10 @@ def test_the_database_url_may_be_read_from_a_secret_file(working_folder: Path) -
     assert named.require_database() == named.require_direct_database() == URL
     assert (named.source("database.url"), named.warnings) == ("ROTA_DATABASE_URL_FILE", ())
     assert read(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database() == "postgresql://a/a"
-    ours = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(working_folder / "url"))
-    assert ours.source("database.url") == "ROTA_DATABASE_URL_FILE"
-    both = read(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
-    assert both.warnings[0].finding == "ROTA_DATABASE_URL_FILE is ignored because ROTA_DATABASE_URL is set"
+    from_file = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(working_folder / "url"))
+    assert from_file.source("database.url") == "ROTA_DATABASE_URL_FILE"
+    config = read(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
+    assert config.warnings[0].finding == "ROTA_DATABASE_URL_FILE is ignored because ROTA_DATABASE_URL is set"
     with pytest.raises(ConfigError, match=r"ROTA_DATABASE_URL_FILE .*: can't be read"):
         read(ROTA_DATABASE_URL_FILE=str(working_folder / "nowhere"))
     with pytest.raises(ConfigError, match="from ROTA_DIRECT_URL_FILE") as caught:
@@ -451,8 +451,8 @@ def test_the_database_url_may_be_read_from_a_secret_file(working_folder: Path) -
 def test_no_text_form_of_the_configuration_contains_the_password() -> None:
     """Covers str, repr, the printed file and tracebacks."""
     config = read(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)
-    for shown in (repr(config), str(config), str(config.masked()), config.rendered(), config.model_dump_json()):
-        assert CANARY not in shown
+    for text in (repr(config), str(config), str(config.masked()), config.rendered(), config.model_dump_json()):
+        assert CANARY not in text
     masked = "postgresql://shop:***@db.example:5432/shop?sslmode=require&sslpassword=***"
     assert config.masked()["database"] == {
         "url": masked,
@@ -500,15 +500,15 @@ def test_a_retention_of_forever_is_none_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
+    ("message", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
 )
-def test_a_drain_longer_than_a_known_stop_timeout_warns(told: str, *, warns: bool) -> None:
+def test_a_drain_longer_than_a_known_stop_timeout_warns(message: str, *, warns: bool) -> None:
     """A supervisor that kills the daemon during the drain causes lost leases at each deployment."""
-    warnings = read(ROTA_STOP_TIMEOUT=told).warnings
+    warnings = read(ROTA_STOP_TIMEOUT=message).warnings
     assert len(warnings) == warns
     if warns:
         assert "drain.timeout (30s)" in warnings[0].finding
-        assert f"ROTA_STOP_TIMEOUT ({told})" in warnings[0].finding
+        assert f"ROTA_STOP_TIMEOUT ({message})" in warnings[0].finding
         assert "35s" in warnings[0].do
 
 
@@ -566,14 +566,14 @@ def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -
     assert endpoint.timeout == timedelta(seconds=5)
     assert config.handlers.command is not None
     assert config.handlers.command["backup"].permanent == {3}
-    shown = config.rendered() + json.dumps(config.masked()) + repr(config)
-    assert "S3CRET" not in shown
-    assert "https://shop.example/hook" in shown
-    assert "postgresql://low:***@db/app" in shown
+    text = config.rendered() + json.dumps(config.masked()) + repr(config)
+    assert "S3CRET" not in text
+    assert "https://shop.example/hook" in text
+    assert "postgresql://low:***@db/app" in text
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("[handlers.http.endpoints.x]\nurl = 'ftp://S3CRET'", "handlers.http.endpoints.x.url"),
         ("[handlers.http.endpoints.x]\nurl = 'https://x'\nsecret = 'S3CRET'", "whsec_"),
@@ -585,12 +585,12 @@ def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -
     ],
 )
 def test_the_error_for_a_configured_handler_shows_the_path_and_no_value(
-    written: str, told: str, tmp_path: Path
+    written: str, message: str, tmp_path: Path
 ) -> None:
     """The value is often a secret."""
     file = tmp_path / "rota.toml"
     file.write_text(written, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         load(file, environ={})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "S3CRET" not in str(refused.value)

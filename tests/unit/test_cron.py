@@ -80,11 +80,11 @@ class Entry:
         return not self.minute.starred and not self.hour.starred
 
     def matches(self, wall: int) -> bool:
-        days, rest = divmod(wall, DAY)
+        days, second_of_day = divmod(wall, DAY)
         return (
-            rest // HOUR in self.hour.values
-            and rest // MINUTE % 60 in self.minute.values
-            and rest % 60 in self.second.values
+            second_of_day // HOUR in self.hour.values
+            and second_of_day // MINUTE % 60 in self.minute.values
+            and second_of_day % 60 in self.second.values
             and self.matches_day(days)
         )
 

@@ -25,15 +25,17 @@ def declaration(name: str = "s", *, cron: str | None = "0 6 * * *", **columns: A
 def apply_step(step: Step, *, by: str = "shop") -> StoredSchedule:
     """Return the stored row after the step has been written."""
     # jsonb returns keys in another order and numbers in another spelling.
-    kept = json.dumps(json.loads(step.declared or "{}"), sort_keys=True)
-    return StoredSchedule(name=step.name, declared_by=by, declared=kept)
+    stored_json = json.dumps(json.loads(step.declared or "{}"), sort_keys=True)
+    return StoredSchedule(name=step.name, declared_by=by, declared=stored_json)
 
 
 def plan_one(
-    wanted: Declaration | None, there: StoredSchedule | None, *, release: str | None = None, force: bool = False
+    declared: Declaration | None, stored: StoredSchedule | None, *, release: str | None = None, force: bool = False
 ) -> Step:
     """Plan the only declaration and return its step."""
-    (step,) = reconcile([wanted] if wanted else [], [there] if there else [], app="shop", release=release, force=force)
+    (step,) = reconcile(
+        [declared] if declared else [], [stored] if stored else [], app="shop", release=release, force=force
+    )
     return step
 
 
@@ -52,35 +54,35 @@ def test_a_missing_schedule_is_inserted() -> None:
 @pytest.mark.parametrize("number", [1, 1.0, 1e2, 1e22, 1e308, 2**60 + 1, 0.1, -3])
 def test_an_unchanged_declaration_writes_nothing(number: float) -> None:
     """The spelling of numbers in the database does not count as a change."""
-    wanted = declaration(payload={"n": number}, meta={"n": number})
-    there = apply_step(plan_one(wanted, None))
-    assert there.declared is not None
-    as_numeric = there.declared.replace("1e+308", "1" + "0" * 308).replace("1e+22", "1" + "0" * 22)
-    assert plan_one(wanted, StoredSchedule(name="s", declared_by="shop", declared=as_numeric)).what == "unchanged"
+    declared = declaration(payload={"n": number}, meta={"n": number})
+    stored = apply_step(plan_one(declared, None))
+    assert stored.declared is not None
+    as_numeric = stored.declared.replace("1e+308", "1" + "0" * 308).replace("1e+22", "1" + "0" * 22)
+    assert plan_one(declared, StoredSchedule(name="s", declared_by="shop", declared=as_numeric)).what == "unchanged"
 
 
 def test_only_the_changed_columns_of_a_declaration_are_written() -> None:
     """An operator's edit of another column is kept."""
-    there = apply_step(plan_one(declaration(jitter=timedelta(minutes=5), priority=3), None))
-    step = plan_one(declaration(cron="0 7 * * *", priority=3), there)
+    stored = apply_step(plan_one(declaration(jitter=timedelta(minutes=5), priority=3), None))
+    step = plan_one(declaration(cron="0 7 * * *", priority=3), stored)
     assert step.what == "updated"
     assert step.columns == {"cron": "0 7 * * *", "jitter": None}
     assert step.payload is None
-    assert step.expected == there.declared
+    assert step.expected == stored.declared
 
 
 def test_a_payload_removed_from_the_declaration_returns_to_the_default() -> None:
-    there = apply_step(plan_one(declaration(payload=[1]), None))
-    assert plan_one(declaration(), there).payload == "{}"
+    stored = apply_step(plan_one(declaration(payload=[1]), None))
+    assert plan_one(declaration(), stored).payload == "{}"
 
 
 def test_a_long_payload_is_compared_by_its_hash() -> None:
     """Otherwise the stored declaration would hold the payload a second time."""
     long, other = declaration(payload="x" * 9000), declaration(payload="y" * 9000)
-    there = apply_step(plan_one(long, None))
-    assert len(there.declared or "") < 500
-    assert plan_one(long, there).what == "unchanged"
-    assert plan_one(other, there).payload == json.dumps("y" * 9000)
+    stored = apply_step(plan_one(long, None))
+    assert len(stored.declared or "") < 500
+    assert plan_one(long, stored).what == "unchanged"
+    assert plan_one(other, stored).payload == json.dumps("y" * 9000)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +131,16 @@ def test_force_allows_a_rollback_to_an_older_release() -> None:
 @pytest.mark.parametrize("whose", [None, "billing"])
 def test_a_schedule_of_another_owner_is_not_changed(whose: str | None) -> None:
     """Two services may use the same name. Neither takes over the other's schedule without force."""
-    there = StoredSchedule(name="s", declared_by=whose, declared=None)
-    assert plan_one(declaration(), there).what == "not_ours"
-    assert plan_one(declaration(), there, force=True).what == "updated"
+    stored = StoredSchedule(name="s", declared_by=whose, declared=None)
+    assert plan_one(declaration(), stored).what == "not_ours"
+    assert plan_one(declaration(), stored, force=True).what == "updated"
 
 
 def test_undeclared_schedules_are_reported_unless_a_newer_release_has_them() -> None:
     """The older of two releases does not know the newer one's schedules."""
-    there = apply_step(plan_one(declaration(), None, release="2"))
-    assert plan_one(None, there, release="3").what == "undeclared"
-    assert plan_one(None, there, release="1").what == "newer_release"
+    stored = apply_step(plan_one(declaration(), None, release="2"))
+    assert plan_one(None, stored, release="3").what == "undeclared"
+    assert plan_one(None, stored, release="1").what == "newer_release"
     assert (
         reconcile([], [StoredSchedule(name="s", declared_by="billing", declared="{}")], app="shop", release="3") == []
     )

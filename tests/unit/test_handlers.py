@@ -57,30 +57,30 @@ class Letter(TypedDict):
 def make_typed_app() -> tuple[rota.App, list[Any]]:
     """Return an app whose handlers record their payloads, and the list of recorded payloads."""
     app = rota.App("typed")
-    seen: list[Any] = []
+    payloads: list[Any] = []
 
     @app.handler("receipt")
     async def receipt(job: rota.Job[Receipt]) -> int:
-        seen.append(job.payload)
+        payloads.append(job.payload)
         return job.payload.order
 
     @app.handler("parcel")
     def parcel(job: rota.SyncJob[Parcel]) -> None:
-        seen.append(job.payload)
+        payloads.append(job.payload)
 
     @app.handler("letter")
     async def letter(job: rota.Job[Letter]) -> None:
-        seen.append(job.payload)
+        payloads.append(job.payload)
 
     @app.handler("nothing")
     async def nothing(job: rota.Job[None]) -> None:
-        seen.append(job.payload)
+        payloads.append(job.payload)
 
-    return app, seen
+    return app, payloads
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "got"),
+    ("name", "given", "expected"),
     [
         ("receipt", {"order": 7}, Receipt(7)),
         (
@@ -95,10 +95,10 @@ def make_typed_app() -> tuple[rota.App, list[Any]]:
         ("nothing", {"left": "over"}, None),
     ],
 )
-async def test_a_payload_arrives_as_the_handlers_own_type(name: str, given: Any, got: Any) -> None:
-    app, seen = make_typed_app()
+async def test_a_payload_arrives_as_the_handlers_own_type(name: str, given: Any, expected: Any) -> None:
+    app, payloads = make_typed_app()
     assert isinstance(await perform(app, name, given), Succeeded)
-    assert seen == [got]
+    assert payloads == [expected]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ async def test_a_payload_arrives_as_the_handlers_own_type(name: str, given: Any,
 async def test_the_error_for_an_undecodable_payload_names_the_path_and_no_value(
     name: str, given: Any, where: str
 ) -> None:
-    app, seen = make_typed_app()
+    app, payloads = make_typed_app()
     outcome = await perform(app, name, given)
     assert isinstance(outcome, Undecodable)
     assert where in outcome.text
     assert "S3CRET" not in outcome.text
-    assert not seen
+    assert not payloads
 
 
 def test_a_decorated_handler_can_be_called_like_the_function() -> None:
@@ -289,12 +289,12 @@ async def test_the_value_of_the_lifespan_is_available_as_job_state() -> None:
     """`perform` enters and leaves the lifespan, unless the test gives a state."""
     from contextlib import asynccontextmanager
 
-    left: list[str] = []
+    exited: list[str] = []
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[str]:
         yield "open"
-        left.append("left")
+        exited.append("exited")
 
     app = rota.App("a", lifespan=lifespan)
 
@@ -305,11 +305,11 @@ async def test_the_value_of_the_lifespan_is_available_as_job_state() -> None:
     outcome = await perform(app, "state")
     assert isinstance(outcome, Succeeded)
     assert outcome.value == "open"
-    assert left == ["left"]
+    assert exited == ["exited"]
     outcome = await perform(app, "state", state="given")
     assert isinstance(outcome, Succeeded)
     assert outcome.value == "given"
-    assert left == ["left"]
+    assert exited == ["exited"]
 
 
 async def test_retry_keeps_the_text_of_the_error_it_was_raised_from() -> None:

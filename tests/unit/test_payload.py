@@ -131,12 +131,12 @@ def test_a_result_of_objects_that_raise_is_dropped(value: Any) -> None:
 @given(st.text(), st.integers(10, 300))
 def test_storable_text_has_no_nul_or_surrogate_and_keeps_its_end(text: str, limit: int) -> None:
     """The limit counts bytes; as JSON the text has at most twice as many."""
-    made = storable_text(text, limit)
-    assert "\x00" not in made
-    assert len(made.encode()) <= limit
-    assert len(json.dumps(made, ensure_ascii=False).encode()) <= 2 * limit + 2
+    stored = storable_text(text, limit)
+    assert "\x00" not in stored
+    assert len(stored.encode()) <= limit
+    assert len(json.dumps(stored, ensure_ascii=False).encode()) <= 2 * limit + 2
     if text.isascii() and text.isprintable():
-        assert made.endswith(text[-(limit - 4) :])
+        assert stored.endswith(text[-(limit - 4) :])
 
 
 def test_surrogates_and_nuls_are_escaped_and_not_dropped() -> None:

@@ -76,8 +76,8 @@ def test_the_preview_and_the_scheduler_agree_on_all_fires(
 def test_a_local_time_has_one_or_two_instants_or_that_of_the_jump() -> None:
     """`rota why --at` without a zone uses this."""
     assert moments_of_local_time(datetime(2026, 7, 1, 2, 30), BERLIN) == [utc(2026, 7, 1, 0, 30)]  # noqa: DTZ001
-    both = [utc(2026, 10, 25, 0, 30), utc(2026, 10, 25, 1, 30)]
-    assert moments_of_local_time(datetime(2026, 10, 25, 2, 30), BERLIN) == both  # noqa: DTZ001
+    both_passes = [utc(2026, 10, 25, 0, 30), utc(2026, 10, 25, 1, 30)]
+    assert moments_of_local_time(datetime(2026, 10, 25, 2, 30), BERLIN) == both_passes  # noqa: DTZ001
     assert moments_of_local_time(datetime(2026, 3, 29, 2, 30), BERLIN) == [utc(2026, 3, 29, 1)]  # noqa: DTZ001
 
 

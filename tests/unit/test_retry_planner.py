@@ -171,8 +171,8 @@ def test_every_settlement_has_valid_column_values_for_its_statement(
 
 def test_the_outcome_names_in_the_history_are_fixed() -> None:
     """Dashboards and users filter by them."""
-    said = {row[0]: outcome_columns(row[2])[0] for row in TABLE}
-    assert set(said.values()) == {
+    outcome_names = {row[0]: outcome_columns(row[2])[0] for row in TABLE}
+    assert set(outcome_names.values()) == {
         "succeeded",
         "lost",
         "failed",

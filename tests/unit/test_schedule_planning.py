@@ -70,9 +70,9 @@ def test_misfire_all_runs_the_last_missed_instants_oldest_first() -> None:
     """The limit prevents a flood after a long downtime. Instants beyond it are recorded as skipped."""
     now = NOON + timedelta(minutes=10)
     planned = plan(rule(misfire="all", catch_up_limit=3), now=now, next_fire_at=NOON)
-    missed, *rest = planned.fires
+    missed, *runs = planned.fires
     assert (missed.missed_from, missed.scheduled_for, missed.missed_count) == (NOON, NOON + 7 * MINUTE, 8)
-    assert summarize(tuple(rest)) == [
+    assert summarize(tuple(runs)) == [
         ("enqueue_or_wait", NOON + 8 * MINUTE),
         ("wait", NOON + 9 * MINUTE),
         ("wait", NOON + 10 * MINUTE),
@@ -124,10 +124,10 @@ def test_an_interval_counts_from_its_anchor_across_restarts() -> None:
 
 def test_an_interval_with_start_at_fires_first_at_start_at() -> None:
     """Holds also for searches that begin earlier, as previews and backfills do."""
-    made = interval_rule(HOUR)
-    assert made.first_after(NOON - 5 * HOUR) == NOON + HOUR
-    assert made.last_until(NOON + HOUR, 5) == (NOON + HOUR,)
-    assert made.last_until(NOON, 5) == ()
+    hourly = interval_rule(HOUR)
+    assert hourly.first_after(NOON - 5 * HOUR) == NOON + HOUR
+    assert hourly.last_until(NOON + HOUR, 5) == (NOON + HOUR,)
+    assert hourly.last_until(NOON, 5) == ()
     since = interval_rule(HOUR, start_at=NOON)
     assert since.first_after(NOON - 5 * HOUR) == NOON
     assert since.last_until(NOON + HOUR, 5) == (NOON, NOON + HOUR)

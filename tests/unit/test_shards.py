@@ -21,9 +21,9 @@ def test_shards_are_spread_evenly_over_the_nodes() -> None:
 
 def test_only_the_shards_of_a_removed_node_change_their_owner() -> None:
     """Deploying one node must not move the shards of all others."""
-    gone = min(NODES)
-    left = NODES - {gone}
-    assert all(set(shards_of(node, NODES)) <= set(shards_of(node, left)) for node in left)
+    removed_node = min(NODES)
+    remaining_nodes = NODES - {removed_node}
+    assert all(set(shards_of(node, NODES)) <= set(shards_of(node, remaining_nodes)) for node in remaining_nodes)
 
 
 def test_a_node_that_is_not_live_owns_no_shard() -> None:

@@ -53,26 +53,26 @@ def test_only_jobs_that_kill_their_daemon_are_buried(seed: int) -> None:
     waiting, done, buried, deaths = set(losses), set[int](), set[int](), 0
     probation = Probation()
     while waiting:
-        taken: list[int] = []
+        claimed: list[int] = []
         for kind, most in probation.requests(0):
             order = chance.sample(sorted(waiting), len(waiting))
             fits = {Suspects.ANY: (True, False), Suspects.ALONE: (False,), Suspects.SHARED: (True,)}[kind]
-            taken = [job for job in order if (lost_in_all[job] in {0, 2}) in fits][:most]
-            if taken:
+            claimed = [job for job in order if (lost_in_all[job] in {0, 2}) in fits][:most]
+            if claimed:
                 break
-        for job in taken:
+        for job in claimed:
             waiting.discard(job)
             losses[job] -= kind == Suspects.SHARED
             probation.add(FenceToken(job), kind, 0)
-        if killers & set(taken):
+        if killers & set(claimed):
             deaths += 1
             probation = Probation()
-            for job in taken:
+            for job in claimed:
                 losses[job] += 1
                 lost_in_all[job] += 1
                 (buried if losses[job] >= 3 else waiting).add(job)
         else:
-            for job in taken:
+            for job in claimed:
                 probation.remove(FenceToken(job), lost=False)
                 done.add(job)
     assert buried == killers

@@ -93,7 +93,7 @@ async def _bare() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"release": 5}, "release = 5: write a text"),
         ({"lifespan": 5}, "lifespan = 5: write a function that returns a context manager"),
@@ -101,8 +101,8 @@ async def _bare() -> Any:
         ({"lifespan": _bare}, "put @asynccontextmanager above"),
     ],
 )
-def test_each_wrong_app_argument_is_refused_by_name(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_each_wrong_app_argument_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         rota.App("a", **given)
 
 
@@ -164,14 +164,14 @@ def test_enqueue_takes_the_handlers_name_and_not_the_function() -> None:
             ManyJobs(handler, [], {}, client.encode_payload)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("made", [make_job, make_sync_job])
+@pytest.mark.parametrize("make_test_job", [make_job, make_sync_job])
 @pytest.mark.parametrize("name", sorted(inline.JOB_FACTS - FREE | {"handler"}))
-def test_each_wrong_argument_of_make_job_is_refused_by_name(made: Callable[..., Any], name: str) -> None:
+def test_each_wrong_argument_of_make_job_is_refused_by_name(make_test_job: Callable[..., Any], name: str) -> None:
     for value in KINDS[name]:
         with pytest.raises((TypeError, ValueError), match=rf"{name} (can't be|must have)"):
-            made(None, **{name: value})
+            make_test_job(None, **{name: value})
     with pytest.raises(TypeError, match="a job has no fact 'atempt': did you mean 'attempt'"):
-        made(None, atempt=1)
+        make_test_job(None, atempt=1)
 
 
 async def test_perform_and_drain_refuse_wrong_arguments() -> None:
@@ -191,20 +191,20 @@ async def test_perform_and_drain_refuse_wrong_arguments() -> None:
         "at_once can't be a str: write True or False": lambda: testing.drain(app, "", at_once="no"),  # type: ignore[arg-type]
         "limit can't be a str: write a whole number": lambda: testing.drain(app, "", limit="5"),  # type: ignore[arg-type]
     }
-    for said, call in calls.items():
-        with pytest.raises(TypeError, match=said):
+    for message, call in calls.items():
+        with pytest.raises(TypeError, match=message):
             await call()
 
 
-@pytest.mark.parametrize("wish", [rota.Retry, rota.Snooze])
-def test_each_wrong_argument_of_retry_and_snooze_is_refused_by_name(wish: Any) -> None:
+@pytest.mark.parametrize("exception_class", [rota.Retry, rota.Snooze])
+def test_each_wrong_argument_of_retry_and_snooze_is_refused_by_name(exception_class: Any) -> None:
     """A bare number could mean seconds or minutes."""
     for value in (*DURATION, NAIVE):
-        with pytest.raises(TypeError, match=rf"{wish.__name__}\(after=…\) can't be a .*: write a timedelta"):
-            wish(after=value)
+        with pytest.raises(TypeError, match=rf"{exception_class.__name__}\(after=…\) can't be a .*: write a timedelta"):
+            exception_class(after=value)
     for other in INSTANT[:3]:
-        with pytest.raises(TypeError, match=rf"{wish.__name__}\(at=…\) can't be a .*: write a datetime"):
-            wish(at=other)
+        with pytest.raises(TypeError, match=rf"{exception_class.__name__}\(at=…\) can't be a .*: write a datetime"):
+            exception_class(at=other)
 
 
 def test_test_jobs_check_the_handlers_reports_as_a_daemon_does() -> None:

@@ -1,7 +1,7 @@
-"""What the Python programs share: the count of finished jobs, the deadline, and the printed result.
+"""Shared by the Python programs: the count of finished jobs, the deadline and the printed result.
 
-A program gets the settings to use ("default" or "best") and the number of jobs as arguments, and its database in PGHOST, PGPORT,
-PGUSER and PGDATABASE. It prints one JSON object.
+A program gets the settings to use ("default" or "best") and the number of jobs as arguments, and its database in
+PGHOST, PGPORT, PGUSER and PGDATABASE. It prints one JSON object.
 """
 
 from __future__ import annotations
