@@ -1,8 +1,8 @@
-"""`make bench-peers`: drain the same number of no-op jobs with rota and with other job queues, on one temporary server.
+"""`make bench-peers`: drain the same number of no-op jobs with rota and other job queues on one temporary server.
 
-Each system is installed from its public package into .rota/peers, and is measured at its defaults and at its best settings that we
-know. A system that can't be installed is listed with the reason. The systems take turns, so
-that a change of the machine's speed affects all of them.
+Each system is installed from its public package into .rota/peers. It is measured at its defaults and at the best
+settings we know. A system that cannot be installed is listed with the reason. The systems take turns, so that changes
+in the machine's speed affect all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ INTERPRETERS = ("python3.14", "python3.13", "python3.12")
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another system: its packages, and the program that measures it. `python`: the oldest Python 3 minor version that it needs."""
+    """Another system: its packages and the program that measures it.
+
+    `python` is the oldest Python 3 minor version it supports.
+    """
 
     name: str
     program: str
@@ -61,11 +64,11 @@ NOT_MEASURED = {
     "Oban for Elixir": "elixir",
     "River": "go",
 }
-"""Systems in other languages, and the tool that they need. No program measures them yet."""
+"""Systems that no program measures yet, and the tool that each needs."""
 
 
 class NotInstalledError(Exception):
-    """A system can't be installed here."""
+    """The system cannot be installed on this machine."""
 
 
 def install(peer: Peer, folder: Path) -> list[str]:
@@ -223,7 +226,7 @@ def write(line: str) -> None:
 
 
 def print_table(results: dict[tuple[str, str], list[dict[str, Any]]], missing: dict[str, str], setting: str) -> None:
-    """Print the medians, their range, and how many times as fast rota is at its defaults."""
+    """Print the medians, their range, and the ratio of rota's speed at its defaults to each."""
     base = median(run["jobs_per_second"] for run in results["rota", "default"])
     write("| system | settings | jobs per second | range | rota at its defaults / this |\n|---|---|---|---|---|")
     for (name, settings), runs in results.items():

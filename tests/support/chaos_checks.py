@@ -162,7 +162,7 @@ def effects_are_exactly_once(evidence: Evidence) -> Iterator[str]:
 def executions_overlap_only_after_the_lease(evidence: Evidence) -> Iterator[str]:
     """A second execution begins only after the first has ended or its lease has expired.
 
-    Unless the first process was stopped or ran the job in a thread, the first execution has ended in both cases.
+    If the first process was never stopped and the handler is not a thread, the first execution must have ended.
     """
     leases = {
         (step.job_id, step.fence_token): step.lease_expires

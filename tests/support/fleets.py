@@ -57,7 +57,7 @@ class Fleet:
             except CONNECTION_ERRORS:
                 return None
 
-        self._conn = conn = await eventually(connect, what="a server that takes connections")
+        self._conn = conn = await eventually(connect, what="a server that accepts connections")
         return conn
 
     async def execute(self, sql: str, *arguments: Any) -> str:

@@ -75,7 +75,7 @@ def test_latency_is_measured_from_before_the_insert(server: Server) -> None:
     assert list_bench_databases(server) == []
 
 
-def test_c9_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) -> None:
+def test_an_urgent_job_starts_within_a_poll_behind_a_backlog(server: Server) -> None:
     """The group `default` is always full and `*` is always free; neither may hide an urgent queue of the other."""
     figures = run_bench("priority", "--dsn", server.dsn, "--jobs", "5000", "--milliseconds", "60", "--probes", "10")
     assert (figures["jobs"], figures["probes"]) == (5000, 10)

@@ -25,7 +25,7 @@ def rota(tmp_path: Path, database: Database) -> Shell:
     return Shell(tmp_path, {"DATABASE_URL": database.dsn})
 
 
-async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connection[Record]) -> None:
+async def test_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connection[Record]) -> None:
     nightly = await make_schedule(conn, "nightly")
     await conn.execute(
         "insert into rota.job_runs (job_id, schedule_id, scheduled_for, handler, queue, outcome, attempts, finished_at) values "
@@ -56,7 +56,7 @@ async def test_f2_jobs_are_listed_by_schedule_and_time(rota: Shell, conn: Connec
     assert (await rota("job", "list", "--since", "yesterday")).code == 2
 
 
-async def test_f2_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, conn: Connection[Record]) -> None:
+async def test_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, conn: Connection[Record]) -> None:
     """A pattern may contain * and ?; every other character stands for itself."""
     for name, owner in (("report daily", "ann"), ("report_weekly", "bob"), ("reportXweekly", None), ("50%", "ann")):
         await make_schedule(conn, name, owner=owner)
@@ -72,7 +72,7 @@ async def test_f2_schedules_are_listed_by_name_pattern_and_owner(rota: Shell, co
     assert await list_names("--owner", "ann", "--name", "r*") == ["report daily"]
 
 
-async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_keep_firing(rota: Shell) -> None:
+async def test_pausing_a_queue_or_handler_warns_that_schedules_keep_firing(rota: Shell) -> None:
     """Their jobs pile up, and all run when the queue is resumed."""
     everything = await rota("queue", "pause", "--all")
     assert (
@@ -86,7 +86,7 @@ async def test_f3_pausing_a_queue_or_handler_warns_that_schedules_keep_firing(ro
     assert "rota schedule pause --handler" in (await rota("handler", "pause", "h")).err
 
 
-async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_paused(
+async def test_resuming_all_schedules_resumes_only_those_that_pause_all_paused(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     """Schedules paused before stay paused, and the audit records who, why and how many."""
@@ -129,7 +129,7 @@ async def test_f3_resuming_all_schedules_resumes_only_those_that_pause_all_pause
         assert (await rota("schedule", *wrong)).code == 2
 
 
-async def test_f3_a_locked_schedule_does_not_delay_pausing_the_others(
+async def test_a_locked_schedule_does_not_delay_pausing_the_others(
     rota: Shell, conn: Connection[Record], database: Database
 ) -> None:
     """The command reports that it was left out."""
@@ -142,7 +142,7 @@ async def test_f3_a_locked_schedule_does_not_delay_pausing_the_others(
         assert "1 schedules are new or locked by other transactions" in result.err
 
 
-async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell, conn: Connection[Record]) -> None:
+async def test_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell, conn: Connection[Record]) -> None:
     """This includes jobs that are due next year."""
     await make_jobs(conn, 3, run_at=timedelta(days=300))
     await make_jobs(conn, 2, handler="other", queue="q")
@@ -165,7 +165,7 @@ async def test_f3_cancel_all_cancels_every_live_job_after_a_dry_run(rota: Shell,
         assert (await rota("job", "cancel", *wrong)).code == 2
 
 
-async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: Shell, conn: Connection[Record]) -> None:
+async def test_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: Shell, conn: Connection[Record]) -> None:
     """This holds after a bulk redrive and after the job has ended."""
     single = await make_dead_letter(conn, reason="exhausted", error_kind="BankTimeout")
     bulk = await make_dead_letter(conn, handler="charge", reason="permanent", error_kind="KeyError")
@@ -198,7 +198,7 @@ async def test_f8_a_redriven_job_shows_who_redrove_it_and_from_which_job(rota: S
     )
 
 
-async def test_f15_the_error_for_a_value_out_of_range_names_its_row_and_column(
+async def test_the_error_for_a_value_out_of_range_names_its_row_and_column(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     """PostgreSQL's own message, `timestamp out of range`, names neither."""
@@ -231,7 +231,7 @@ async def test_f15_the_error_for_a_value_out_of_range_names_its_row_and_column(
         assert (refused.code, "choose a year from 1900 to 8999" in refused.err) == (2, True)
 
 
-async def test_f16_put_says_whether_the_existing_job_was_replaced(rota: Shell, conn: Connection[Record]) -> None:
+async def test_put_says_whether_the_existing_job_was_replaced(rota: Shell, conn: Connection[Record]) -> None:
     """A running job is not replaced, and the answer must differ."""
 
     async def put_job(*options: str) -> Any:

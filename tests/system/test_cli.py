@@ -105,7 +105,7 @@ async def test_the_printed_sql_creates_the_same_schema(rota: Shell, empty_databa
     assert (await rota("migrate", "--check", "--dsn", empty_database_url)).code == 0
 
 
-async def test_f4_the_printed_sql_can_start_at_a_version(rota: Shell, empty_database_url: str) -> None:
+async def test_the_printed_sql_can_start_at_a_version(rota: Shell, empty_database_url: str) -> None:
     """By number or from the database. Applied to another version, it changes nothing."""
     version = len(MIGRATIONS) - 2
     connection = await asyncpg.connect(empty_database_url)

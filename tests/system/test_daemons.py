@@ -334,7 +334,7 @@ async def test_a_daemon_that_cannot_reach_the_database_at_its_start_exits(fleet:
     assert "Traceback" not in result
 
 
-async def test_c10_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_succeed(fleet: Fleet) -> None:
+async def test_a_job_that_kills_its_daemons_is_buried_and_jobs_beside_it_succeed(fleet: Fleet) -> None:
     await fleet.execute(
         """
         insert into rota.jobs (handler, run_at, backoff_base, payload)

@@ -72,7 +72,7 @@ def test_the_units_stop_timeout_covers_the_drain() -> None:
     assert parse_duration(stop) >= drain.timeout + drain.grace + timedelta(seconds=10)
 
 
-def test_b77_sigterm_reaches_the_daemon_directly() -> None:
+def test_sigterm_reaches_the_daemon_directly() -> None:
     """A shell as the main process would keep the signal to itself."""
     (start,) = unit_settings("ExecStart")
     assert start.split() == ["/opt/rota/%i/bin/rota", "run"]
@@ -250,7 +250,7 @@ def test_containers_get_enough_time_to_drain() -> None:
     assert f"stop_grace_period: {environment['ROTA_STOP_TIMEOUT']}\n" in daemon
 
 
-def test_b77_the_image_runs_rota_as_an_ordinary_user_and_without_a_shell() -> None:
+def test_the_image_runs_rota_as_an_ordinary_user_and_without_a_shell() -> None:
     """A shell as the first process would not pass SIGTERM on."""
     instructions = re.findall(r"^([A-Z]+) (.*(?:\\\n.*)*)", DOCKERFILE, re.MULTILINE)
     last_stage = instructions[[name for name, _ in instructions].index("FROM", 1) :]

@@ -106,7 +106,7 @@ async def test_an_embedded_database_of_another_version_is_reported_with_the_fold
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
-async def test_f6_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Shell, format: str) -> None:  # noqa: A002
+async def test_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Shell, format: str) -> None:  # noqa: A002
     """Values of the payload are masked."""
     embedded_shell.environ["ROTA_LOG_FORMAT"] = format
     with running_command(embedded_shell, "dev", "--app", "shop:app") as (process, output):
@@ -123,7 +123,7 @@ async def test_f6_dev_shows_the_traceback_of_a_failed_handler(embedded_shell: Sh
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_e6_a_second_dev_takes_the_server_over_when_the_first_ends(
+async def test_a_second_dev_takes_the_server_over_when_the_first_ends(
     embedded_shell: Shell, number: signal.Signals
 ) -> None:
     """Its daemon continues, and no job is lost."""

@@ -27,7 +27,7 @@ ADVISORY_KEYS = range(1, 5)
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-async def test_b1_a_login_that_holds_every_advisory_lock_stops_nothing(fleet: Fleet, mode: str) -> None:
+async def test_a_login_that_holds_every_advisory_lock_stops_nothing(fleet: Fleet, mode: str) -> None:
     """PostgreSQL has no rights for advisory locks: every login may take and keep them."""
     stranger = await fleet.connection()
     for key in ADVISORY_KEYS:
@@ -60,7 +60,7 @@ async def _coming_partition(fleet: Fleet) -> str:
     )
 
 
-async def test_b1_a_listener_takes_its_lock_when_a_hostile_login_releases_it(fleet: Fleet) -> None:
+async def test_a_listener_takes_its_lock_when_a_hostile_login_releases_it(fleet: Fleet) -> None:
     """Until then, inserts notify anyway, and polling finds the jobs of lost notifications."""
     stranger = await fleet.connection()
     await stranger.execute("select pg_advisory_lock(1919906913, 1)")
@@ -95,9 +95,7 @@ async def _wait_until_ready(daemon: DaemonProcess, *, within: float = 20.0) -> N
     await eventually(lambda: daemon.get("readyz")[0] == 200, within=within, what="/readyz to answer 200")
 
 
-async def test_f18_readyz_check_and_a_gauge_name_the_session_that_blocks_all_claims(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+async def test_readyz_check_and_a_gauge_name_the_session_that_blocks_all_claims(fleet: Fleet, tmp_path: Path) -> None:
     """An operator learns which session to end, and how."""
     rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
     daemon = fleet.daemons.start(ROTA_POLL_INTERVAL="1s")
@@ -134,9 +132,7 @@ create trigger refuse before {event} on {table} for each row execute function re
 @pytest.mark.parametrize(
     ("event", "table", "what"), [("update", "rota.jobs", "claims"), ("delete", "rota.jobs", "settlements")]
 )
-async def test_c5_readyz_is_503_while_the_database_rejects_writes(
-    fleet: Fleet, event: str, table: str, what: str
-) -> None:
+async def test_readyz_is_503_while_the_database_rejects_writes(fleet: Fleet, event: str, table: str, what: str) -> None:
     """A full disk still answers every SELECT. Readiness returns by itself."""
     daemon = fleet.daemons.start(ROTA_LEASE="60s")
     await _wait_until_ready(daemon)
@@ -152,7 +148,7 @@ async def test_c5_readyz_is_503_while_the_database_rejects_writes(
     assert daemon.alive
 
 
-async def test_f12_a_command_that_waits_for_a_lock_names_the_blocking_session(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_command_that_waits_for_a_lock_names_the_blocking_session(fleet: Fleet, tmp_path: Path) -> None:
     await fleet.execute("select rota.pause_queue('mail')")
     blocker = await asyncpg.connect(fleet.dsn, server_settings={"application_name": "psql"})
     try:
@@ -173,7 +169,7 @@ where relkind in ('r', 'p', 'v') and has_table_privilege(current_user, oid, 'ins
 """
 
 
-async def test_b1_locks_that_public_may_take_block_no_command(server: Server, tmp_path: Path) -> None:
+async def test_locks_that_public_may_take_block_no_command(server: Server, tmp_path: Path) -> None:
     """PUBLIC may update the view pg_settings, and may therefore lock it."""
     async with role_database(server, "lockable") as roles, roles.connect() as root:
         await root.execute(f"create role {roles.prefix}_stranger login password 'secret'")
@@ -190,7 +186,7 @@ async def test_b1_locks_that_public_may_take_block_no_command(server: Server, tm
                 assert result.code in (0, 1), result
 
 
-async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Server, tmp_path: Path) -> None:
+async def test_a_daemon_reports_rows_hidden_by_row_level_security(server: Server, tmp_path: Path) -> None:
     """Every query would find nothing, without an error or a log line."""
     finding = "row-level security is enabled on rota.jobs"
     async with role_database(server, "rls") as roles, roles.connect() as root, Fleet(roles.root, tmp_path) as fleet:
@@ -207,7 +203,7 @@ async def test_c2_a_daemon_reports_rows_hidden_by_row_level_security(server: Ser
         assert finding in refused.output_text()
 
 
-async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server: Server, tmp_path: Path) -> None:
+async def test_check_names_the_objects_and_rights_that_a_daemon_lacks(server: Server, tmp_path: Path) -> None:
     """It prints the statement that mends each one."""
     async with role_database(server, "rights") as roles, roles.connect() as root:
         await root.execute("alter table rota.jobs disable trigger wake")
@@ -223,7 +219,7 @@ async def test_c2_check_names_the_objects_and_rights_that_a_daemon_lacks(server:
         assert "alter table rota.fires replica identity default" in checked.out
 
 
-async def test_f17_why_and_job_show_name_the_session_that_locks_the_job(fleet: Fleet, tmp_path: Path) -> None:
+async def test_why_and_job_show_name_the_session_that_locks_the_job(fleet: Fleet, tmp_path: Path) -> None:
     """Claims skip a locked row, so the job would only appear as due."""
     rota = Shell(tmp_path, {"DATABASE_URL": fleet.dsn})
     job_id = await fleet.enqueue("noop")
@@ -241,7 +237,7 @@ async def test_f17_why_and_job_show_name_the_session_that_locks_the_job(fleet: F
         holder.terminate()
 
 
-async def test_f17_an_overdue_schedule_names_the_session_that_locks_its_clock(server: Server, tmp_path: Path) -> None:
+async def test_an_overdue_schedule_names_the_session_that_locks_its_clock(server: Server, tmp_path: Path) -> None:
     """The advice must not be to start a daemon."""
     async with role_database(server, "overdue") as roles, roles.connect() as root:
         schedule = await make_schedule(root, name="report", handler="ok", every=timedelta(seconds=1))

@@ -100,9 +100,7 @@ async def _create_hostile_objects(root: Connection[Record], database: str) -> No
 
 
 @pytest.mark.parametrize("route", ["direct", "pooled"])
-async def test_b2_daemons_and_commands_run_no_code_of_other_users(
-    database: Database, tmp_path: Path, route: str
-) -> None:
+async def test_daemons_and_commands_run_no_code_of_other_users(database: Database, tmp_path: Path, route: str) -> None:
     """The search_path of the database begins with the hostile schema."""
     if route == "pooled" and find_pgbouncer() is None:
         pytest.skip("the package pgbouncer is not installed")
@@ -139,7 +137,7 @@ async def test_b2_daemons_and_commands_run_no_code_of_other_users(
         assert await fleet.value(SELECT_IS_CALLED) is False
 
 
-async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server) -> None:
+async def test_migrations_and_roles_run_no_code_of_other_users(server: Server) -> None:
     """They run as the owner or as a superuser, and such code would have those rights."""
     name = f"rota_hostile_{os.getpid()}"
     maintenance = await asyncpg.connect(server.dsn)
@@ -160,7 +158,7 @@ async def test_b2_migrations_and_roles_run_no_code_of_other_users(server: Server
         await maintenance.close()
 
 
-async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(database: Database) -> None:
+async def test_statements_on_a_users_connection_run_no_code_of_other_users(database: Database) -> None:
     """They keep the user's search_path and name the schema of everything they use."""
     async with database.connect() as root:
         await _create_hostile_objects(root, database.name)
@@ -176,7 +174,7 @@ async def test_b2_statements_on_a_users_connection_run_no_code_of_other_users(da
         assert await root.fetchval(SELECT_IS_CALLED) is False
 
 
-async def test_b2_every_function_pins_its_search_path_or_names_each_schema(database: Database) -> None:
+async def test_every_function_pins_its_search_path_or_names_each_schema(database: Database) -> None:
     """A body stored as text is parsed with the search_path of the calling session."""
     async with database.connect() as conn:
         unpinned = await conn.fetch(

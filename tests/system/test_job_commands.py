@@ -111,7 +111,7 @@ async def test_a_unique_key_in_use_creates_no_second_job(rota: Shell) -> None:
     assert second.json == {**first.json, "created": False, "outcome": "kept"}
 
 
-async def test_b103_payloads_and_error_texts_are_shown_only_on_request(rota: Shell, conn: Connection[Record]) -> None:
+async def test_payloads_and_error_texts_are_shown_only_on_request(rota: Shell, conn: Connection[Record]) -> None:
     job_id = (await rota("enqueue", "shop.tells", json.dumps({"password": CANARY}), "--json")).json["job_id"]
     run = await rota("run", "--app", "shop:app", "--until-idle", ROTA_LOG_LEVEL="debug")
     assert CANARY not in run.out + run.err

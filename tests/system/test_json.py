@@ -1,4 +1,4 @@
-"""F9: docs/json.md lists what each command prints with --json. Every command is run and compared with the page.
+"""docs/json.md lists what each command prints with --json. Every command is run and compared with the page.
 
 A failure shows the section as it should be.
 """
@@ -208,7 +208,7 @@ async def _fill_database(conn: Connection[Record]) -> dict[str, str]:
     return {"lost": lost, "done": str(done), "dead": str(dead)} | {name: str(each.job_id) for name, each in ids.items()}
 
 
-async def test_f9_the_json_of_each_command_matches_the_page(
+async def test_the_json_of_each_command_matches_the_page(
     tmp_path: Path, database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each key has a documented type, and each documented key is printed in at least one run."""

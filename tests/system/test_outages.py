@@ -42,7 +42,7 @@ def dispatcher_health(daemon: DaemonProcess) -> dict[str, Any]:
     return health
 
 
-async def test_b81_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
+async def test_no_kind_of_outage_ends_a_daemon(fleet: Fleet) -> None:
     """Liveness stays 200, because a restart would not help; readiness turns to 503 and recovers."""
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_LOG_LEVEL="debug")
@@ -83,7 +83,7 @@ async def test_a_daemon_exits_when_its_url_leads_to_another_installation(fleet: 
     assert "Traceback" not in daemon.output_text()
 
 
-async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet, own_server: DurableServer) -> None:
+async def test_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet, own_server: DurableServer) -> None:
     """A stopped server removes its socket, which is another error than a refused connection."""
     daemon = restartable_fleet.daemons.start()
     own_server.stop()
@@ -101,7 +101,7 @@ async def test_b81_a_missing_socket_file_ends_no_daemon(restartable_fleet: Fleet
     assert daemon.unexpected_output() == []
 
 
-async def test_b79_a_dead_listening_connection_is_noticed_and_delays_no_job(fleet: Fleet) -> None:
+async def test_a_dead_listening_connection_is_noticed_and_delays_no_job(fleet: Fleet) -> None:
     """Polling finds the job, and a round trip detects the dead connection."""
     with FaultyProxy(fleet.dsn) as proxy:
         daemon = fleet.daemons.start(dsn=proxy.dsn, ROTA_POLL_INTERVAL="1s")
@@ -123,7 +123,7 @@ async def test_b79_a_dead_listening_connection_is_noticed_and_delays_no_job(flee
         assert len(daemon.events("listener.up")) == 2
 
 
-async def test_b79_a_full_notification_queue_delays_no_job(restartable_fleet: Fleet, own_server: DurableServer) -> None:
+async def test_a_full_notification_queue_delays_no_job(restartable_fleet: Fleet, own_server: DurableServer) -> None:
     """A listener with an open transaction can fill it, until no NOTIFY on the server commits."""
     if await restartable_fleet.value("select current_setting('server_version_num')::int") < 170000:
         pytest.skip("the queue of notifications holds 8 GB before PostgreSQL 17")
@@ -206,7 +206,7 @@ async def test_a_claim_that_took_long_does_not_delay_later_jobs(fleet: Fleet) ->
 
 
 @pytest.mark.skipif(NAMESPACES_UNAVAILABLE is not None, reason=str(NAMESPACES_UNAVAILABLE))
-async def test_b59_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_settle_it(fleet: Fleet) -> None:
+async def test_a_node_cut_off_for_two_leases_gives_its_job_up_and_cannot_settle_it(fleet: Fleet) -> None:
     """It interrupts the handler before another node can claim the job.
 
     The link of its network namespace is taken down, so there is no FIN and no RST.
@@ -258,7 +258,7 @@ async def test_a_thread_that_waits_for_a_server_behind_a_cut_link_is_released(fl
 
 
 @pytest.mark.parametrize("on_the_way", ["", "handlers"])
-async def test_b83_cut_connections_cause_no_second_execution(fleet: Fleet, on_the_way: str) -> None:
+async def test_cut_connections_cause_no_second_execution(fleet: Fleet, on_the_way: str) -> None:
     """After a lost reply to COMMIT, the daemon looks the outcome up or sends it again with the same token."""
     daemon = fleet.daemons.start(ROTA_LEASE="10s")
     jobs = [await fleet.enqueue("transactional", {"seconds": 0.02}) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""B85: all traffic through PgBouncer in transaction mode, where each transaction may use another server connection."""
+"""All traffic through PgBouncer in transaction mode, where each transaction may use another server connection."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def pooled(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
         yield dsn
 
 
-async def test_b85_claims_settlements_heartbeats_and_transactions_work_through_a_pooler(
-    fleet: Fleet, pooled: str
-) -> None:
+async def test_claims_settlements_heartbeats_and_transactions_work_through_a_pooler(fleet: Fleet, pooled: str) -> None:
     """Several daemons share five server connections."""
     daemons = [fleet.daemons.start(dsn=pooled) for _ in range(3)]
     small = [await fleet.enqueue("noop") for _ in range(500)]
@@ -69,7 +67,7 @@ async def test_b85_claims_settlements_heartbeats_and_transactions_work_through_a
     assert locks == 0, "no session lock stays behind in a server connection"
 
 
-async def test_b85_transactions_of_threads_and_processes_leave_no_prepared_statement(
+async def test_transactions_of_threads_and_processes_leave_no_prepared_statement(
     fleet: Fleet, pooled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A named statement would stay in the server connection and disturb the next client."""
@@ -83,7 +81,7 @@ async def test_b85_transactions_of_threads_and_processes_leave_no_prepared_state
     assert await fleet.value("select count(*) from rota.job_runs where outcome = 'succeeded'") == len(jobs)
 
 
-async def test_b85_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: Fleet, pooled: str) -> None:
+async def test_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: Fleet, pooled: str) -> None:
     """LISTEN receives nothing through a pooler, and the warning says what to set."""
     daemon = fleet.daemons.start(dsn=pooled, ROTA_POLL_INTERVAL="500ms")
 
@@ -98,7 +96,7 @@ async def test_b85_a_daemon_behind_a_pooler_warns_at_its_start_and_polls(fleet: 
     await fleet.wait_for_execution(job, within=2)
 
 
-async def test_b85_with_a_direct_url_inserts_and_cancellations_notify_at_once(fleet: Fleet, pooled: str) -> None:
+async def test_with_a_direct_url_inserts_and_cancellations_notify_at_once(fleet: Fleet, pooled: str) -> None:
     """Only the listening connection is direct. The poll interval is a minute, so polling cannot explain the result."""
     daemon = fleet.daemons.start(dsn=pooled, ROTA_DIRECT_URL=fleet.dsn, ROTA_POLL_INTERVAL="60s", ROTA_LEASE="30s")
     daemon.wait_for("listener.up")
@@ -119,7 +117,7 @@ async def test_b85_with_a_direct_url_inserts_and_cancellations_notify_at_once(fl
     await fleet.wait_for_state(job, "cancelled", within=3)
 
 
-async def test_b85_a_migration_through_a_pooler_is_rejected_and_leaves_no_lock_behind(
+async def test_a_migration_through_a_pooler_is_rejected_and_leaves_no_lock_behind(
     fleet: Fleet, pooled: str, tmp_path: Path
 ) -> None:
     """A session lock would stay in a server connection and block every later migration."""
@@ -136,7 +134,7 @@ async def test_b85_a_migration_through_a_pooler_is_rejected_and_leaves_no_lock_b
     assert await fleet.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
 
 
-async def test_b85_a_client_enqueues_through_the_pooler_in_its_own_transaction(fleet: Fleet, pooled: str) -> None:
+async def test_a_client_enqueues_through_the_pooler_in_its_own_transaction(fleet: Fleet, pooled: str) -> None:
     fleet.daemons.start(dsn=pooled)
     conn = await asyncpg.connect(pooled, statement_cache_size=0)
     try:

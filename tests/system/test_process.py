@@ -64,7 +64,7 @@ async def test_a_handler_that_cancels_all_tasks_fails_alone(fleet: Fleet) -> Non
     assert daemon.stop() == 0
 
 
-async def test_a7_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain_and_exit_with_1(
+async def test_a_handler_that_closes_the_listening_socket_makes_the_daemon_drain_and_exit_with_1(
     fleet: Fleet,
 ) -> None:
     """Other jobs finish or are released, and the log names the jobs that may have caused it."""
@@ -83,7 +83,7 @@ async def test_a7_a_handler_that_closes_the_listening_socket_makes_the_daemon_dr
         assert (row["state"], row["releases"], row["losses"]) == ("scheduled", 1, 0)
 
 
-async def test_a7_a_handler_that_crashes_the_interpreter_is_named_in_the_stack_dump(fleet: Fleet) -> None:
+async def test_a_handler_that_crashes_the_interpreter_is_named_in_the_stack_dump(fleet: Fleet) -> None:
     """The dump has the stacks of all threads, without values."""
     daemon = fleet.daemons.start()
     await fleet.enqueue("breaks_loop", {"by": "crash"})
@@ -91,7 +91,7 @@ async def test_a7_a_handler_that_crashes_the_interpreter_is_named_in_the_stack_d
     assert "in breaks_loop" in daemon.output_text()
 
 
-async def test_a7_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
+async def test_a_handler_that_floods_the_main_loop_loses_no_lease(fleet: Fleet) -> None:
     daemon = fleet.daemons.start()
     neighbours = [await fleet.enqueue("work", {"seconds": 3}), await fleet.enqueue("thread", {"seconds": 3})]
     for job in neighbours:
@@ -264,7 +264,7 @@ async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fl
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
 @pytest.mark.parametrize("kind", ["process", "command"])
-async def test_e6_a_killed_daemon_takes_all_processes_of_its_handlers_along(
+async def test_a_killed_daemon_takes_all_processes_of_its_handlers_along(
     fleet: Fleet, tmp_path: Path, kind: str
 ) -> None:
     """This includes grandchildren in process groups of their own; an ended job leaves no process behind."""

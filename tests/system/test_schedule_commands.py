@@ -134,7 +134,7 @@ async def test_add_creates_a_schedule_and_prints_its_next_fire(rota: Shell, conn
     assert await conn.fetchval("select handler from rota.schedules") == "h"
 
 
-async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_with_the_reason(
+async def test_unusual_names_and_values_are_stored_unchanged_or_rejected_with_the_reason(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     odd_name = '"; drop table rota.jobs; -- 🕰 \u202e'
@@ -160,7 +160,7 @@ async def test_b89_unusual_names_and_values_are_stored_unchanged_or_rejected_wit
     assert await conn.fetchval("select count(*) from rota.schedules where name = 's'") == 0
 
 
-async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_that_schedule(
+async def test_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_that_schedule(
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
     """The schedule never falls back to UTC."""
@@ -188,7 +188,7 @@ async def test_b35_an_unknown_zone_is_rejected_and_if_stored_by_sql_stops_only_t
     assert [each["name"] for each in listed.json] == ["misspelt"]
 
 
-async def test_b35_without_zone_data_no_command_starts(rota: Shell) -> None:
+async def test_without_zone_data_no_command_starts(rota: Shell) -> None:
     """Neither UTC nor outdated files of the system may be used instead."""
     (rota.folder / "sitecustomize.py").write_text(
         "import sys\n"
@@ -205,7 +205,7 @@ async def test_b35_without_zone_data_no_command_starts(rota: Shell) -> None:
         assert "tzdata is missing" in result.err
 
 
-async def test_b31_set_changes_only_the_named_options_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
+async def test_set_changes_only_the_named_options_and_fires_nothing(rota: Shell, conn: Connection[Record]) -> None:
     """The next fire is strictly later than the edit."""
     schedule_id = await make_schedule(conn, cron="51 11 * * *", payload='{"n": 1}')
     await make_due(conn, schedule_id)
@@ -433,7 +433,7 @@ async def test_sync_reports_and_applies_the_declarations(rota: Shell, conn: Conn
     assert (await rota("schedule", "sync")).code == 2
 
 
-async def test_b37_two_services_share_a_database_and_any_node_fires_both(
+async def test_two_services_share_a_database_and_any_node_fires_both(
     rota: Shell, daemons: Daemons, conn: Connection[Record]
 ) -> None:
     """The node without the handler leaves the job to the other one."""

@@ -1,4 +1,4 @@
-"""B103: no log line, metric, traceback, query or output shows a payload or the password of a URL."""
+"""No log line, metric, traceback, query or output shows a payload or the password of a URL."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def run_jobs_with_secrets(fleet: Fleet, daemon: DaemonProcess) -> dict[str
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-async def test_b103_logs_metrics_pages_queries_and_output_show_no_secret(fleet: Fleet, log_format: str) -> None:
+async def test_logs_metrics_pages_queries_and_output_show_no_secret(fleet: Fleet, log_format: str) -> None:
     """The log level is debug; commands show the payload only on request."""
     daemon = fleet.daemons.launch(
         dsn=with_password(fleet.dsn), ROTA_LOG_LEVEL="debug", ROTA_LOG_FORMAT=log_format, PYTHONASYNCIODEBUG="1"
@@ -99,7 +99,7 @@ COMMANDS = [["config"], ["check"], ["status"], ["dead", "show", "{failure}"], ["
 """Some commands whose output people paste into tickets. test_job_commands.py runs the others on a job with a secret."""
 
 
-async def test_b103_a_url_that_does_not_work_is_shown_without_its_password(fleet: Fleet) -> None:
+async def test_a_url_that_does_not_work_is_shown_without_its_password(fleet: Fleet) -> None:
     daemon = fleet.daemons.launch(dsn=f"postgresql://someone:{PASSWORD}@127.0.0.1:1/none", ROTA_LOG_LEVEL="debug")
 
     assert daemon.wait_for_exit() == 3
@@ -108,7 +108,7 @@ async def test_b103_a_url_that_does_not_work_is_shown_without_its_password(fleet
     assert_has_no_secret(daemon.output_text(), "the error")
 
 
-async def test_b103_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None:
+async def test_a_crash_of_the_daemon_prints_no_secret(fleet: Fleet) -> None:
     """The traceback of a crashed loop has the place, without payload and URL."""
     daemon = fleet.daemons.start(dsn=with_password(fleet.dsn), ROTA_LOG_LEVEL="debug")
     job = await fleet.enqueue("work", {"password": CANARY, "seconds": 30})

@@ -84,7 +84,7 @@ async def test_why_asks_which_instant_of_a_clock_fold_is_meant(rota: Shell) -> N
     assert [each["verdict"] for each in result.json["answers"]] == ["future", "not_due"]
 
 
-async def test_f10_why_explains_the_second_pass_of_a_fold_and_times_between_instants(
+async def test_why_explains_the_second_pass_of_a_fold_and_times_between_instants(
     rota: Shell, conn: Connection[Record]
 ) -> None:
     schedule_id = await make_schedule(conn, cron="30 2 * * *", timezone="Europe/Berlin")

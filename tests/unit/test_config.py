@@ -30,11 +30,11 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> Config:
-    return load(written(toml) if toml else None, overrides, environ)
+def load_config(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> Config:
+    return load(write_file(toml) if toml else None, overrides, environ)
 
 
-def written(toml: str) -> Path:
+def write_file(toml: str) -> Path:
     from pathlib import Path
 
     path = Path("given.toml")
@@ -42,9 +42,9 @@ def written(toml: str) -> Path:
     return path
 
 
-def refusal(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> list[str]:
+def load_errors(toml: str = "", overrides: dict[str, Any] | None = None, /, **environ: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        read(toml, overrides, **environ)
+        load_config(toml, overrides, **environ)
     return str(caught.value).splitlines()
 
 
@@ -53,7 +53,7 @@ def refusal(toml: str = "", overrides: dict[str, Any] | None = None, /, **enviro
 
 def test_defaults_are_those_of_the_readme() -> None:
     """The lease is 30 s, history is kept for days, and HTTP listens on loopback only."""
-    config = read()
+    config = load_config()
     assert config.queues == {"default": 100, "*": 10}
     assert (config.lease.duration, config.lease.heartbeat) == (timedelta(seconds=30), None)
     assert (config.lease.reap_interval, config.poll_interval) == (timedelta(seconds=5), timedelta(seconds=1))
@@ -64,7 +64,7 @@ def test_defaults_are_those_of_the_readme() -> None:
 
 def test_command_line_beats_environment_beats_file_beats_default() -> None:
     """Each value also carries its source."""
-    config = read(
+    config = load_config(
         "poll_interval = '2s'\n[lease]\nduration = '40s'\nreap_interval = '7s'\n[drain]\ntimeout = '40s'",
         {"lease.duration": "60s", "drain.grace": None},
         ROTA_LEASE="50s",
@@ -92,10 +92,10 @@ def test_the_file_is_read_from_the_given_path_or_the_current_folder(working_fold
 
 def test_an_unreadable_configuration_file_is_an_error() -> None:
     """A daemon that started on defaults after a typing error in a path would serve the wrong queues."""
-    assert refusal(ROTA_CONFIG="nowhere.toml") == [
+    assert load_errors(ROTA_CONFIG="nowhere.toml") == [
         "nowhere.toml (from ROTA_CONFIG): can't be read (No such file or directory)"
     ]
-    (line,) = refusal("[lease\n")
+    (line,) = load_errors("[lease\n")
     assert line.startswith("given.toml: is not valid TOML: ")
     assert "line 1" in line
 
@@ -126,25 +126,27 @@ def test_the_public_environment_variables_are_still_read(variable: str, path: st
     """Deployments depend on these names."""
     values = {"queues": "mail:3", "log.level": "DEBUG", "log.format": "json", "http.port": "0", "app": "shop:app"}
     values |= {"database.url": URL, "database.direct_url": URL, "http.host": "::1", "dead_letters.handler": "alert"}
-    config = read(**{variable: values.get(path, "10" if "pool" in path else "1h" if "retention" in path else "20s")})
+    config = load_config(
+        **{variable: values.get(path, "10" if "pool" in path else "1h" if "retention" in path else "20s")}
+    )
     assert config.source(path) == variable
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
     """Compose files pass on unset variables of the host as empty."""
-    assert read(ROTA_LEASE="", ROTA_QUEUES=" ", ROTA_CONFIG="", DATABASE_URL="") == read()
+    assert load_config(ROTA_LEASE="", ROTA_QUEUES=" ", ROTA_CONFIG="", DATABASE_URL="") == load_config()
 
 
 def test_rota_database_url_beats_database_url() -> None:
     """Platforms set DATABASE_URL for the application, which may use another database."""
-    assert read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL="postgresql://b/b").require_database() == (
+    assert load_config(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL="postgresql://b/b").require_database() == (
         "postgresql://b/b"
     )
 
 
 def test_a_setting_with_two_environment_variables_is_a_warning() -> None:
     """Otherwise one of the variables has no effect, without a message."""
-    config = read(ROTA_LEASE="20s", ROTA_LEASE_DURATION="40s")
+    config = load_config(ROTA_LEASE="20s", ROTA_LEASE_DURATION="40s")
     assert config.lease.duration == timedelta(seconds=20)
     assert config.warnings == (("ROTA_LEASE_DURATION is ignored because ROTA_LEASE is set", "unset one of the two"),)
 
@@ -152,14 +154,14 @@ def test_a_setting_with_two_environment_variables_is_a_warning() -> None:
 def test_a_list_of_queues_replaces_the_list_of_a_lower_source() -> None:
     """A node restricted to one queue must not also serve the queues of the file."""
     toml = '[queues]\ndefault = 5\n"*" = 1'
-    assert read(toml).queues == {"default": 5, "*": 1}
-    assert read(toml, ROTA_QUEUES="mail:10, a:b:0").queues == {"mail": 10, "a:b": 0}
-    assert read(toml, {"queues": {"slow": 2}}, ROTA_QUEUES="mail:10").queues == {"slow": 2}
+    assert load_config(toml).queues == {"default": 5, "*": 1}
+    assert load_config(toml, ROTA_QUEUES="mail:10, a:b:0").queues == {"mail": 10, "a:b": 0}
+    assert load_config(toml, {"queues": {"slow": 2}}, ROTA_QUEUES="mail:10").queues == {"slow": 2}
 
 
 def test_the_configuration_object_can_not_be_changed() -> None:
     """`rota config` prints what holds for the life of the process."""
-    config = read()
+    config = load_config()
     with pytest.raises(ValueError, match="frozen"):
         config.lease.duration = timedelta(seconds=1)
     with pytest.raises(TypeError):
@@ -170,7 +172,7 @@ def test_the_configuration_object_can_not_be_changed() -> None:
 
 
 def test_all_errors_are_reported_together_with_value_source_and_remedy() -> None:
-    assert refusal(
+    assert load_errors(
         "[databse]\nurl = 'x'\n[drain]\ntimeout = true\n[http]\nprot = 1\n[log]\nlevel = 'loud'",
         {"app": "", "retention.fires": "5"},
         ROTA_LEASE="2s",
@@ -213,9 +215,9 @@ def test_all_errors_are_reported_together_with_value_source_and_remedy() -> None
 )
 def test_a_value_outside_the_bounds_of_its_setting_is_refused(path: str, good: list[object], bad: list[object]) -> None:
     for value in good:
-        assert read("", {path: value}).source(path) == "the command line"
+        assert load_config("", {path: value}).source(path) == "the command line"
     for value in bad:
-        (line,) = refusal("", {path: value})
+        (line,) = load_errors("", {path: value})
         assert line.startswith(f"{path} = ")
         assert len(line) < 300
 
@@ -223,8 +225,8 @@ def test_a_value_outside_the_bounds_of_its_setting_is_refused(path: str, good: l
 def test_the_heartbeat_must_be_at_most_a_third_of_the_effective_lease() -> None:
     """The file's heartbeat may fit the file's lease, but not the lease set in the environment."""
     toml = "[lease]\nduration = '30s'\nheartbeat = '10s'"
-    assert read(toml).lease.heartbeat == timedelta(seconds=10)
-    assert refusal(toml, ROTA_LEASE="15s") == [
+    assert load_config(toml).lease.heartbeat == timedelta(seconds=10)
+    assert load_errors(toml, ROTA_LEASE="15s") == [
         "lease.heartbeat = '10s' (from given.toml): choose at most a third of lease.duration, which is 15s"
     ]
 
@@ -247,19 +249,19 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 )
 def test_an_unknown_key_in_the_file_is_an_error_with_a_suggestion(toml: str, remedy: str) -> None:
     """Otherwise a misspelt setting would be ignored."""
-    (line,) = refusal(toml)
+    (line,) = load_errors(toml)
     assert line.endswith(f"(from given.toml): {remedy}")
 
 
 def test_a_variable_similar_to_a_setting_is_an_error() -> None:
-    assert refusal(ROTA_QUEUE="mail:1") == [
+    assert load_errors(ROTA_QUEUE="mail:1") == [
         "ROTA_QUEUE (from the environment): no such setting; did you mean ROTA_QUEUES?"
     ]
 
 
 def test_an_unknown_variable_only_warns() -> None:
     """Another program may use the same prefix."""
-    (warning,) = read(ROTA_WOMBAT="1").warnings
+    (warning,) = load_config(ROTA_WOMBAT="1").warnings
     assert warning.finding == "ROTA_WOMBAT is ignored because rota has no such setting"
 
 
@@ -277,15 +279,17 @@ def test_the_variables_of_a_kubernetes_service_are_ignored(service: str) -> None
         f"{service}_PORT_80_TCP_ADDR": "10.0.0.1",
         f"{service}_PORT_53_UDP": "udp://[fd00::1]:53",
     }
-    config = read(**links)
+    config = load_config(**links)
     assert (config.warnings, config.http.port) == ((), 9843)
 
 
 def test_refused_values_are_shown_unless_they_may_be_secrets() -> None:
-    assert refusal("", {"http.port": "tcp://10.0.0.1:80"}) == [
+    assert load_errors("", {"http.port": "tcp://10.0.0.1:80"}) == [
         "http.port = 'tcp://10.0.0.1:80' (from the command line): choose a whole number from 0 to 65535"
     ]
-    assert refusal("", {"lease.duration": "password rotation"})[0].startswith("lease.duration = 'password rotation'")
+    assert load_errors("", {"lease.duration": "password rotation"})[0].startswith(
+        "lease.duration = 'password rotation'"
+    )
 
 
 # The database
@@ -293,7 +297,7 @@ def test_refused_values_are_shown_unless_they_may_be_secrets() -> None:
 
 def test_a_missing_database_url_is_an_error_only_for_commands_that_connect() -> None:
     """`rota config`, `rota cron` and `rota dev` work without one."""
-    config = read()
+    config = load_config()
     with pytest.raises(NoDatabase) as caught:
         config.require_database()
     assert caught.value.exit_code == 2
@@ -316,21 +320,21 @@ def test_a_missing_database_url_is_an_error_only_for_commands_that_connect() -> 
 )
 def test_an_unusable_database_url_is_refused_at_start(url: str, remedy: str) -> None:
     """The driver reports these errors only when it connects, or reads an empty host as localhost."""
-    (line,) = refusal(DATABASE_URL=url)
+    (line,) = load_errors(DATABASE_URL=url)
     assert remedy in line
 
 
 def test_a_command_handler_without_a_program_is_refused() -> None:
-    (line,) = refusal("[handlers.command.backup]\nargv = [' ']")
+    (line,) = load_errors("[handlers.command.backup]\nargv = [' ']")
     assert "write the program first" in line
 
 
 def test_the_listener_uses_its_own_url_when_one_is_configured() -> None:
     """LISTEN through PgBouncer delivers no notifications, without an error."""
     pooled, direct = "postgresql://pooler/shop", "postgresql://db/shop"
-    assert read(DATABASE_URL=pooled).require_direct_database() == pooled
-    assert read(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_direct_database() == direct
-    assert read(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_database() == pooled
+    assert load_config(DATABASE_URL=pooled).require_direct_database() == pooled
+    assert load_config(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_direct_database() == direct
+    assert load_config(DATABASE_URL=pooled, ROTA_DIRECT_URL=direct).require_database() == pooled
 
 
 @pytest.mark.parametrize("variable", ["PGHOST", "PGDATABASE", "PGSERVICE"])
@@ -346,7 +350,7 @@ def test_libpq_variables_give_the_same_connection_as_in_libpq(
         monkeypatch.delenv(name, raising=False)
     for name, value in libpq.items():
         monkeypatch.setenv(name, value)
-    dsn = read(**{variable: libpq[variable]}).require_database()
+    dsn = load_config(**{variable: libpq[variable]}).require_database()
     parse = connect_utils._parse_connect_dsn_and_args  # type: ignore[attr-defined]
     unsaid = dict.fromkeys(inspect.signature(parse).parameters)
     addresses, parameters, *_ = parse(**unsaid | {"dsn": dsn})
@@ -367,7 +371,7 @@ def test_libpq_variables_give_the_same_connection_as_in_libpq(
     ],
 )
 def test_every_form_of_url_that_the_driver_accepts_is_accepted(dsn: str) -> None:
-    assert read(DATABASE_URL=dsn).require_database() == dsn
+    assert load_config(DATABASE_URL=dsn).require_database() == dsn
 
 
 @pytest.mark.parametrize(
@@ -388,7 +392,7 @@ def test_every_form_of_url_that_the_driver_accepts_is_accepted(dsn: str) -> None
 def test_url_parameters_that_only_libpq_knows_are_removed(query: str, kept_query: str) -> None:
     """Providers hand out such URLs. The driver would send the parameters to the server, which refuses them."""
     url = f"postgresql://shop:{CANARY}@db/shop"
-    assert read(DATABASE_URL=url + query).require_database() == url + kept_query
+    assert load_config(DATABASE_URL=url + query).require_database() == url + kept_query
 
 
 @pytest.mark.parametrize("demand", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256"])
@@ -397,7 +401,7 @@ def test_security_parameters_that_the_driver_lacks_are_refused(demand: str) -> N
     with pytest.raises(
         ConfigError, match=rf"the driver does not support {demand.removesuffix('=scram-sha-256')}: .*verify-full"
     ) as caught:
-        read(DATABASE_URL=f"postgresql://shop:{CANARY}@db/shop?sslmode=require&{demand}")
+        load_config(DATABASE_URL=f"postgresql://shop:{CANARY}@db/shop?sslmode=require&{demand}")
     assert CANARY not in str(caught.value)
 
 
@@ -419,7 +423,7 @@ def test_the_error_for_a_broken_url_does_not_show_the_password(dsn: str) -> None
     """An unescaped password is what breaks most URLs."""
     for variable in ("DATABASE_URL", "ROTA_DIRECT_URL", "ROTA_HTTP_PORT", "ROTA_QUEUES", "ROTA_LEASE"):
         with pytest.raises(ConfigError) as caught:
-            read(**{variable: dsn})
+            load_config(**{variable: dsn})
         assert variable in str(caught.value)
         if variable in {"DATABASE_URL", "ROTA_DIRECT_URL"} or "://" in dsn:
             assert CANARY not in str(caught.value)
@@ -433,24 +437,29 @@ def test_the_database_url_may_be_read_from_a_secret_file(working_folder: Path) -
     """
     (working_folder / "url").write_text(f"{URL}\n")
     (working_folder / "bad").write_text(f"mysql://shop:{CANARY}@db/shop")
-    named = read(ROTA_DATABASE_URL_FILE=str(working_folder / "url"), ROTA_DIRECT_URL_FILE=str(working_folder / "url"))
+    named = load_config(
+        ROTA_DATABASE_URL_FILE=str(working_folder / "url"), ROTA_DIRECT_URL_FILE=str(working_folder / "url")
+    )
     assert named.require_database() == named.require_direct_database() == URL
     assert (named.source("database.url"), named.warnings) == ("ROTA_DATABASE_URL_FILE", ())
-    assert read(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database() == "postgresql://a/a"
-    from_file = read(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(working_folder / "url"))
+    assert (
+        load_config(DATABASE_URL="postgresql://a/a", DATABASE_URL_FILE="nowhere").require_database()
+        == "postgresql://a/a"
+    )
+    from_file = load_config(DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE=str(working_folder / "url"))
     assert from_file.source("database.url") == "ROTA_DATABASE_URL_FILE"
-    config = read(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
+    config = load_config(ROTA_DATABASE_URL="postgresql://a/a", ROTA_DATABASE_URL_FILE="nowhere")
     assert config.warnings[0].finding == "ROTA_DATABASE_URL_FILE is ignored because ROTA_DATABASE_URL is set"
     with pytest.raises(ConfigError, match=r"ROTA_DATABASE_URL_FILE .*: can't be read"):
-        read(ROTA_DATABASE_URL_FILE=str(working_folder / "nowhere"))
+        load_config(ROTA_DATABASE_URL_FILE=str(working_folder / "nowhere"))
     with pytest.raises(ConfigError, match="from ROTA_DIRECT_URL_FILE") as caught:
-        read(ROTA_DIRECT_URL_FILE=str(working_folder / "bad"))
+        load_config(ROTA_DIRECT_URL_FILE=str(working_folder / "bad"))
     assert CANARY not in str(caught.value)
 
 
 def test_no_text_form_of_the_configuration_contains_the_password() -> None:
     """Covers str, repr, the printed file and tracebacks."""
-    config = read(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)
+    config = load_config(DATABASE_URL=URL, ROTA_DIRECT_URL=URL)
     for text in (repr(config), str(config), str(config.masked()), config.rendered(), config.model_dump_json()):
         assert CANARY not in text
     masked = "postgresql://shop:***@db.example:5432/shop?sslmode=require&sslpassword=***"
@@ -473,9 +482,11 @@ def test_masking_does_not_change_a_url_without_secrets() -> None:
 
 def test_the_printed_configuration_shows_sources_and_can_be_read_back() -> None:
     """Users run `rota config > rota.toml` to start a configuration."""
-    config = read('[queues]\n"a \\"b" = 3\n[retention]\nfires = 0\n[lease]\nduration = 90', ROTA_POLL_INTERVAL="250ms")
+    config = load_config(
+        '[queues]\n"a \\"b" = 3\n[retention]\nfires = 0\n[lease]\nduration = 90', ROTA_POLL_INTERVAL="250ms"
+    )
     rendered = config.rendered()
-    again = read(rendered)
+    again = load_config(rendered)
     assert {line.split("#")[-1].strip() for line in rendered.splitlines() if "=" in line} == {
         "default",
         "given.toml",
@@ -488,7 +499,7 @@ def test_the_printed_configuration_shows_sources_and_can_be_read_back() -> None:
 
 def test_each_setting_of_a_configured_handler_is_printed_with_its_source() -> None:
     """Settings absent from the handler's table are defaults, at every depth."""
-    config = read('[handlers.http.endpoints.shop]\nurl = "https://shop.example/"\nheaders = { "X" = "1" }')
+    config = load_config('[handlers.http.endpoints.shop]\nurl = "https://shop.example/"\nheaders = { "X" = "1" }')
     shop = config.rendered().partition("[handlers.http.endpoints.shop]")[2].splitlines()
     sources = {line.split(" = ")[0]: line.split("#")[-1].strip() for line in shop if " = " in line}
     assert (sources["url"], sources["headers"], sources["method"]) == ("given.toml", "given.toml", "default")
@@ -496,19 +507,19 @@ def test_each_setting_of_a_configured_handler_is_printed_with_its_source() -> No
 
 def test_a_retention_of_forever_is_none_and_not_zero() -> None:
     """A pruner that read 0 as an age would delete all history."""
-    assert read(ROTA_RETENTION_ATTEMPTS="0").retention.attempts is None
+    assert load_config(ROTA_RETENTION_ATTEMPTS="0").retention.attempts is None
 
 
 @pytest.mark.parametrize(
-    ("message", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
+    ("stop_timeout", "warns"), [("20s", True), ("34", True), ("1min", False), ("1m 30s", False), ("infinity", False)]
 )
-def test_a_drain_longer_than_a_known_stop_timeout_warns(message: str, *, warns: bool) -> None:
+def test_a_drain_longer_than_a_known_stop_timeout_warns(stop_timeout: str, *, warns: bool) -> None:
     """A supervisor that kills the daemon during the drain causes lost leases at each deployment."""
-    warnings = read(ROTA_STOP_TIMEOUT=message).warnings
+    warnings = load_config(ROTA_STOP_TIMEOUT=stop_timeout).warnings
     assert len(warnings) == warns
     if warns:
         assert "drain.timeout (30s)" in warnings[0].finding
-        assert f"ROTA_STOP_TIMEOUT ({message})" in warnings[0].finding
+        assert f"ROTA_STOP_TIMEOUT ({stop_timeout})" in warnings[0].finding
         assert "35s" in warnings[0].do
 
 
@@ -573,7 +584,7 @@ def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("written", "message"),
+    ("toml", "message"),
     [
         ("[handlers.http.endpoints.x]\nurl = 'ftp://S3CRET'", "handlers.http.endpoints.x.url"),
         ("[handlers.http.endpoints.x]\nurl = 'https://x'\nsecret = 'S3CRET'", "whsec_"),
@@ -585,11 +596,11 @@ def test_configured_handlers_are_read_and_their_secrets_masked(tmp_path: Path) -
     ],
 )
 def test_the_error_for_a_configured_handler_shows_the_path_and_no_value(
-    written: str, message: str, tmp_path: Path
+    toml: str, message: str, tmp_path: Path
 ) -> None:
     """The value is often a secret."""
     file = tmp_path / "rota.toml"
-    file.write_text(written, encoding="utf-8")
+    file.write_text(toml, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         load(file, environ={})
     assert message in str(refused.value)

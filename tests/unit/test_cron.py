@@ -32,7 +32,7 @@ ZONES = (
     *("Pacific/Enderbury", "Pacific/Fiji", "Pacific/Kiritimati", "Pacific/Kwajalein", "Pacific/Norfolk"),
 )
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-# Skipped days, half and two hours, a standard time that moves, 44 minutes and 30 seconds, changes a week apart.
+# Skipped days, half-hour and two-hour changes, a moved standard time, an offset of 44:30, changes a week apart.
 ODD = (
     *(("Pacific/Apia", 2011), ("Pacific/Kwajalein", 1993), ("Pacific/Kiritimati", 1994), ("Pacific/Enderbury", 1994)),
     *(("Australia/Lord_Howe", 2024), ("America/Caracas", 2007), ("America/Caracas", 2016), ("Asia/Pyongyang", 2018)),
@@ -362,7 +362,7 @@ def test_rare_fires_over_years_match_the_calendar_reference(
     assert [int(fire.timestamp()) for fire in cron.previous(end, len(expected))] == expected[::-1]
 
 
-# ── laws ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rules ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -190,13 +190,13 @@ def test_a_handler_name_is_declared_only_once() -> None:
     """Also holds for apps that include each other."""
     app, other = rota.App("a"), rota.App("b")
 
-    @other.handler("theirs")
+    @other.handler("library")
     async def theirs(job: rota.Job[Any]) -> None:
         """Do nothing."""
 
     app.include(other)
-    with pytest.raises(ConfigError, match="'theirs' is declared twice in app 'a'"):
-        app.handler("theirs")(theirs)
+    with pytest.raises(ConfigError, match="'library' is declared twice in app 'a'"):
+        app.handler("library")(theirs)
     app.handler("mine")(theirs)
     with pytest.raises(ConfigError, match="'mine' is declared twice in app 'a'"):
         other.handler("mine")(theirs)
@@ -503,7 +503,7 @@ async def test_log_records_inside_a_handler_carry_the_job_id(
 ) -> None:
     """Covers threads and tasks that the handler starts."""
     app = rota.App("a")
-    logger = logging.getLogger("theirs")
+    logger = logging.getLogger("library")
 
     def say() -> None:
         logger.warning("standard", extra={"queue": "their own"})
@@ -533,7 +533,7 @@ def test_a_root_logger_configured_by_the_app_is_not_changed() -> None:
     """An unconfigured root logger gets a handler while the daemon runs."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    assert handlers, "pytest's own"
+    assert handlers, "pytest installs a handler"
     with logs.installed(level="debug", format="json"):
         assert (root.handlers, root.level) == (handlers, level)
     for handler in handlers:
