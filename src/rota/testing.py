@@ -82,7 +82,7 @@ from rota.inline import (
     make_attempt,
 )
 from rota.lifecycle.executor import Executor
-from rota.lifecycle.lanes import MAX_LISTED_QUEUES, PRIORITIES
+from rota.lifecycle.lanes import MAX_SEARCHED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
@@ -276,15 +276,17 @@ class _DrainingDaemon:
     async def _claim(self, *, at_once: bool) -> list[Any]:
         if at_once:
             await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
-        last = ""
-        while self._handlers and (queues := await queries.list_queues(self._conn, after=last, limit=MAX_LISTED_QUEUES)):
-            last = queues[-1]
+        last, handlers = "", list(self._handlers)
+        while found := await queries.list_queues(self._conn, after=last, limit=MAX_SEARCHED_QUEUES, handlers=handlers):
+            last = found[-1][0]
             lanes = [
                 ("*", queue, handler, priority, ANY_TIME)
-                for queue in queues
-                for handler in self._handlers
+                for queue, present in found
+                for handler in present
                 for priority in PRIORITIES
             ]
+            if not lanes:
+                continue
             for suspects in (Suspects.NONE, Suspects.ANY):
                 claimed = await queries.claim_due_jobs(
                     self._conn, node=self._node, groups={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE

@@ -161,6 +161,18 @@ async def test_a_notification_during_the_claim_is_not_lost(
     assert order == inserted
 
 
+async def test_queues_of_unknown_handlers_delay_no_other_queue(database: Database, conn: Connection[Record]) -> None:
+    """Any client may insert jobs that no daemon can run, in as many queues as it likes."""
+    order: list[int] = []
+    await conn.execute(
+        "insert into rota.jobs (handler, queue) select 'nobody', 'q' || n from generate_series(1, 8000) as n"
+    )
+    async with run_node(database.dsn, recording_app(order), queues="default:5,*:5", poll_interval="200ms") as node:
+        await node.wait_for_turns("dispatcher", 3)
+        await conn.execute("alter table rota.jobs disable trigger wake")  # only a poll can find the job
+        assert await final_outcome(conn, await insert_job(conn, "record", queue="'z'"), within=4) == "succeeded"
+
+
 async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,9 +181,10 @@ async def test_an_idle_poll_finds_a_new_queue_without_listing_queues(
     listed: list[list[str]] = []
     real = queries.list_queues
 
-    async def counted(*args: Any, **kwargs: Any) -> list[str]:
-        listed.append(await real(*args, **kwargs))
-        return listed[-1]
+    async def counted(*args: Any, **kwargs: Any) -> list[queries.ListedQueue]:
+        found = await real(*args, **kwargs)
+        listed.append([queue for queue, _ in found])
+        return found
 
     monkeypatch.setattr(queries, "list_queues", counted)
     monkeypatch.setattr(lanes, "LIST_SECONDS", 3600.0)

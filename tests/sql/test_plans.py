@@ -142,7 +142,7 @@ STATEMENTS = {
         "count_jobs_ahead", lambda _: ["default", ["h", "x"], 5, datetime.now(UTC), 0, BATCH], BATCH
     ),
     "count running": Statement("count_running_jobs", lambda _: [], 2 * BATCH),
-    "list queues": Statement("list_queues", lambda _: ["", 200], 10),
+    "list queues": Statement("list_queues", lambda _: ["", 200, ["h"]], 10),
     "checkpoint": Statement("save_checkpoint", lambda ground: [NODE, *ground.mine[0], "[1]"], 1),
     "progress": Statement("report_progress", lambda ground: [NODE, *ground.mine[0], 0.5, "half"], 1),
     "prune attempts": Statement("prune_attempts", lambda _: [timedelta(days=30), BATCH], BATCH),

@@ -157,7 +157,7 @@ LOOKS: dict[str, Callable[[Conn, Row], Awaitable[Any]]] = {
     "find orphaned claims": lambda conn, _: conn.fetch(sql("find_orphaned_claims"), NODE, []),
     "examine": examine_unsettled,
     "sample": lambda conn, _: conn.fetch(sql("sample_backlog"), 100),
-    "list queues": lambda conn, _: conn.fetch(sql("list_queues"), "", 100),
+    "list queues": lambda conn, _: conn.fetch(sql("list_queues"), "", 100, ["h"]),
     "answer requests that nobody made": lambda conn, _: conn.fetch(sql("answer_cancel_requests"), 10, None),
 }
 

@@ -104,9 +104,15 @@ class Model:
     async def connection(self, _: object) -> AsyncIterator[None]:
         yield None
 
-    async def list_queues(self, _: object, *, after: str, limit: int) -> list[str]:
+    async def list_queues(
+        self, _: object, *, after: str, limit: int, handlers: Sequence[str]
+    ) -> list[tuple[str, list[str]]]:
         self.now += 0.001
-        return sorted({row.queue for row in self.visible_rows() if row.queue > after})[:limit]
+        present: dict[str, set[str]] = {}
+        for row in self.visible_rows():
+            if row.queue > after:
+                present.setdefault(row.queue, set()).add(row.handler)
+        return [(queue, sorted(present[queue] & set(handlers))) for queue in sorted(present)[:limit]]
 
     async def claim_due_jobs(
         self,
@@ -311,7 +317,8 @@ async def test_no_sequence_of_cycles_overlooks_a_job_or_exceeds_the_slots(
         monkeypatch.setattr(asking, "queries", model)
     monkeypatch.setattr(dispatcher_module, "backoff_pause", lambda _: 0.05)
     for module in (dispatcher_module, lanes_module):
-        monkeypatch.setattr(module, "MAX_LISTED_QUEUES", PAGE)
+        monkeypatch.setattr(module, "MAX_LISTED_QUEUES", 2 * PAGE)
+    monkeypatch.setattr(lanes_module, "MAX_SEARCHED_QUEUES", PAGE)
     model.dispatcher._monitor.record_start(model.dispatcher.name)
     busy = 120
     for step in range(6000):

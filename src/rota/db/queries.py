@@ -297,9 +297,13 @@ async def remove_node(db: Connection, *, node: NodeId) -> None:
     await db.execute(SQL["remove_node"], node)
 
 
-async def list_queues(db: Connection, *, after: str, limit: int) -> list[str]:
-    """Return the first `limit` names after `after` of queues that have scheduled jobs, in alphabetical order."""
-    return [row[0] for row in await db.fetch(SQL["list_queues"], after, limit)]
+ListedQueue = tuple[str, list[str]]
+"""A queue that has scheduled jobs, and which handlers have one there."""
+
+
+async def list_queues(db: Connection, *, after: str, limit: int, handlers: Sequence[str]) -> list[ListedQueue]:
+    """Return the first `limit` queues after `after` that have scheduled jobs, in alphabetical order."""
+    return [(row[0], row[1]) for row in await db.fetch(SQL["list_queues"], after, limit, handlers)]
 
 
 async def make_jobs_due(db: Connection, *, handlers: Sequence[str]) -> None:

@@ -246,8 +246,11 @@ class Dispatcher:
         lanes.searched(groups, claimed, sweeping, began=began, ended=boottime())
 
     async def _list_foreign_queues(self, db: Connection) -> None:
-        found = await queries.list_queues(db, after=self._lanes.foreign.after, limit=MAX_LISTED_QUEUES)
-        self._lanes.queues_listed(found, boottime())
+        lanes = self._lanes
+        found = await queries.list_queues(
+            db, after=lanes.foreign.after, limit=MAX_LISTED_QUEUES, handlers=lanes.handlers
+        )
+        lanes.queues_listed(found, boottime())
 
     async def _claim_suspects(self, db: Connection, look: Look) -> None:
         """Claim as many suspects as probation allows now."""

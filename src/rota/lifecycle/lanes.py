@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from rota.db.queries import Lane
+    from rota.db.queries import Lane, ListedQueue
     from rota.domain.job import Claim
 
 PRIORITIES = range(10)
@@ -38,8 +38,11 @@ LANE_IDLE_SECONDS = 60.0
 MAX_BUSY_LANES = 1000
 """Most lanes that floored searches look at. Clients may use any number of queues; sweeps find the jobs of the other lanes."""
 
-MAX_LISTED_QUEUES = 200
+MAX_LISTED_QUEUES = 2000
 """Most queues in one page of the queues that share the group `*`."""
+
+MAX_SEARCHED_QUEUES = 200
+"""Most queues of a page in which this node may find jobs. Clients may use any number of queues, also with unknown handlers."""
 
 LIST_SECONDS = 20.0
 """The queues that share `*` are listed again after this time, to drop those that have become empty."""
@@ -71,9 +74,10 @@ class ForeignQueues:
     """The queues that share the group `*`, one page at a time. With a single page, the claim reports whether there are new ones."""
 
     def __init__(self) -> None:
-        self.page: list[str] = []
+        self.page: dict[str, Sequence[str]] = {}
+        """The handlers to search in each queue."""
         self.list_at = 0.0
-        """When to list again; 0: before each sweep, because there are several pages."""
+        """When to list again; 0: before each sweep, because there are many queues."""
         self.after = ""
         """The last queue of this page, if there are more pages; else empty."""
         self.pages = 1
@@ -81,16 +85,25 @@ class ForeignQueues:
         self.page_number = 0
         self.round_began_in = 0
 
-    def listed(self, found: Sequence[str], own: Collection[str], *, now: float, look: int) -> None:
+    def listed(
+        self, found: Sequence[ListedQueue], own: Collection[str], handlers: Sequence[str], *, now: float, look: int
+    ) -> None:
         """Store the next page: the queues after `self.after`."""
         if not self.after:
             self.page_number, self.round_began_in = 0, look
         self.page_number += 1
-        several = bool(self.after) or len(found) == MAX_LISTED_QUEUES
-        self.after = found[-1] if len(found) == MAX_LISTED_QUEUES else ""
-        self.pages = max(self.pages, self.page_number) if self.after else self.page_number
-        self.page = [queue for queue in found if queue not in own]
-        self.list_at = 0.0 if several else now + LIST_SECONDS
+        others = [(queue, present) for queue, present in found if queue not in own]
+        searched = [(queue, present) for queue, present in others if present]
+        last = found[-1][0] if len(found) == MAX_LISTED_QUEUES else ""
+        if len(searched) > MAX_SEARCHED_QUEUES:
+            del searched[MAX_SEARCHED_QUEUES:]
+            last = searched[-1][0]
+        if self.after or last or len(others) > MAX_SEARCHED_QUEUES:
+            self.page, self.list_at = dict(searched), 0.0
+        else:  # the first job of any handler may come before they are listed again
+            self.page, self.list_at = dict.fromkeys((queue for queue, _ in others), handlers), now + LIST_SECONDS
+        self.after = last
+        self.pages = max(self.pages, self.page_number) if last else self.page_number
 
     def rewind(self, after: str) -> None:
         """List the page after `after` again, because its search failed."""
@@ -103,7 +116,7 @@ class Lanes:
     """The lanes of one node: floors, sweeps, and the pause until the next look."""
 
     def __init__(self, handlers: Collection[str], slots: Mapping[str, int], *, poll: float) -> None:
-        self._handlers = sorted(handlers)
+        self.handlers = sorted(handlers)
         self._own = dict.fromkeys(queue for queue in slots if queue != SHARED_GROUP)
         self._groups = {group: SlotGroup() for group, size in slots.items() if size > 0}
         self._poll = poll
@@ -155,12 +168,12 @@ class Lanes:
 
     def all_lanes(self, groups: Collection[str]) -> list[Lane]:
         """Return all lanes of these groups, without floors; of `*`, those of the current page."""
-        foreign = self.foreign.page if SHARED_GROUP in groups else []
+        foreign = self.foreign.page if SHARED_GROUP in groups else {}
         return [
             (self.group(queue), queue, handler, priority, ANY_TIME)
-            for queue in (*self._own, *foreign)
+            for queue, handlers in (dict.fromkeys(self._own, self.handlers) | foreign).items()
             if self.group(queue) in groups
-            for handler in self._handlers
+            for handler in handlers
             for priority in PRIORITIES
         ]
 
@@ -178,9 +191,9 @@ class Lanes:
         """Return whether the queues of `*` have to be listed before a sweep of these groups."""
         return SHARED_GROUP in sweeping and (now >= self.foreign.list_at or not self.all_lanes(sweeping))
 
-    def queues_listed(self, found: Sequence[str], now: float) -> None:
+    def queues_listed(self, found: Sequence[ListedQueue], now: float) -> None:
         """Store the answer of list_queues.sql for the queues after `foreign.after`."""
-        self.foreign.listed(found, self._own, now=now, look=self._look)
+        self.foreign.listed(found, self._own, self.handlers, now=now, look=self._look)
 
     def claimed(self, claims: Iterable[Claim], now: float) -> None:
         """Raise the floors of the lanes in which these jobs were claimed."""
