@@ -13,7 +13,7 @@ from daemon_queries import dump_all_tables
 from in_process_daemons import run_node
 from rota import App
 from rota.services import declarations
-from schedule_rows import make_due, make_schedule, read_clock, read_dispositions
+from schedule_rows import make_due, make_schedule, open_transaction, read_clock, read_dispositions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,6 +169,24 @@ async def test_a_locked_schedule_is_reported_as_refused_and_does_not_delay_the_s
         assert (step.what, step.why) == ("refused", "another session keeps it locked, or keeps changing it: sync again")
     assert await apply_and_return_steps(conn, shop("0 7 * * *")) == {"morning": "updated"}
     assert ((await morning(conn))["cron"], (await morning(conn))["description"]) == ("0 7 * * *", "mine")
+
+
+async def test_a_name_in_an_open_transaction_is_refused_and_delays_no_start(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """Any client may insert a schedule with the name that an app declares, and leave its transaction open."""
+    app = App("many")
+
+    @app.handler("many.report")
+    async def report(job: Any) -> None: ...
+
+    for number in range(40):
+        app.schedule("0 6 * * *", name=f"s{number}")(report)
+    insert = "insert into rota.schedules (name, handler, every) values ('s7', 'x', '1 h')"
+    async with open_transaction(database, insert):
+        steps = await apply_and_return_steps(conn, app)
+    assert {name for name, what in steps.items() if what == "refused"} == {"s7"}
+    assert await conn.fetchval("select count(*) from rota.schedules") == 39
 
 
 async def test_ten_daemons_that_start_together_write_each_schedule_once(

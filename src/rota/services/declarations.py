@@ -6,9 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from rota.db import operations, schedule_queries
 from rota.db.salvage import salvage
 from rota.domain.declaration import reconcile
+from rota.runtime.clock import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +27,12 @@ RETRY_PAUSE_SECONDS = 0.5
 
 BATCH_SIZE = 500
 """Most schedules in one statement."""
+
+LOCK_TIMEOUT = "100ms"
+"""How long an insert waits for another session that has inserted the same name in an open transaction."""
+
+LOCKED_SECONDS = 3.0
+"""Stop trying to write schedules that others keep locked after this time, because a daemon starts its services afterwards."""
 
 LOCKED = "another session keeps it locked, or keeps changing it: sync again"
 
@@ -45,6 +54,7 @@ async def apply(
     """
     done: dict[str, Step] = {}
     steps: list[Step] = []
+    deadline = boottime() + LOCKED_SECONDS
     for turn in range(MAX_TURNS):
         if turn:
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
@@ -52,14 +62,14 @@ async def apply(
         new_steps = reconcile(declarations.values(), stored, app=app, release=release, force=force)
         steps_to_write = [step for step in new_steps if step.writes and step.name not in done and not dry_run]
         for first in range(0, len(steps_to_write), BATCH_SIZE):
-            done |= await _write(db, app, steps_to_write[first : first + BATCH_SIZE])
+            done |= await _write(db, app, steps_to_write[first : first + BATCH_SIZE], deadline)
         unwritten = {step.name for step in steps_to_write if step.name not in done}
         # A schedule written in an earlier turn now compares as unchanged, so report the step of that earlier turn.
         steps = [
             replace(step, what="refused", why=LOCKED) if step.name in unwritten else done.get(step.name, step)
             for step in new_steps
         ]
-        if not unwritten:
+        if not unwritten or boottime() > deadline:
             break
     if prune and not dry_run:
         for step in steps:
@@ -68,11 +78,19 @@ async def apply(
     return steps
 
 
-async def _write(db: Connection, app: str, batch: list[Step]) -> dict[str, Step]:
+async def _write(db: Connection, app: str, batch: list[Step], deadline: float) -> dict[str, Step]:
     """Write the batch; return a step for each declaration that was written, or that the server rejected."""
 
     async def write(batch_part: Sequence[Step]) -> dict[str, Step]:
-        written = await schedule_queries.apply_declarations(db, app=app, steps=batch_part)
+        try:
+            async with db.transaction():
+                await db.execute(f"set local lock_timeout = '{LOCK_TIMEOUT}'")
+                written = await schedule_queries.apply_declarations(db, app=app, steps=batch_part)
+        except asyncpg.LockNotAvailableError:
+            middle = len(batch_part) // 2
+            if not middle or boottime() > deadline:
+                return {}
+            return await write(batch_part[:middle]) | await write(batch_part[middle:])
         return {step.name: step for step in batch_part if step.name in written}
 
     async def refuse(step: Step, error: Exception) -> dict[str, Step]:
