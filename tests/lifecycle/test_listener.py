@@ -66,6 +66,26 @@ async def test_a_dead_link_is_detected_while_the_dispatcher_keeps_changing_its_w
     assert not listener.armed
 
 
+async def test_a_flood_of_notifications_makes_a_daemon_poll_for_a_while(
+    database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any login may notify. Receiving would take all time of the main loop."""
+    monkeypatch.setattr(module, "MAX_NOTIFICATIONS", 500)
+    monkeypatch.setattr(module, "FLOOD_PAUSE_SECONDS", 0.5)
+    app = rota.App("flooded")
+
+    @app.handler("quick")
+    async def quick(_: rota.Job[Any]) -> None: ...
+
+    async with run_node(database.dsn, app) as node:
+        await node.wait_for_event("listener.up")
+        await conn.execute("select count(pg_notify('rota_wake', n::text)) from generate_series(1, 2000) as n")
+        down = await node.wait_for_event("listener.down")
+        assert f"server process {conn.get_server_pid()}: polling instead" in down["why"]
+        assert await final_outcome(conn, await insert_job(conn, "quick")) == "succeeded"
+        await node.wait_for_event("listener.up", times=2)
+
+
 async def test_an_idle_daemon_keeps_three_connections_at_most(
     database: Database, conn: Connection[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

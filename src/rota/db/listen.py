@@ -28,6 +28,12 @@ PONG_SECONDS = 2.0
 LOCK_RETRY_SECONDS = 1.0
 """Pause between two tries at the shared lock while another session holds it exclusively."""
 
+MAX_NOTIFICATIONS = 5000
+"""After more notifications within a second, the daemon polls instead. Any login may notify, and each one takes some 20 µs."""
+
+FLOOD_PAUSE_SECONDS = 10.0
+"""How long it then does not listen."""
+
 
 class Listener:
     """Service: keeps one connection listening, and while the dispatcher waits holds the advisory lock that makes inserts notify.
@@ -63,6 +69,9 @@ class Listener:
         self._answered_at = 0.0
         """Time of the last answer over this connection, by this node's monotonic clock."""
         self._changed = asyncio.Event()
+        self._received = 0
+        self._counting_since = 0.0
+        self._open_at = 0.0
 
     @property
     def armed(self) -> bool:
@@ -77,6 +86,9 @@ class Listener:
 
     async def run_once(self) -> None:
         """Connect if needed, take or release the lock as wanted, and check that the connection still answers."""
+        if self._conn is None and boottime() < self._open_at:
+            await self._wait_for_change(self._open_at - boottime())
+            return
         try:
             conn = self._conn or await self._open()
             if self._must_change_lock():
@@ -100,10 +112,13 @@ class Listener:
                 raise
             raise ConnectionLost(str(error)) from error
         if not self._must_change_lock():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_to_wait()):
-                    await self._changed.wait()
-            self._changed.clear()
+            await self._wait_for_change(self._seconds_to_wait())
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
 
     def _must_change_lock(self) -> bool:
         return self._wants_lock != self._is_locked and (not self._wants_lock or boottime() >= self._try_lock_at)
@@ -139,7 +154,8 @@ class Listener:
         self._on_wake()
         return conn
 
-    def _on_wake_notification(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:
+    def _on_wake_notification(self, _conn: Any, pid: int, _channel: str, payload: object) -> None:
+        self._count_notification(pid)
         match payload:
             case "schedules":
                 self._on_schedules()
@@ -148,8 +164,21 @@ class Listener:
             case _:  # an unknown payload wakes the dispatcher, too
                 self._on_wake()
 
-    def _on_cancel_notification(self, *_: Any) -> None:
+    def _on_cancel_notification(self, _conn: Any, pid: int, *_: Any) -> None:
+        self._count_notification(pid)
         self._on_cancel()
+
+    def _count_notification(self, pid: int) -> None:
+        now = boottime()
+        if now - self._counting_since >= 1:
+            self._counting_since, self._received = now, 0
+        self._received += 1
+        if self._received > MAX_NOTIFICATIONS and self._conn is not None:
+            self._open_at = now + FLOOD_PAUSE_SECONDS
+            self.close(
+                f"more than {MAX_NOTIFICATIONS} notifications a second, the last of server process {pid}: polling instead"
+            )
+            self._changed.set()
 
     def _on_terminated(self, conn: Any) -> None:
         if conn is self._conn:
