@@ -215,7 +215,7 @@ async def test_b105_pages_are_for_this_machine_alone_and_change_nothing(fleet: F
         assert daemon.get(page)[0] == (200 if known else 404)
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
             assert daemon.get(page, method=method)[0] == 405, f"{method} /{page}"
-    job = await fleet.enqueue("tells", {"password": "S3CRET-canary"}, max_attempts=1)
+    job = await fleet.enqueue("raises_payload", {"password": "S3CRET-canary"}, max_attempts=1)
     await fleet.wait_for_state(job, "dead")
     until(lambda: daemon.metric("rota_settled_total") > 0)
     assert "S3CRET" not in daemon.get("metrics")[1]

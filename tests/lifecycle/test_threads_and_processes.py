@@ -61,16 +61,16 @@ async def test_a_process_may_return_raise_and_request_retries_like_any_other_han
             "plain": await insert_job(conn, "returns", '{"big": 123456789012345678901234567890}'),
             "async": await insert_job(conn, "returns async", "[1]"),
             "raised": await insert_job(conn, "raises", '{"secret": "s3cret-canary"}'),
-            "segv": await insert_job(conn, "dies", '"segv"'),
-            "realtime": await insert_job(conn, "dies", '"realtime"'),
-            "exit": await insert_job(conn, "dies", '"exit"'),
-            "cancelled": await insert_job(conn, "escapes", '"cancelled"'),
-            "generator": await insert_job(conn, "escapes", '"generator"'),
-            "interrupt": await insert_job(conn, "escapes", '"interrupt"'),
-            "cancel": await insert_job(conn, "wishes", '"cancel"'),
-            "permanent": await insert_job(conn, "wishes", '"permanent"'),
+            "segv": await insert_job(conn, "kills_itself", '"segv"'),
+            "realtime": await insert_job(conn, "kills_itself", '"realtime"'),
+            "exit": await insert_job(conn, "kills_itself", '"exit"'),
+            "cancelled": await insert_job(conn, "raises_base_exception", '"cancelled"'),
+            "generator": await insert_job(conn, "raises_base_exception", '"generator"'),
+            "interrupt": await insert_job(conn, "raises_base_exception", '"interrupt"'),
+            "cancel": await insert_job(conn, "raises_by_name", '"cancel"'),
+            "permanent": await insert_job(conn, "raises_by_name", '"permanent"'),
         }
-        waiting = {request: await insert_job(conn, "wishes", f'"{request}"') for request in ("snooze", "retry")}
+        waiting = {request: await insert_job(conn, "raises_by_name", f'"{request}"') for request in ("snooze", "retry")}
         ends = {name: await final_outcome(conn, job_id, within=30) for name, job_id in jobs.items()}
         assert ends == {
             "plain": "succeeded",
@@ -147,7 +147,7 @@ async def test_a_process_saves_checkpoints_and_progress_through_the_daemon(
 ) -> None:
     """It has no connection of its own. A rejected value raises its error inside the handler."""
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
-        job_id = await insert_job(conn, "relays")
+        job_id = await insert_job(conn, "reports_progress")
         assert await final_outcome(conn, job_id, within=20) == "succeeded"
     (run,) = await ledger_rows(conn, job_id)
     assert json.loads(run["result"]) == {"done": 1}
@@ -190,7 +190,7 @@ async def test_a_program_ended_by_a_timeout_does_not_make_the_attempt_succeed(
     """If the program got SIGTERM as well, the handler would return normally, and count as a success."""
     monkeypatch.setattr(python_module, "TERM_GRACE", 0.5)
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
-        job_id = await insert_job(conn, "shells", timeout="interval '3 seconds'")
+        job_id = await insert_job(conn, "runs_program", timeout="interval '3 seconds'")
         assert await final_outcome(conn, job_id, within=15) == "dead: exhausted"
     assert [a["outcome"] for a in await failed_attempts(conn, job_id)] == ["timed_out"]
 
@@ -201,7 +201,7 @@ async def test_a_process_that_finishes_after_a_cancel_request_has_succeeded(
     """SIGTERM sets `job.stop_requested`; a success wins over a cancel request."""
     pid = tmp_path / "pid"
     async with run_node(database.dsn, threads_and_processes_app.app, reference=REFERENCE):
-        job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
+        job_id = await insert_job(conn, "waits_for_stop", json.dumps(str(pid)))
         await eventually(pid.exists, what="the handler's start")
         await conn.execute("select rota.cancel($1)", job_id)
         assert await final_outcome(conn, job_id) == "succeeded"
@@ -214,7 +214,7 @@ async def test_a_killed_daemon_takes_the_processes_of_its_handlers_along(
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE) as daemons:
         daemon = daemons.launch()
-        job_id = await insert_job(conn, "heeds", json.dumps(str(pid)))
+        job_id = await insert_job(conn, "waits_for_stop", json.dumps(str(pid)))
         await eventually(lambda: pid.exists() and pid.read_text(), within=30, what="the handler's start")
         child = int(pid.read_text(encoding="ascii"))
         assert is_alive(child)
@@ -240,7 +240,7 @@ async def test_a_thread_that_does_not_stop_is_left_behind_and_its_job_is_due_whe
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
-        job_id = await insert_job(conn, "deaf", json.dumps(str(pid)), lease="interval '20 seconds'")
+        job_id = await insert_job(conn, "ignores_stop", json.dumps(str(pid)), lease="interval '20 seconds'")
         await eventually(pid.exists, within=30, what="the handler's start")
         before = await live_row(conn, job_id)
         daemon.send(signal.SIGTERM)
@@ -263,7 +263,7 @@ async def test_a_dead_letter_written_at_the_end_of_a_drain_is_logged_as_an_error
     pid = tmp_path / "pid"
     with Daemons(tmp_path, database.dsn, app=REFERENCE, environ={"ROTA_DRAIN_TIMEOUT": "500ms"}) as daemons:
         daemon = daemons.launch()
-        job_id = await insert_job(conn, "deaf", json.dumps(str(pid)), delivery="'at_most_once'")
+        job_id = await insert_job(conn, "ignores_stop", json.dumps(str(pid)), delivery="'at_most_once'")
         await eventually(pid.exists, within=30, what="the handler's start")
         daemon.send(signal.SIGTERM)
         assert daemon.wait_for_exit() == HANDLER_LEFT_BEHIND

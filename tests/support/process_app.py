@@ -252,8 +252,8 @@ async def snoozes(job: rota.Job[Any]) -> None:
             raise rota.Snooze(after=timedelta(milliseconds=300))
 
 
-@app.handler("stubborn")
-async def stubborn(job: rota.Job[Any]) -> None:
+@app.handler("ignores_interruption")
+async def ignores_interruption(job: rota.Job[Any]) -> None:
     """Ignore the first interruption, then try a checkpoint, progress and a transaction with a stale token."""
     try:
         # Inside the try: the test may stop the process as soon as it sees the recorded start.
@@ -285,20 +285,20 @@ async def _transaction(job: rota.Job[Any]) -> None:
         await conn.execute("insert into effects values ($1, $2, -1)", job.job_id, job.fence_token)
 
 
-@app.handler("stalls")
-async def stalls(job: rota.Job[Any]) -> None:
+@app.handler("blocks_in_coroutine")
+async def blocks_in_coroutine(job: rota.Job[Any]) -> None:
     """Block the main loop for `seconds` in a coroutine."""
     threading.Event().wait(float(options(job)["seconds"]))
 
 
-@app.handler("tells")
-async def tells(job: rota.Job[Any]) -> None:
+@app.handler("raises_payload")
+async def raises_payload(job: rota.Job[Any]) -> None:
     """Raise an error that contains the payload."""
     raise ValueError(f"can't use {job.payload!r}")
 
 
-@app.handler("asks")
-async def asks(job: rota.Job[Any]) -> None:
+@app.handler("fails_in_database")
+async def fails_in_database(job: rota.Job[Any]) -> None:
     """Cause a database error that contains the payload, and run a slow statement that shows it."""
     async with job.transaction() as conn:
         await conn.execute("select pg_sleep($1)", float(options(job).get("seconds", 0)))
@@ -317,8 +317,8 @@ async def typed(job: rota.Job[Login]) -> None:
     """Take only payloads of its type."""
 
 
-@app.handler("gives_up")
-async def gives_up(job: rota.Job[Any]) -> None:
+@app.handler("raises_permanent")
+async def raises_permanent(job: rota.Job[Any]) -> None:
     """Raise Permanent from an error that shows the payload."""
     try:
         os.environ[json.dumps(job.payload)]
@@ -341,8 +341,8 @@ class RaisesInDestructor:
         _stray(self.payload)
 
 
-@app.handler("strays")
-async def strays(job: rota.Job[Any]) -> None:
+@app.handler("raises_in_thread")
+async def raises_in_thread(job: rota.Job[Any]) -> None:
     """Raise errors in threads and destructors."""
     RaisesInDestructor(job.payload)
     thread = threading.Thread(target=_stray, args=(job.payload,))
@@ -350,8 +350,8 @@ async def strays(job: rota.Job[Any]) -> None:
     thread.join()
 
 
-@app.handler("strays_apart", runs_in="process")
-def strays_apart(job: rota.SyncJob[Any]) -> None:
+@app.handler("raises_in_process_thread", runs_in="process")
+def raises_in_process_thread(job: rota.SyncJob[Any]) -> None:
     """Do the same in a process."""
     RaisesInDestructor(job.payload)
     thread = threading.Thread(target=_stray, args=(job.payload,))
@@ -405,8 +405,8 @@ def starts_family(job: rota.SyncJob[Any]) -> None:
     subprocess.run([sys.executable, "-c", PROCESS_TREE, options(job)["pids"]], check=True)
 
 
-@app.handler("orphans")
-async def orphans(_: rota.Job[Any]) -> None:
+@app.handler("leaves_orphan")
+async def leaves_orphan(_: rota.Job[Any]) -> None:
     """Leave an orphan process behind that ends soon."""
     shell = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.1 & exit 0")
     assert await shell.wait() == 0, "the daemon must not have reaped it"

@@ -35,8 +35,8 @@ def raises(job: rota.SyncJob[Any]) -> None:
     raise LookupError(f"no such thing: {job.payload['secret']} \x00")
 
 
-@app.handler("wishes", runs_in="process")
-def wishes(job: rota.SyncJob[Any]) -> None:
+@app.handler("raises_by_name", runs_in="process")
+def raises_by_name(job: rota.SyncJob[Any]) -> None:
     """Raise the exception named by the payload."""
     if job.payload == "cancel":
         raise rota.Cancel("moot")
@@ -47,22 +47,24 @@ def wishes(job: rota.SyncJob[Any]) -> None:
     raise rota.Retry(after=timedelta(hours=1))
 
 
-@app.handler("dies", runs_in="process", max_attempts=1)
-def dies(job: rota.SyncJob[Any]) -> None:
+@app.handler("kills_itself", runs_in="process", max_attempts=1)
+def kills_itself(job: rota.SyncJob[Any]) -> None:
     """Kill the process."""
     if job.payload == "exit":
         os._exit(7)
     os.kill(os.getpid(), 35 if job.payload == "realtime" else signal.SIGSEGV)  # 35 is a real-time signal without a name
 
 
-@app.handler("escapes", runs_in="process", max_attempts=1)
-def escapes(job: rota.SyncJob[Any]) -> None:
+@app.handler("raises_base_exception", runs_in="process", max_attempts=1)
+def raises_base_exception(job: rota.SyncJob[Any]) -> None:
     """Raise an exception that `except Exception` does not catch."""
     raise {"cancelled": asyncio.CancelledError, "generator": GeneratorExit, "interrupt": KeyboardInterrupt}[job.payload]
 
 
-@app.handler("relays", runs_in="process", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1))
-def relays(job: rota.SyncJob[Any]) -> Any:
+@app.handler(
+    "reports_progress", runs_in="process", backoff_base=timedelta(milliseconds=1), backoff_cap=timedelta(milliseconds=1)
+)
+def reports_progress(job: rota.SyncJob[Any]) -> Any:
     """Save a checkpoint and report progress through the daemon."""
     if job.checkpoint is None:
         job.save_checkpoint({"done": 1})
@@ -94,16 +96,16 @@ def leaves_a_fork(job: rota.SyncJob[Any]) -> None:
     signal.pause()
 
 
-@app.handler("heeds", runs_in="process")
-def heeds(job: rota.SyncJob[Any]) -> None:
+@app.handler("waits_for_stop", runs_in="process")
+def waits_for_stop(job: rota.SyncJob[Any]) -> None:
     """Wait until a stop is requested."""
     Path(job.payload).write_text(str(os.getpid()), encoding="ascii")
     while not job.stop_requested:
         signal.sigtimedwait([], 0.05)
 
 
-@app.handler("deaf")
-def deaf(job: rota.SyncJob[Any]) -> None:
+@app.handler("ignores_stop")
+def ignores_stop(job: rota.SyncJob[Any]) -> None:
     """Record the start and ignore stop requests in a thread."""
     with Path(job.payload).open("a", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")
@@ -120,7 +122,7 @@ async def exits_in_a_task(_: rota.Job[Any]) -> None:
     await asyncio.gather(_leave())
 
 
-@app.handler("shells", runs_in="process", max_attempts=1)
-def shells(_: rota.SyncJob[Any]) -> int:
+@app.handler("runs_program", runs_in="process", max_attempts=1)
+def runs_program(_: rota.SyncJob[Any]) -> int:
     """Run a program and return when it has ended."""
     return subprocess.run(["sleep", "60"], check=False).returncode

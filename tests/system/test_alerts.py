@@ -77,7 +77,7 @@ class Installation:
             "RotaListenerDown": instances["cut off"],
             "RotaSampleTooOld": instances["cut off"],
             "RotaLeasesLost": all_nodes,
-            "RotaFailing": {"handler": "tells"},
+            "RotaFailing": {"handler": "raises_payload"},
             "RotaLoopBlocked": instances["sturdy"],
             "RotaLoopCrashing": instances["sturdy"] | {"loop": "reaper"},
             "RotaSnapshotHeld": all_nodes,
@@ -115,11 +115,11 @@ class Installation:
     async def break_everything(self, holder: asyncpg.Connection[asyncpg.Record]) -> None:
         """Cause every alert at once."""
         fleet = self.fleet
-        await fleet.enqueue("stalls", {"seconds": 3})
+        await fleet.enqueue("blocks_in_coroutine", {"seconds": 3})
         await fleet.enqueue("cancels_loop", {"loop": "reaper"})
         for _ in range(40):
-            await fleet.enqueue("tells", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
-        self.buried = await fleet.enqueue("gives_up")
+            await fleet.enqueue("raises_payload", backoff_base="1s", backoff_cap="1s", max_attempts=1000)
+        self.buried = await fleet.enqueue("raises_permanent")
         await fleet.enqueue("nop")  # misspelt on purpose
         await fleet.enqueue("noop", queue="nowhere")
         await fleet.execute("select rota.pause_handler('flaky', 'look into it')")

@@ -249,9 +249,9 @@ async def test_a_log_that_cannot_be_written_costs_no_job(fleet: Fleet, streams: 
     """This happens when the disk is full or the log collector is gone."""
     shell = ("sh", "-c", f'"$@" {streams}', "sh")
     fleet.daemons.launch(within=shell)
-    for handler in ("noop", "gives_up", "noop"):
+    for handler in ("noop", "raises_permanent", "noop"):
         job = await fleet.enqueue(handler, {})
-        await fleet.wait_for_state(job, "dead" if handler == "gives_up" else "succeeded")
+        await fleet.wait_for_state(job, "dead" if handler == "raises_permanent" else "succeeded")
     pid = await fleet.value("select pid from rota.nodes")
     os.kill(pid, signal.SIGTERM)
 
@@ -267,7 +267,7 @@ async def test_a_frozen_daemons_late_writes_are_rejected(fleet: Fleet) -> None:
     Its handler tries a checkpoint, progress and a transaction, and the daemon tries to settle.
     """
     zombie = fleet.daemons.start()
-    job = await fleet.enqueue("stubborn", {"seconds": 8})
+    job = await fleet.enqueue("ignores_interruption", {"seconds": 8})
     await fleet.wait_for_execution(job)
 
     with frozen(zombie):

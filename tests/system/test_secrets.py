@@ -40,16 +40,16 @@ async def run_jobs_with_secrets(fleet: Fleet, daemon: DaemonProcess) -> dict[str
     jobs = {
         "success": await fleet.enqueue("work", secret),
         "thread": await fleet.enqueue("thread", {**secret, "seconds": 0}),
-        "failure": await fleet.enqueue("tells", secret, max_attempts=2, **soon),
+        "failure": await fleet.enqueue("raises_payload", secret, max_attempts=2, **soon),
         "thread failure": await fleet.enqueue("thread", [CANARY], max_attempts=1),
         "timeout": await fleet.enqueue("work", {**secret, "seconds": 30}, timeout="0.3 s", max_attempts=1),
-        "database": await fleet.enqueue("asks", {**secret, "seconds": 1.5}, max_attempts=1),
+        "database": await fleet.enqueue("fails_in_database", {**secret, "seconds": 1.5}, max_attempts=1),
         "typed": await fleet.enqueue("typed", secret, max_attempts=1),
         "snooze": await fleet.enqueue("snoozes", {**secret, "times": 1}),
-        "permanent": await fleet.enqueue("gives_up", secret),
+        "permanent": await fleet.enqueue("raises_permanent", secret),
         "process": await fleet.enqueue("apart", secret, max_attempts=1),
-        "strays": await fleet.enqueue("strays", secret),
-        "strays of a process": await fleet.enqueue("strays_apart", secret),
+        "strays": await fleet.enqueue("raises_in_thread", secret),
+        "strays of a process": await fleet.enqueue("raises_in_process_thread", secret),
     }
 
     async def find_statement() -> str | None:

@@ -62,7 +62,7 @@ async def get_page(client: ClientSession, path: str) -> tuple[int, str]:
 
 
 async def test_metrics_show_the_given_registry_in_prometheus_text_format() -> None:
-    """Prometheus refuses a wrong content type. Daemons in connection process have separate registries."""
+    """Prometheus refuses a wrong content type. Daemons in one process have separate registries."""
     registry = CollectorRegistry()
     Counter("rota_reaped", "Attempts taken back", registry=registry).inc(3)
     async with serve_pages(FakeProbe(), registry) as client, client.get("/metrics") as answer:
