@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rota.db.pool import Connection, fetch_one
-from rota.db.sql import SQL
+from rota.db.sql import OBJECTS, SQL
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -159,9 +159,53 @@ async def count_connections(db: Connection) -> list[ConnectionLimit]:
     return [ConnectionLimit(**row) for row in await db.fetch(SQL["count_connections"])]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """An object of the schema that is missing, invalid, unlogged, or a function with another source."""
+
+    kind: str
+    name: str
+    detail: str
+    """missing, invalid, unlogged, or the hash of a function's source."""
+
+    @property
+    def cause(self) -> str:
+        """The fault, in a sentence that names the object."""
+        how = self.detail if self.kind != "function" or self.detail == "missing" else "not the one of this version"
+        return f"the {self.kind} {self.name} of the schema rota is {how}"
+
+    @property
+    def cure(self) -> str:
+        """How to repair it."""
+        match self.detail:
+            case "unlogged":
+                return f"alter table rota.{self.name} set logged: a crash of the server empties it until then"
+            case "invalid":
+                return f"reindex index concurrently rota.{self.name}"
+            case _:
+                return "rota migrate --sql prints the statements that create all objects: run the last one that creates it"
+
+
 async def examine_rights(db: Connection) -> list[RightsFault]:
     """Return the faults that affect any daemon, and the privileges that this login lacks."""
     return [RightsFault(**row) for row in await db.fetch(SQL["examine_rights"])]
+
+
+async def find_damage(db: Connection) -> list[Damage]:
+    """Compare the schema's objects with those that the migrations of this version make; return the differences."""
+    made = {tuple(line.split("\t")[:2]): line.split("\t")[2] for line in OBJECTS.splitlines()}
+    found = {(row["kind"], row["name"]): row["detail"] for row in await db.fetch(SQL["list_objects"])}
+    return [
+        Damage(kind=kind, name=name, detail=found.get((kind, name), "missing"))
+        for (kind, name), detail in made.items()
+        if found.get((kind, name), "missing") != detail
+    ]
+
+
+async def find_sequence_behind(db: Connection) -> int | None:
+    """Return the largest job_id if the sequence would give out ids up to it again."""
+    largest: int | None = await db.fetchval(SQL["find_sequence_behind"])
+    return largest
 
 
 async def find_bad_values(db: Connection) -> list[BadValue]:

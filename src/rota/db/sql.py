@@ -37,3 +37,6 @@ MIGRATIONS: Mapping[str, str] = _read("migrations")
 
 ROLES: str = (_root() / "roles.sql").read_text("utf-8")
 """Text of sql/roles.sql, which creates the roles and grants their rights. The setting rota.role_prefix begins their names."""
+
+OBJECTS: str = (_root() / "objects.txt").read_text("utf-8")
+"""Text of sql/objects.txt: a line `kind, name, detail`, separated by tabs, for each object that the migrations make."""

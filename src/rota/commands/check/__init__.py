@@ -28,6 +28,7 @@ __all__ = ["CHECKS", "check", "examine", "server_findings"]
 CHECKS: tuple[Check, ...] = (
     connections.check_login,
     rights.check_rights,
+    rights.check_schema,
     check_server,
     settings.check_settings,
     settings.check_table_autovacuum,

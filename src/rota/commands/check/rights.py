@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.check.finding import Finding
+from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 
 if TYPE_CHECKING:
     from rota.commands.check.finding import Facts
@@ -23,6 +23,29 @@ async def check_rights(facts: "Facts") -> list[Finding]:
         for fault in await examine_rights(facts.db)
         if is_daemon or fault.kind != "privilege"
     ]
+
+
+async def check_schema(facts: "Facts") -> list[Finding]:
+    """Report missing, invalid, unlogged and changed objects of the schema, and a sequence that would give out used job_ids."""
+    from rota.db.migrate import VERSION, read_installation
+    from rota.db.server_reports import find_damage, find_sequence_behind
+
+    if (await read_installation(facts.db)).schema_version != VERSION:
+        return []  # a later version has other objects
+    findings = [
+        Finding(check="schema", object=damage.name, finding=damage.cause, do=damage.cure)
+        for damage in await find_damage(facts.db)
+    ]
+    if largest := await find_sequence_behind(facts.db):
+        findings.append(
+            Finding(
+                check="schema",
+                object="jobs_job_id_seq",
+                finding=f"the sequence rota.jobs_job_id_seq is behind job {largest}: inserts of jobs fail",
+                do=f"select setval('rota.jobs_job_id_seq', {largest})",
+            )
+        )
+    return cap_findings("schema", findings[:MAX_FINDINGS], len(findings), "rota migrate --sql shows all objects")
 
 
 async def find_obstacles(db: "Connection") -> list[Finding]:
