@@ -93,7 +93,7 @@ async def _migrate_and_list(postgres: EmbeddedPostgres) -> str:
     await migrate(postgres.dsn_for("rota"))
     conn = await asyncpg.connect(postgres.dsn_for("rota"))
     try:
-        return "".join("\t".join(row) + "\n" for row in await conn.fetch(SQL["list_objects"]))
+        return "".join(sorted("\t".join(row) + "\n" for row in await conn.fetch(SQL["list_objects"])))
     finally:
         await conn.close()
 

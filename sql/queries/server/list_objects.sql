@@ -20,7 +20,7 @@ select
     case when relations.relkind in ('i', 'I') then 'index' else 'table' end as kind,
     relations.relname::text as name,
     case
-        when relations.relpersistence = 'u' then 'unlogged'
+        when relations.relpersistence = 'u' and relations.relkind = 'r' then 'unlogged'
         when not indexes.indisvalid then 'invalid'
         else ''
     end as detail
@@ -47,4 +47,3 @@ select
     md5(functions.prosrc)
 from pg_catalog.pg_proc as functions
 where functions.pronamespace = 'rota'::regnamespace
-order by kind, name collate "C"

@@ -183,7 +183,9 @@ class Damage:
             case "invalid":
                 return f"reindex index concurrently rota.{self.name}"
             case _:
-                return "rota migrate --sql prints the statements that create all objects: run the last one that creates it"
+                return (
+                    "rota migrate --sql prints the statements that create all objects: run the last one that creates it"
+                )
 
 
 async def examine_rights(db: Connection) -> list[RightsFault]:
