@@ -118,9 +118,9 @@ begin
         from (values
             -- INSERT … RETURNING and ON CONFLICT (…) also need SELECT.
             (array[client, operator], 'insert (handler, payload, queue, priority, run_at, max_attempts, backoff_base, backoff_cap, '
-                'retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
+                'retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta, limit_key)', 'jobs'),
             (array[client], 'select (job_id, state, scheduled_for, handler, payload, queue, priority, run_at, max_attempts, '
-                'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta)', 'jobs'),
+                'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_by, unique_key, idempotency_key, meta, limit_key)', 'jobs'),
             (array[client], 'select (handler, queue)', 'handlers'),  -- for the trigger fill_in, which runs as the caller
             (array[client], 'select', 'meta'),
             (array[client], 'select', 'job_status'),
@@ -130,11 +130,11 @@ begin
             (array[client, operator], 'insert (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
                 'resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter, '
-                'description, owner, expect_success_within), '
+                'description, owner, expect_success_within, limit_key), '
                 'update (name, cron, every, timezone, handler, payload, queue, priority, max_attempts, '
                 'backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused, '
                 'resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter, '
-                'description, owner, expect_success_within)', 'schedules'),
+                'description, owner, expect_success_within, limit_key)', 'schedules'),
 
             -- SELECT … FOR UPDATE needs UPDATE.
             (array[daemon], 'select, insert, update, delete', 'jobs'),
@@ -156,7 +156,15 @@ begin
             (array[daemon], 'select, insert, update, delete', 'schedules'),
             (array[daemon], 'select, insert, update, delete', 'schedule_definitions'),
             (array[daemon], 'select, insert, update, delete', 'schedule_clocks'),
-            (array[daemon], 'select, insert, update, delete', 'fires')
+            (array[daemon], 'select, insert, update, delete', 'fires'),
+            (array[operator], 'insert (key, max_running, max_starts, per, weight, held_until, hold_reason, note), '
+                'update (key, max_running, max_starts, per, weight, held_until, hold_reason, note), delete', 'limits'),
+            (array[operator], 'delete', 'limit_holds'),
+            (array[daemon], 'select, insert (key, max_running, max_starts, per, declared_by, declared), '
+                'update (max_running, max_starts, per, declared_by, declared)', 'limits'),
+            (array[daemon], 'select, delete', 'limit_holds'),
+            (array[daemon], 'select, insert, delete', 'limit_starts'),
+            (array[daemon], 'select, update', 'limit_locks')
         ) as given (grantees, privileges, relation)
         cross join unnest(grantees) as grantee
         where to_regclass('rota.' || relation) is not null
@@ -184,10 +192,13 @@ begin
             -- The right to call cancel_many() makes a role an operator: see rota.is_operator().
             (array[operator], '{cancel_many, reschedule, retry_now, redrive, redrive_many, discard, discard_many}'),
             (array[operator], '{pause_queue, resume_queue, pause_handler, resume_handler, forget_node}'),
+            (array[operator], '{set_limit, remove_limit, limit_of, starts_left, permits_left}'),
+            (array[operator, daemon], '{hold_limit}'),
             (array[operator], '{pause_schedule, pause_schedules, resume_schedule, resume_schedules, run_schedule_now, '
                 'backfill_schedule}'),
             (array[daemon], '{complete, guard, rotate_ledger, prune_audit, note_housekeeping, raise_fence_tokens, tell, bounded_duration, '
-                'request_cancellations}')
+                'request_cancellations}'),
+            (array[daemon], '{claim_limited_jobs, limit_of, starts_left, permits_left, extend_hold}')
         ) as given (grantees, functions)
         cross join unnest(grantees) as grantee
         join pg_proc as proc on proc.proname = any (functions) and proc.pronamespace = 'rota'::regnamespace

@@ -2,6 +2,20 @@
 
 CREATE SCHEMA rota;
 
+CREATE FUNCTION rota.audit_limit() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    row_now rota.limits := case tg_op when 'DELETE' then old else new end;
+begin
+    insert into rota.audit (action, target, reason)
+    values (case tg_op when 'DELETE' then 'remove' else 'set' end, 'limit ' || row_now.key, concat_ws(', ',
+        'max_running ' || row_now.max_running, 'max_starts ' || row_now.max_starts || ' per ' || row_now.per,
+        'weight ' || row_now.weight, row_now.note));
+    return null;
+end $$;
+
 CREATE FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], reason text DEFAULT NULL::text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -143,7 +157,7 @@ begin
 
         with target_job as materialized (
             select job_id from rota.jobs
-            where job_id = cancel.job_id and (state = 'scheduled' or is_forced)
+            where job_id = cancel.job_id and (state <> 'running' or is_forced)
             for update skip locked
         ), deleted_job as (
             delete from rota.jobs
@@ -202,7 +216,7 @@ begin
     end if;
     with waiting_jobs as materialized (
         select job_id from rota.jobs
-        where state = 'scheduled'
+        where state <> 'running'
           and (cancel_many.handler is null or handler = cancel_many.handler)
           and (cancel_many.queue is null or queue = cancel_many.queue)
           and (cancel_many.before is null or run_at < cancel_many.before)
@@ -247,6 +261,668 @@ begin
 end $$;
 
 COMMENT ON FUNCTION rota.cancel_many(handler text, queue text, before timestamp with time zone, "limit" integer, note text) IS 'Cancel live jobs by handler, queue or run_at before an instant, at most limit (1000) of them.';
+
+CREATE FUNCTION rota.check_limit() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    new.changed_at := clock_timestamp();
+    if right(new.key, 1) = '*' and (select count(*) from rota.limits where right(key, 1) = '*' and key <> new.key) >= 200 then
+        raise exception using errcode = 'RT006', message = format('there are 200 limits that end in * already, so %L is refused', new.key),
+            hint = 'Remove one, or give keys a common beginning that one limit covers.';
+    end if;
+    return new;
+end $$;
+
+CREATE FUNCTION rota.claim_limited_jobs(node uuid, groups text[], slots integer[], own_queues text[], handlers text[], lane_queues text[], lane_handlers text[], lane_priorities smallint[], lane_floors timestamp with time zone[], cursor_groups text[], cursor_priorities smallint[], cursor_queues text[], cursor_keys text[], cursor_left integer[], resume_priorities smallint[], resume_parts integer[], resume_queues text[], resume_keys text[], suspects integer, total bigint, default_lease interval, only_jobs bigint[], skipped_jobs bigint[], dry_run boolean) RETURNS TABLE(job_id bigint, handler text, queue text, priority smallint, payload text, attempt integer, fence_token bigint, run_at timestamp with time zone, started_at timestamp with time zone, timeout interval, schedule_id bigint, scheduled_for timestamp with time zone, created_at timestamp with time zone, lease interval, idempotency_key text, meta text, checkpoint text, schedule text, limit_key text, is_limited boolean, turn integer, weight integer, next_in interval, is_contended boolean, ignored bigint[], round_complete boolean[], walked_priorities smallint[], walked_parts integer[], walked_queues text[], walked_keys text[])
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    max_walk constant integer := 300;
+    loss_level constant integer := least(suspects, 1);
+    claim_at timestamptz := clock_timestamp();
+    next_at timestamptz;
+    contended boolean := false;
+    served_handlers text[];
+    -- Pairs of queue and priority with due jobs that have a key, and the lanes with due jobs that have none.
+    ring_queues text[];
+    ring_priorities smallint[];
+    due_queues text[];
+    due_handlers text[];
+    due_priorities smallint[];
+    due_from timestamptz[];
+    -- Limits of handlers and queues: which of them this claim has locked, the permits left, the number of the last start.
+    shared_keys text[] := '{}';
+    shared_locked text[] := '{}';
+    shared_free integer[] := '{}';
+    shared_last bigint[] := '{}';
+    closed_keys text[] := '{}';
+    -- The open keys that the walk found, in the order of their turns. A key whose turn was interrupted has two entries.
+    open_count integer := 0;
+    open_groups integer[] := '{}';
+    open_queues text[] := '{}';
+    open_priorities smallint[] := '{}';
+    open_keys text[] := '{}';
+    open_handlers text[] := '{}';
+    open_weights integer[] := '{}';
+    open_visits_left integer[] := '{}';
+    open_locked boolean[] := '{}';
+    whole_round boolean[] := array_fill(false, array[cardinality(groups)]);
+    walk refcursor;
+    pair record;
+    last_queue text;
+    last_priority smallint;
+    last_part integer;
+    last_key text;
+    has_entry boolean;
+    steps integer;
+    units integer;
+    -- The jobs to claim.
+    row_ids tid[];
+    job_ids bigint[];
+    job_queues text[];
+    job_handlers text[];
+    job_keys text[];
+    job_limited boolean[];
+    job_weights integer[];
+    job_last bigint[];
+    claimed_count bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'invalid_transaction_state',
+            message = 'rota.claim_limited_jobs() needs READ COMMITTED: a single snapshot would miss what others claim';
+    end if;
+
+    update rota.jobs set state = 'limited'
+    where ctid = any (array(
+        select ctid from rota.jobs where state = 'waiting' and run_at <= now() order by run_at limit 1000 for update skip locked));
+    next_at := (select run_at from rota.jobs where state = 'waiting' and run_at > now() order by run_at limit 1);
+
+    -- ------------------------------------------------------------------------------------------------- where jobs are due
+    served_handlers := array(
+        select served.handler from unnest(handlers) as served (handler)
+        where served.handler <> all (select paused.handler from rota.handlers as paused where paused.paused)
+          and not exists (select from rota.queues where queue = '*' and paused));
+
+    with recursive ring as (
+        (
+            select job.queue, job.losses / 2 as level, job.priority
+            from rota.jobs as job
+            where job.state = 'limited'
+            order by job.queue, (job.losses / 2), job.priority
+            limit 1
+        )
+        union all
+        select following.queue, following.level, following.priority
+        from ring
+        cross join lateral (
+            select job.queue, job.losses / 2 as level, job.priority
+            from rota.jobs as job
+            where job.state = 'limited'
+              and (job.queue, (job.losses / 2), job.priority) > (ring.queue, ring.level, ring.priority)
+            order by job.queue, (job.losses / 2), job.priority
+            limit 1
+        ) as following
+    )
+    select coalesce(array_agg(ring.queue), '{}'), coalesce(array_agg(ring.priority), '{}') into ring_queues, ring_priorities
+    from (select queue, level, priority from ring limit 2000) as ring
+    where ring.level = loss_level
+      and case when ring.queue = any (own_queues) then ring.queue else '*' end = any (groups)
+      and ring.queue <> all (select paused.queue from rota.queues as paused where paused.paused);
+
+    select coalesce(array_agg(lane.queue), '{}'), coalesce(array_agg(lane.handler), '{}'),
+        coalesce(array_agg(lane.priority), '{}'), coalesce(array_agg(head.run_at), '{}')
+    into due_queues, due_handlers, due_priorities, due_from
+    from unnest(lane_queues, lane_handlers, lane_priorities, lane_floors) as lane (queue, handler, priority, floor)
+    cross join lateral (
+        select job.run_at
+        from rota.jobs as job
+        where job.state = 'scheduled'
+          and job.queue = lane.queue
+          and job.handler = lane.handler
+          and (job.losses / 2) = loss_level
+          and job.priority = lane.priority
+          and job.run_at >= lane.floor
+        order by job.run_at
+        limit 1
+    ) as head
+    where head.run_at <= now()
+      and lane.handler = any (served_handlers)
+      and lane.queue <> all (select paused.queue from rota.queues as paused where paused.paused);
+
+    -- ---------------------------------------------------------------------------------------- limits of handlers and queues
+    if exists (select from rota.limits where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;')
+       or exists (select from rota.limit_holds where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;') then
+        select array_agg(name.key), coalesce(array_agg(name.key) filter (where lock.lock_id is not null), '{}')
+        into shared_keys, shared_locked
+        from (
+            select 'handler:' || served.handler as key from unnest(served_handlers) as served (handler)
+            union
+            select 'queue:' || ring.queue from unnest(ring_queues || due_queues) as ring (queue)
+        ) as name
+        left join lateral (
+            select locks.lock_id
+            from rota.limit_locks as locks
+            where locks.lock_id = (hashtextextended(name.key, 0) & 4095)
+            for update skip locked
+        ) as lock on true
+        where exists (select from rota.limit_of(name.key)) or exists (select from rota.limit_holds as hold where hold.key = name.key);
+
+        -- A new statement, whose snapshot has everything that the holders of the locks have claimed.
+        claim_at := clock_timestamp();
+        select array_agg(state.key), array_agg(state.free), array_agg(state.last_number),
+            coalesce(array_agg(state.key) filter (where state.free <= 0), '{}'),
+            least(next_at, min(state.reopens_at) filter (where state.free <= 0)),
+            contended or coalesce(bool_or(not state.is_locked and state.reopens_at is null), false)
+        into shared_keys, shared_free, shared_last, closed_keys, next_at, contended
+        from (
+            select shared.key, shared.key = any (shared_locked) as is_locked,
+                case
+                    when held.until > claim_at or shared.key <> all (shared_locked) then 0
+                    else least(lim.max_running - case when lim.max_running is not null then (
+                        select count(*)::integer
+                        from rota.jobs as holder
+                        where holder.state = 'running'
+                          and shared.key in ('handler:' || holder.handler, 'queue:' || holder.queue)
+                    ) end, starts.free, 1000000)
+                end as free,
+                starts.last_number,
+                greatest(nullif(held.until, least(held.until, claim_at)), case when starts.free <= 0 then starts.reopens_at end)
+                    as reopens_at
+            from unnest(shared_keys) as shared (key)
+            left join lateral rota.limit_of(shared.key) as lim on true
+            left join rota.limit_holds as hold on hold.key = shared.key
+            cross join lateral (select greatest(lim.held_until, hold.held_until) as until) as held
+            left join lateral rota.starts_left(shared.key, lim.max_starts, lim.per, claim_at, 1000) as starts on true
+        ) as state;
+    end if;
+
+    -- ------------------------------------------------------------------------------- walk the keys, and lock the open ones
+    round_complete := array_fill(true, array[cardinality(groups)]);
+    walked_priorities := array_fill(null::smallint, array[cardinality(groups)]);
+    walked_parts := array_fill(null::integer, array[cardinality(groups)]);
+    walked_queues := array_fill(null::text, array[cardinality(groups)]);
+    walked_keys := walked_queues;
+    for group_number in 1 .. cardinality(groups) loop
+        -- A group in which nothing is limited is left to claim_due_jobs.
+        continue when slots[group_number] <= 0 or not exists (
+            select
+            from (
+                select ring.queue, null as handler from unnest(ring_queues) as ring (queue)
+                union all
+                select lane.queue, lane.handler from unnest(due_queues, due_handlers) as lane (queue, handler)
+            ) as lane
+            where case when lane.queue = any (own_queues) then lane.queue else '*' end = groups[group_number]
+              and (lane.handler is null or 'handler:' || lane.handler = any (shared_keys) or 'queue:' || lane.queue = any (shared_keys))
+        );
+        round_complete[group_number] := false;
+        steps := 0;
+        units := 0;
+        last_queue := null;
+        has_entry := false;
+        open walk for
+            select segment.queue, segment.priority, segment.part, segment.visits_left, key_pair.limit_key, key_pair.handler,
+                coalesce(lim.weight, 1) as weight, lim.max_running, lim.key is not null as is_limited, state.free,
+                state.reopens_at, lock.lock_id is not null as is_locked
+            from (
+                -- Each ring (a queue and priority) from its cursor to the end, then from the beginning to the cursor. Before them the
+                -- key whose turn was interrupted.
+                select ring.queue, ring.priority, piece.part, piece.visits_left, piece.to_key,
+                    case when (piece.part, ring.queue) = (resume_parts[group_number], resume_queues[group_number])
+                              and ring.priority = resume_priorities[group_number]
+                        then resume_keys[group_number] || E'\x01' else piece.from_key end as from_key
+                from (
+                    select keyed.queue, keyed.priority from unnest(ring_queues, ring_priorities) as keyed (queue, priority)
+                    union
+                    select lane.queue, lane.priority from unnest(due_queues, due_priorities) as lane (queue, priority)
+                ) as ring
+                left join unnest(cursor_groups, cursor_priorities, cursor_queues, cursor_keys, cursor_left)
+                    as turn (slot_group, priority, queue, key, visits_left)
+                    on turn.slot_group = groups[group_number] and turn.priority = ring.priority
+                cross join lateral (
+                    select 0 as part, turn.key as from_key, turn.key as to_key, turn.visits_left
+                    where ring.queue = turn.queue and turn.visits_left > 0
+                    union all
+                    -- Keys have no control characters, so this is the first possible key after the cursor.
+                    select 1, turn.key || E'\x01', null, null where ring.queue = turn.queue
+                    union all
+                    select 2, '', null, null where turn.queue is null or ring.queue > turn.queue
+                    union all
+                    select 3, '', null, null where ring.queue < turn.queue
+                    union all
+                    select 4, '', turn.key, null where ring.queue = turn.queue
+                ) as piece
+                where case when ring.queue = any (own_queues) then ring.queue else '*' end = groups[group_number]
+                  and 'queue:' || ring.queue <> all (closed_keys)
+                  and (resume_priorities[group_number] is null
+                       or ring.priority > resume_priorities[group_number]
+                       or ring.priority = resume_priorities[group_number]
+                          and (piece.part, ring.queue) >= (resume_parts[group_number], resume_queues[group_number]))
+                order by ring.priority, piece.part, ring.queue
+            ) as segment
+            cross join lateral (
+                -- The jobs without a key are one key, the empty one.
+                select ''::text collate "C" as limit_key, '' as handler
+                where segment.from_key = ''
+                  and exists (
+                      select
+                      from unnest(due_queues, due_handlers, due_priorities) as lane (queue, handler, priority)
+                      where lane.queue = segment.queue
+                        and lane.priority = segment.priority
+                        and 'handler:' || lane.handler <> all (closed_keys)
+                  )
+                union all
+                (
+                    with recursive key_pair as (
+                        (
+                            select job.limit_key, job.handler
+                            from rota.jobs as job
+                            where job.state = 'limited'
+                              and job.queue = segment.queue
+                              and (job.losses / 2) = loss_level
+                              and job.priority = segment.priority
+                              and job.limit_key >= segment.from_key
+                            order by job.limit_key, job.handler
+                            limit 1
+                        )
+                        union all
+                        select following.limit_key, following.handler
+                        from key_pair
+                        cross join lateral (
+                            select job.limit_key, job.handler
+                            from rota.jobs as job
+                            where job.state = 'limited'
+                              and job.queue = segment.queue
+                              and (job.losses / 2) = loss_level
+                              and job.priority = segment.priority
+                              and (job.limit_key, job.handler) > (key_pair.limit_key, key_pair.handler)
+                            order by job.limit_key, job.handler
+                            limit 1
+                        ) as following
+                        where key_pair.limit_key <= segment.to_key is not false
+                    )
+                    select key_pair.limit_key, key_pair.handler
+                    from key_pair
+                    where key_pair.limit_key <= segment.to_key is not false
+                )
+            ) as key_pair
+            left join lateral rota.limit_of(nullif(key_pair.limit_key, '')) as lim on true
+            left join rota.limit_holds as hold on hold.key = key_pair.limit_key
+            left join lateral rota.permits_left(key_pair.limit_key, lim.max_running) as permits on true
+            left join lateral rota.starts_left(key_pair.limit_key, lim.max_starts, lim.per, claim_at, 1000) as starts on true
+            cross join lateral (
+                select
+                    case when greatest(lim.held_until, hold.held_until) > claim_at then 0
+                        else least(permits.free, starts.free) end as free,
+                    case when greatest(lim.held_until, hold.held_until) > claim_at then greatest(lim.held_until, hold.held_until)
+                        when starts.free <= 0 then starts.reopens_at end as reopens_at
+            ) as state
+            left join lateral (
+                select locks.lock_id
+                from rota.limit_locks as locks
+                where lim.key is not null
+                  and state.free > 0 is not false
+                  and locks.lock_id = (hashtextextended(key_pair.limit_key, 0) & 4095)
+                for update skip locked
+            ) as lock on true;
+        loop
+            fetch walk into pair;
+            if not found then
+                round_complete[group_number] := true;
+                whole_round[group_number] := resume_priorities[group_number] is null;
+                exit;
+            end if;
+            if (pair.queue, pair.priority, pair.part, pair.limit_key)
+                    is distinct from (last_queue, last_priority, last_part, last_key) then
+                exit when units >= slots[group_number];
+                if steps >= max_walk then
+                    walked_priorities[group_number] := last_priority;
+                    walked_parts[group_number] := last_part;
+                    walked_queues[group_number] := last_queue;
+                    walked_keys[group_number] := last_key;
+                    exit;
+                end if;
+                steps := steps + 1;
+                has_entry := false;
+                last_queue := pair.queue;
+                last_priority := pair.priority;
+                last_part := pair.part;
+                last_key := pair.limit_key;
+                if pair.free <= 0 then
+                    next_at := least(next_at, pair.reopens_at);
+                elsif pair.is_limited and not pair.is_locked then
+                    contended := true;
+                end if;
+            end if;
+            continue when pair.free <= 0 or pair.is_limited and not pair.is_locked;
+            continue when pair.limit_key <> ''
+                and (pair.handler <> all (served_handlers) or 'handler:' || pair.handler = any (closed_keys));
+            if has_entry then
+                open_handlers[open_count] := open_handlers[open_count] || E'\n' || pair.handler;
+                continue;
+            end if;
+            -- One at a time means in order, in whichever of this node's queues the key's first job is.
+            continue when pair.max_running = 1 and (cardinality(ring_queues) > 1 or cardinality(closed_keys) > 0) and not coalesce((
+                select (first_job.queue, first_job.priority) = (pair.queue, pair.priority)
+                    and 'handler:' || first_job.handler <> all (closed_keys)
+                from (
+                    select ring.queue, ring.priority, served.handler, head.run_at, head.job_id
+                    from unnest(ring_queues, ring_priorities) as ring (queue, priority)
+                    cross join unnest(served_handlers) as served (handler)
+                    cross join lateral (
+                        select job.run_at, job.job_id
+                        from rota.jobs as job
+                        where job.state = 'limited'
+                          and job.queue = ring.queue
+                          and (job.losses / 2) = loss_level
+                          and job.priority = ring.priority
+                          and job.limit_key = pair.limit_key
+                          and job.handler = served.handler
+                          and (skipped_jobs is null or job.job_id <> all (skipped_jobs))
+                        order by job.run_at, job.job_id
+                        limit 1
+                        for update skip locked
+                    ) as head
+                ) as first_job
+                order by first_job.priority, first_job.run_at, first_job.job_id
+                limit 1
+            ), false);
+            has_entry := true;
+            open_count := open_count + 1;
+            open_groups[open_count] := group_number;
+            open_queues[open_count] := pair.queue;
+            open_priorities[open_count] := pair.priority;
+            open_keys[open_count] := pair.limit_key;
+            open_handlers[open_count] := pair.handler;
+            open_weights[open_count] := pair.weight;
+            open_visits_left[open_count] := pair.visits_left;
+            open_locked[open_count] := pair.is_locked;
+            units := units + least(coalesce(pair.visits_left, pair.weight), pair.free);
+        end loop;
+        close walk;
+    end loop;
+
+    -- ------------------------------------------------------------------------ count the permits, and choose and lock the jobs
+    -- A new statement: its snapshot has everything that other sessions claimed of the locked keys.
+    claim_at := clock_timestamp();
+    with entry as materialized (
+        select entry.*, lim.key is not null as is_limited, starts.last_number,
+            case when greatest(lim.held_until, hold.held_until) > claim_at or lim.key is not null and not entry.is_locked then 0
+                else least(permits.free, starts.free) end as free
+        from unnest(open_groups, open_queues, open_priorities, open_keys, open_handlers, open_weights, open_visits_left, open_locked)
+            with ordinality as entry (group_number, queue, priority, key, handlers, weight, visits_left, is_locked, number)
+        left join lateral rota.limit_of(nullif(entry.key, '')) as lim on true
+        left join rota.limit_holds as hold on hold.key = entry.key
+        left join lateral rota.permits_left(entry.key, lim.max_running) as permits on true
+        left join lateral rota.starts_left(entry.key, lim.max_starts, lim.per, claim_at, 1000) as starts on true
+    ),
+    -- One row for each job that an entry may start. In a whole round, keys get more than one visit while slots are left.
+    unit as (
+        select entry.*, unit.number as unit_number, (unit.number - 1) / entry.weight as visit
+        from entry
+        cross join lateral (
+            select least(slots[entry.group_number], entry.free,
+                case when entry.visits_left is not null then entry.visits_left
+                    when not whole_round[entry.group_number] then entry.weight end) as possible
+        ) as bound
+        cross join lateral generate_series(1, case
+            when bound.possible <= entry.weight then bound.possible
+            when entry.key = '' then (
+                select count(*)
+                from (
+                    select
+                    from unnest(due_queues, due_handlers, due_priorities, due_from) as lane (queue, handler, priority, floor)
+                    cross join lateral (
+                        select
+                        from rota.jobs as job
+                        where job.state = 'scheduled'
+                          and job.queue = lane.queue
+                          and job.handler = lane.handler
+                          and (job.losses / 2) = loss_level
+                          and job.priority = lane.priority
+                          and job.run_at between lane.floor and now()
+                        limit bound.possible
+                    ) as job
+                    where lane.queue = entry.queue
+                      and lane.priority = entry.priority
+                    limit bound.possible
+                ) as due
+            )
+            else (
+                select count(*)
+                from (
+                    select
+                    from rota.jobs as job
+                    where job.state = 'limited'
+                      and job.queue = entry.queue
+                      and (job.losses / 2) = loss_level
+                      and job.priority = entry.priority
+                      and job.limit_key = entry.key
+                    limit bound.possible
+                ) as due
+            )
+        end) as unit (number)
+    ),
+    fair as (
+        select *, row_number() over (order by group_number, priority, visit, number, unit_number) as rank
+        from (
+            select *, row_number() over (partition by group_number order by priority, visit, number, unit_number) as group_rank
+            from (
+                select *, row_number() over (partition by key order by priority, visit, number, unit_number) as key_rank
+                from unit
+            ) as unit
+            where key = '' or free is null or key_rank <= free
+        ) as unit
+        where group_rank <= slots[group_number]
+    ),
+    take as (
+        select queue, priority, key, max(handlers) as handlers, max(weight) as weight, bool_or(is_limited) as is_limited,
+            max(last_number) as last_number, count(*) as jobs, array_agg(rank order by rank) as ranks
+        from fair
+        group by queue, priority, key
+    ),
+    due as (
+        select take.queue, take.key, take.weight, take.is_limited, take.last_number, take.ranks[job.number] as rank, job.*
+        from take
+        cross join lateral (
+            (
+                select keyed.row_id, keyed.job_id, keyed.handler, row_number() over (order by keyed.run_at, keyed.job_id) as number
+                from unnest(string_to_array(take.handlers, E'\n')) as served (handler)
+                cross join lateral (
+                    select job.ctid as row_id, job.job_id, job.handler, job.run_at
+                    from rota.jobs as job
+                    where take.key <> ''
+                      and job.state = 'limited'
+                      and job.queue = take.queue
+                      and (job.losses / 2) = loss_level
+                      and job.priority = take.priority
+                      and job.limit_key = take.key
+                      and job.handler = served.handler
+                      and (job.start_by is null or job.start_by > now() or job.fence_token is not null)
+                      and (only_jobs is null or job.job_id = any (only_jobs))
+                      and (skipped_jobs is null or job.job_id <> all (skipped_jobs))
+                      and (suspects < 2 or (suspects = 2) = (
+                          job.attempt + 1 >= coalesce(job.max_attempts, 20)
+                          or (
+                              select count(*)
+                              from rota.attempts as lost
+                              where lost.job_id = job.job_id
+                                and lost.outcome = 'lost'
+                          ) not in (0, 2)
+                      ))
+                    order by job.run_at, job.job_id
+                    limit take.jobs
+                    for update skip locked
+                ) as keyed
+                order by keyed.run_at, keyed.job_id
+                limit take.jobs
+            )
+            union all
+            select keyless.row_id, keyless.job_id, keyless.handler, row_number() over () as number
+            from (
+                select locked.row_id, locked.job_id, locked.handler
+                from (
+                    select lane.queue, lane.handler, lane.priority, lane.floor
+                    from unnest(due_queues, due_handlers, due_priorities, due_from) as lane (queue, handler, priority, floor)
+                    where take.key = ''
+                      and lane.queue = take.queue
+                      and lane.priority = take.priority
+                      and 'handler:' || lane.handler <> all (closed_keys)
+                    order by lane.floor
+                ) as lane
+                cross join lateral (
+                    select job.ctid as row_id, job.job_id, job.handler
+                    from rota.jobs as job
+                    where job.state = 'scheduled'
+                      and job.queue = lane.queue
+                      and job.handler = lane.handler
+                      and (job.losses / 2) = loss_level
+                      and job.priority = lane.priority
+                      and job.run_at between lane.floor and now()
+                      and (job.start_by is null or job.start_by > now() or job.fence_token is not null)
+                      and (only_jobs is null or job.job_id = any (only_jobs))
+                      and (skipped_jobs is null or job.job_id <> all (skipped_jobs))
+                      and (suspects < 2 or (suspects = 2) = (
+                          job.attempt + 1 >= coalesce(job.max_attempts, 20)
+                          or (
+                              select count(*)
+                              from rota.attempts as lost
+                              where lost.job_id = job.job_id
+                                and lost.outcome = 'lost'
+                          ) not in (0, 2)
+                      ))
+                    order by job.run_at
+                    limit take.jobs
+                    for update skip locked
+                ) as locked
+                limit take.jobs
+            ) as keyless
+        ) as job
+    ),
+    -- Handlers and queues have few limits, so their permits are applied to the chosen jobs.
+    permitted as (
+        select *
+        from (
+            select due.*,
+                array_position(shared_keys, 'handler:' || due.handler) as handler_limit,
+                row_number() over (partition by due.handler order by due.rank) as handler_rank
+            from due
+        ) as due
+        where due.handler_limit is null or due.handler_rank <= shared_free[due.handler_limit]
+    ),
+    chosen as (
+        select *
+        from (
+            select permitted.*,
+                array_position(shared_keys, 'queue:' || permitted.queue) as queue_limit,
+                row_number() over (partition by permitted.queue order by permitted.rank) as queue_rank
+            from permitted
+        ) as permitted
+        where permitted.queue_limit is null or permitted.queue_rank <= shared_free[permitted.queue_limit]
+        order by permitted.rank
+        limit total
+    )
+    select array_agg(row_id order by rank), array_agg(job_id order by rank), array_agg(queue order by rank),
+        array_agg(handler order by rank), array_agg(key order by rank), array_agg(weight order by rank),
+        array_agg(key <> '' or handler_limit is not null or queue_limit is not null order by rank),
+        array_agg(last_number order by rank)
+    into row_ids, job_ids, job_queues, job_handlers, job_keys, job_weights, job_limited, job_last
+    from chosen;
+
+    -- ------------------------------------------------------------------------------------------------------ claim the jobs
+    ignored := null;
+    if dry_run then
+        return query select jobs.job_id, jobs.handler, jobs.queue, jobs.priority, null::text, null::integer, null::bigint,
+            null::timestamptz, null::timestamptz, null::interval, jobs.schedule_id, null::timestamptz, null::timestamptz,
+            null::interval, null::text, null::text, null::text, null::text, null::text, null::boolean, null::integer,
+            null::integer, null::interval, null::boolean, null::bigint[], null::boolean[], null::smallint[], null::integer[],
+            null::text[], null::text[]
+        from rota.jobs as jobs
+        where jobs.job_id = any (job_ids);
+    elsif row_ids is not null then
+        return query
+        update rota.jobs as job
+        set state = 'running',
+            attempt = job.attempt + 1,
+            losses = job.losses - case suspects when 3 then 1 else 0 end,
+            fence_token = nextval('rota.fence_tokens'),
+            leased_by = node,
+            lease_expires_at = clock_timestamp() + coalesce(job.lease, default_lease),
+            started_at = claim_at,
+            delivery = coalesce(job.delivery, handler.delivery, 'at_least_once'),
+            max_attempts = case coalesce(job.delivery, handler.delivery)
+                when 'at_most_once' then 1
+                else coalesce(job.max_attempts, handler.max_attempts, 20)
+            end,
+            backoff_base = coalesce(job.backoff_base, handler.backoff_base, interval '5 seconds'),
+            backoff_cap = coalesce(job.backoff_cap, handler.backoff_cap, interval '1 hour'),
+            timeout = coalesce(job.timeout, handler.timeout),
+            lease = coalesce(job.lease, default_lease)
+        from rota.handlers as handler
+        where job.ctid = any (row_ids)
+          and handler.handler = job.handler
+        returning job.job_id, job.handler, job.queue, job.priority,
+            case when pg_column_size(job.payload) <= 32768 then job.payload::text end, job.attempt, job.fence_token,
+            greatest(job.run_at, timestamptz '1000-01-01 00:00+00'), job.started_at, job.timeout, job.schedule_id,
+            case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
+                then nullif(job.scheduled_for, job.run_at) end,
+            case when job.created_at between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
+                then job.created_at end,
+            nullif(job.lease, default_lease), job.idempotency_key, job.meta::text, job.checkpoint::text,
+            case when job.schedule_id is not null then coalesce(
+                (
+                    select fire.name
+                    from rota.fires as fire
+                    where fire.scheduled_for = job.scheduled_for
+                      and fire.schedule_id = job.schedule_id
+                ),
+                (
+                    select definition.name
+                    from rota.schedule_definitions as definition
+                    where definition.schedule_id = job.schedule_id
+                )
+            ) end,
+            job.limit_key::text, job_limited[array_position(job_ids, job.job_id)], array_position(job_ids, job.job_id),
+            job_weights[array_position(job_ids, job.job_id)], null::interval, null::boolean, null::bigint[], null::boolean[],
+            null::smallint[], null::integer[], null::text[], null::text[];
+        get diagnostics claimed_count = row_count;
+        if claimed_count < cardinality(job_ids) then
+            ignored := array(
+                select chosen.job_id
+                from unnest(job_ids) as chosen (job_id)
+                where not exists (
+                    select
+                    from rota.jobs as claimed
+                    where claimed.job_id = chosen.job_id
+                      and claimed.leased_by = node
+                      and claimed.started_at = claim_at
+                ));
+        end if;
+        insert into rota.limit_starts (key, number, started_at)
+        select start.key, start.last_number + row_number() over (partition by start.key), claim_at
+        from (
+            select chosen.job_id, one.key, one.last_number
+            from unnest(job_ids, job_keys, job_last, job_handlers, job_queues) as chosen (job_id, key, last_number, handler, queue)
+            cross join lateral (
+                values (chosen.key, chosen.last_number),
+                    ('handler:' || chosen.handler, shared_last[array_position(shared_keys, 'handler:' || chosen.handler)]),
+                    ('queue:' || chosen.queue, shared_last[array_position(shared_keys, 'queue:' || chosen.queue)])
+            ) as one (key, last_number)
+        ) as start
+        where start.last_number is not null
+          and start.job_id <> all (coalesce(ignored, '{}'));
+    end if;
+    job_id := null;
+    next_in := next_at - clock_timestamp();
+    is_contended := contended;
+    return next;
+end $$;
 
 CREATE FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb DEFAULT NULL::jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -411,7 +1087,7 @@ end $$;
 
 COMMENT ON FUNCTION rota.discard_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, note text) IS 'Move dead letters to the ledger as discarded, at most limit (1000). Returns how many: call again until 0. Needs at least one filter.';
 
-CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean)
+CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb, limit_key text DEFAULT NULL::text) RETURNS TABLE(job_id bigint, created boolean)
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -419,10 +1095,18 @@ CREATE FUNCTION rota.enqueue(handler text, payload jsonb DEFAULT NULL::jsonb, qu
     from rota.put_job(
         enqueue.handler, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.priority, enqueue.unique_key,
         enqueue.on_conflict, enqueue.max_attempts, enqueue.backoff_base, enqueue.backoff_cap, enqueue.retry_for,
-        enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta) as put
+        enqueue.timeout, enqueue.lease, enqueue.delivery, enqueue.start_by, enqueue.idempotency_key, enqueue.meta,
+        enqueue.limit_key) as put
 $$;
 
-COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace rewrites it unless it is running, queue_one also runs the new values after a running job, and error raises RT005.';
+COMMENT ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text) IS 'Insert a job with the rights of the caller. If a live job of the handler has the unique_key, keep returns that job, replace rewrites it unless it is running, queue_one also runs the new values after a running job, and error raises RT005.';
+
+CREATE FUNCTION rota.extend_hold(key text, until timestamp with time zone) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select rota.put_hold(extend_hold.key, extend_hold.until, 'rota.Hold', true)
+$$;
 
 CREATE FUNCTION rota.fill_in_job() RETURNS trigger
     LANGUAGE plpgsql
@@ -442,6 +1126,16 @@ begin
         if new.created_by is null or new.created_by operator(pg_catalog.=) 'none' then
             new.created_by := session_user;
         end if;
+    end if;
+    -- The job of a schedule has the schedule's key. Not a redriven one: it keeps its own.
+    if new.schedule_id is not null and new.limit_key is null and new.fence_token is null then
+        new.limit_key := (
+            select definition.limit_key from rota.schedule_definitions as definition
+            where definition.schedule_id operator(pg_catalog.=) new.schedule_id
+        );
+    end if;
+    if new.limit_key is not null and new.state operator(pg_catalog.=) 'scheduled' then
+        new.state := case when new.run_at operator(pg_catalog.<=) pg_catalog.now() then 'limited' else 'waiting' end;
     end if;
     return new;
 end $$;
@@ -573,20 +1267,33 @@ end $$;
 
 COMMENT ON FUNCTION rota.guard(resource text, token bigint) IS 'In the caller''s transaction: store the highest fence token seen for the resource, and refuse a lower one (RT001).';
 
+CREATE FUNCTION rota.hold_limit(key text, until timestamp with time zone, reason text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform rota.put_hold(hold_limit.key, hold_limit.until, hold_limit.reason, false);
+    insert into rota.audit (action, target, reason)
+    values (case when hold_limit.until > clock_timestamp() then 'hold until ' || hold_limit.until else 'release' end,
+        'limit ' || hold_limit.key, rota.bounded_note(hold_limit.reason));
+end $$;
+
+COMMENT ON FUNCTION rota.hold_limit(key text, until timestamp with time zone, reason text) IS 'Let no job of a key start until an instant (NULL: end the hold). Running jobs continue.';
+
 CREATE FUNCTION rota.insert_follow_up() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     insert into rota.jobs (handler, unique_key, created_by, payload, queue, run_at, priority, max_attempts, backoff_base,
-        backoff_cap, retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
+        backoff_cap, retry_for, timeout, lease, delivery, start_by, idempotency_key, meta, limit_key)
     select old.handler, old.unique_key, job.created_by, job.payload, job.queue, job.run_at, job.priority, job.max_attempts,
         job.backoff_base, job.backoff_cap, job.retry_for, job.timeout, job.lease, job.delivery, job.start_by,
-        job.idempotency_key, job.meta
+        job.idempotency_key, job.meta, job.limit_key
     from jsonb_to_record(old.follow_up) as job (
         created_by text, payload jsonb, queue text, run_at timestamptz, priority smallint, max_attempts integer,
         backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
-        start_by timestamptz, idempotency_key text, meta jsonb
+        start_by timestamptz, idempotency_key text, meta jsonb, limit_key text
     );
     return null;
 end $$;
@@ -795,6 +1502,93 @@ CREATE FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) RETURNS 
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN CASE WHEN (jitter = '00:00:00'::interval) THEN '00:00:00'::interval ELSE ('00:00:00.000001'::interval * ((((('x'::text || "left"(encode(sha256(((schedule_id)::text)::bytea), 'hex'::text), 15)))::bit(60))::bigint % (LEAST((GREATEST(EXTRACT(epoch FROM jitter), 0.000001) * (1000000)::numeric), ('31622400000000'::bigint)::numeric))::bigint))::double precision) END;
 
+CREATE FUNCTION rota.keep_limit_key() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update rota.dead_letters set limit_key = old.limit_key where job_id = old.job_id and limit_key is null;
+    return null;
+end $$;
+
+CREATE FUNCTION rota.keep_limited() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+    new.state := case
+        when new.limit_key is null then 'scheduled'
+        when new.run_at operator(pg_catalog.<=) pg_catalog.now() then 'limited'
+        else 'waiting'
+    end;
+    return new;
+end $$;
+
+CREATE TABLE rota.limits (
+    key text NOT NULL COLLATE pg_catalog."C",
+    max_running integer,
+    max_starts integer,
+    per interval,
+    weight integer,
+    held_until timestamp with time zone,
+    hold_reason text,
+    note text,
+    declared_by text,
+    declared jsonb,
+    changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT "declared must be an object of at most 64 KiB" CHECK (((jsonb_typeof(declared) = 'object'::text) AND (octet_length((declared)::text) <= 65536))),
+    CONSTRAINT "declared_by must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(declared_by)),
+    CONSTRAINT "held_until must lie between the years 1970 and 2200" CHECK (((held_until >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (held_until < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "hold_reason must have at most 1000 characters" CHECK ((length(hold_reason) <= 1000)),
+    CONSTRAINT "key must have 1 to 208 characters without line breaks, and at m" CHECK ((((length(key) >= 1) AND (length(key) <= 208)) AND (octet_length(key) <= 808) AND (key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
+    CONSTRAINT "key must not be handler: or queue: without a name" CHECK ((key <> ALL (ARRAY['handler:'::text, 'queue:'::text]))),
+    CONSTRAINT "max_running must not be negative" CHECK ((max_running >= 0)),
+    CONSTRAINT "max_starts and per belong together" CHECK ((num_nonnulls(max_starts, per) <> 1)),
+    CONSTRAINT "max_starts must lie between 1 and 100000" CHECK (((max_starts >= 1) AND (max_starts <= 100000))),
+    CONSTRAINT "note must have at most 1000 characters" CHECK ((length(note) <= 1000)),
+    CONSTRAINT "per must lie between 1 second and 31 days, without months" CHECK ((rota.is_duration(per) AND ((per >= '00:00:01'::interval) AND (per <= '31 days'::interval)))),
+    CONSTRAINT "weight is for clients' keys, not for handler: and queue:" CHECK (((weight IS NULL) OR ((NOT starts_with(key, 'handler:'::text)) AND (NOT starts_with(key, 'queue:'::text))))),
+    CONSTRAINT "weight must lie between 1 and 1000" CHECK (((weight >= 1) AND (weight <= 1000)))
+);
+
+COMMENT ON TABLE rota.limits IS 'How many jobs of a key run at once (max_running), how many start within an interval (max_starts, per), and how many start in one turn (weight). A key that ends in * is for all keys with that beginning, each of which has its own allowance. The row with the exact key applies, else the longest one that ends in *. handler:NAME and queue:NAME limit all jobs of a handler or queue.';
+
+CREATE FUNCTION rota.limit_of(key text) RETURNS SETOF rota.limits
+    LANGUAGE sql STABLE ROWS 1
+    BEGIN ATOMIC
+ SELECT limits.key,
+     limits.max_running,
+     limits.max_starts,
+     limits.per,
+     limits.weight,
+     limits.held_until,
+     limits.hold_reason,
+     limits.note,
+     limits.declared_by,
+     limits.declared,
+     limits.changed_at
+    FROM rota.limits
+   WHERE (limits.key = limit_of.key)
+ UNION ALL
+ ( SELECT limits.key,
+     limits.max_running,
+     limits.max_starts,
+     limits.per,
+     limits.weight,
+     limits.held_until,
+     limits.hold_reason,
+     limits.note,
+     limits.declared_by,
+     limits.declared,
+     limits.changed_at
+    FROM rota.limits
+   WHERE (("right"(limits.key, 1) = '*'::text) AND starts_with(limit_of.key, "left"(limits.key, '-1'::integer)) AND (starts_with(limit_of.key, 'handler:'::text) = starts_with(limits.key, 'handler:'::text)) AND (starts_with(limit_of.key, 'queue:'::text) = starts_with(limits.key, 'queue:'::text)))
+   ORDER BY (length(limits.key)) DESC
+  LIMIT 1)
+ LIMIT 1;
+END;
+
+COMMENT ON FUNCTION rota.limit_of(key text) IS 'The row of rota.limits that applies to a key: the exact one, else the longest pattern that ends in *. No row: no limit.';
+
 CREATE FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -915,7 +1709,7 @@ begin
     if pause_queue.name not in ('*', 'default')
        and not exists (select from rota.nodes where pause_queue.name = any (queues))
        and not exists (select from rota.handlers where queue = pause_queue.name)
-       and not exists (select from rota.jobs where queue = pause_queue.name and state = 'scheduled') then
+       and not exists (select from rota.jobs where queue = pause_queue.name and state <> 'running') then
         raise notice 'the queue % is paused, but no daemon, handler or waiting job uses it', pause_queue.name;
     end if;
     insert into rota.queues as existing (queue, paused, pause_reason, paused_by, paused_at)
@@ -996,6 +1790,101 @@ end $$;
 
 COMMENT ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) IS 'Pause schedules of a handler, an owner, a name (LIKE), or all, at most limit (1000). Returns how many: call again until 0.';
 
+CREATE TABLE rota.jobs (
+    job_id bigint NOT NULL,
+    run_at timestamp with time zone NOT NULL,
+    scheduled_for timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    fence_token bigint,
+    leased_by uuid,
+    lease_expires_at timestamp with time zone,
+    started_at timestamp with time zone,
+    schedule_id bigint,
+    start_by timestamp with time zone,
+    attempt integer DEFAULT 0 NOT NULL,
+    losses integer DEFAULT 0 NOT NULL,
+    releases integer DEFAULT 0 NOT NULL,
+    max_attempts integer,
+    priority smallint NOT NULL,
+    exclusive boolean DEFAULT false NOT NULL,
+    state text DEFAULT 'scheduled'::text NOT NULL,
+    handler text NOT NULL,
+    queue text NOT NULL,
+    created_by text NOT NULL,
+    payload jsonb NOT NULL,
+    delivery text,
+    backoff_base interval,
+    backoff_cap interval,
+    retry_for interval,
+    timeout interval,
+    lease interval,
+    unique_key text,
+    idempotency_key text,
+    meta jsonb,
+    checkpoint jsonb,
+    progress real,
+    progress_note text,
+    follow_up jsonb,
+    limit_key text COLLATE pg_catalog."C",
+    CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_base))),
+    CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_cap))),
+    CONSTRAINT "checkpoint must be at most 64 KiB as text" CHECK ((octet_length((checkpoint)::text) <= 65536)),
+    CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
+    CONSTRAINT "handler and unique_key must have at most 2680 bytes together" CHECK (((fence_token IS NOT NULL) OR ((octet_length(handler) + octet_length(unique_key)) <= 2680))),
+    CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (((state = 'running'::text) OR (((length(handler) >= 1) AND (length(handler) <= 200)) AND (handler !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
+    CONSTRAINT "idempotency_key must have 1 to 500 characters" CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 500))),
+    CONSTRAINT "idempotency_key must not begin with rota:" CHECK ((NOT starts_with(idempotency_key, 'rota:'::text))),
+    CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK (((state = 'running'::text) OR (((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease)))),
+    CONSTRAINT "limit_key must have 1 to 200 characters without line breaks, an" CHECK (((state = 'running'::text) OR (((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
+    CONSTRAINT "limit_key must not begin with handler: or queue:" CHECK (((state = 'running'::text) OR ((NOT starts_with(limit_key, 'handler:'::text)) AND (NOT starts_with(limit_key, 'queue:'::text))))),
+    CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
+    CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((state = 'running'::text) OR ((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536)))),
+    CONSTRAINT "payload must be at most 1 MiB as text, and at most 100 deep" CHECK (((state = 'running'::text) OR
+CASE
+    WHEN (octet_length((payload)::text) < 200) THEN true
+    WHEN (octet_length((payload)::text) > 1048576) THEN false
+    ELSE (NOT jsonb_path_exists(payload, 'strict $.**{101}'::jsonpath))
+END)),
+    CONSTRAINT "priority must lie between 0 (first) and 9 (last)" CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT "progress must lie between 0 and 1" CHECK (((progress >= (0)::double precision) AND (progress <= (1)::double precision))),
+    CONSTRAINT "progress_note must have at most 500 characters" CHECK ((length(progress_note) <= 500)),
+    CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (((state = 'running'::text) OR (((length(queue) >= 1) AND (length(queue) <= 200)) AND (queue !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
+    CONSTRAINT "retry_for must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(retry_for))),
+    CONSTRAINT "run_at must lie between the years 1970 and 2200" CHECK (((run_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (run_at < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "running means an owner, a lease and a token; waiting, no owner" CHECK (
+CASE state
+    WHEN 'running'::text THEN ((leased_by IS NOT NULL) AND (lease_expires_at IS NOT NULL) AND (fence_token IS NOT NULL))
+    ELSE ((leased_by IS NULL) AND (lease_expires_at IS NULL))
+END),
+    CONSTRAINT "scheduled_for must lie between the years 1970 and 2200" CHECK (((scheduled_for >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (scheduled_for < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "start_by must lie between the years 1970 and 2200" CHECK (((start_by >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (start_by < '2200-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT "state must be scheduled, waiting, limited or running" CHECK (
+CASE
+    WHEN (state = ANY (ARRAY['scheduled'::text, 'running'::text])) THEN ((state = 'running'::text) OR (limit_key IS NULL))
+    ELSE ((state = ANY (ARRAY['waiting'::text, 'limited'::text])) AND (limit_key IS NOT NULL))
+END),
+    CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(timeout))),
+    CONSTRAINT "unique_key must have 1 to 500 characters" CHECK (((length(unique_key) >= 1) AND (length(unique_key) <= 500)))
+)
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.1', autovacuum_analyze_threshold='2000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
+
+COMMENT ON TABLE rota.jobs IS 'Live jobs only (scheduled or running). Insert with any subset of the public columns; NULL means the default.';
+
+CREATE FUNCTION rota.permits_left(key text, max_running integer, OUT free integer) RETURNS SETOF integer
+    LANGUAGE sql STABLE ROWS 1
+    BEGIN ATOMIC
+ SELECT (max_running -
+         CASE
+             WHEN (max_running IS NOT NULL) THEN ( SELECT (count(*))::integer AS count
+                FROM ( SELECT
+                        FROM rota.jobs holder
+                       WHERE ((holder.leased_by IS NOT NULL) AND (holder.limit_key = permits_left.key))
+                      LIMIT permits_left.max_running) counted)
+             ELSE NULL::integer
+         END);
+END;
+
 CREATE FUNCTION rota.prune_audit(keep interval DEFAULT '400 days'::interval, "limit" integer DEFAULT 1000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1017,7 +1906,34 @@ end $$;
 
 COMMENT ON FUNCTION rota.prune_audit(keep interval, "limit" integer) IS 'Delete audit rows older than keep (at least a day), at most limit. Returns how many were deleted.';
 
-CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb) RETURNS TABLE(job_id bigint, created boolean, outcome text)
+CREATE FUNCTION rota.put_hold(key text, until timestamp with time zone, reason text, only_later boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if put_hold.key is null or length(put_hold.key) not between 1 and 208 then
+        raise exception using errcode = 'RT006', message = 'key must have 1 to 208 characters',
+            hint = 'Give the limit_key of the jobs, or handler:NAME, or queue:NAME.';
+    end if;
+    update rota.limits
+    set held_until = put_hold.until, hold_reason = rota.bounded_note(put_hold.reason)
+    where limits.key = put_hold.key
+      and not (put_hold.only_later and limits.held_until >= put_hold.until);
+    if found or exists (select from rota.limits where limits.key = put_hold.key) then
+        return;
+    end if;
+    if put_hold.until is null then
+        delete from rota.limit_holds where limit_holds.key = put_hold.key;
+        return;
+    end if;
+    insert into rota.limit_holds as existing (key, held_until, reason)
+    values (put_hold.key, put_hold.until, rota.bounded_note(put_hold.reason))
+    on conflict (key) do update
+    set held_until = excluded.held_until, reason = excluded.reason, held_at = excluded.held_at
+    where not (put_hold.only_later and existing.held_until >= excluded.held_until);
+end $$;
+
+CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb, limit_key text DEFAULT NULL::text) RETURNS TABLE(job_id bigint, created boolean, outcome text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1045,10 +1961,10 @@ begin
     -- key is free, and the insert is tried again.
     for try_number in 1..20 loop
         insert into rota.jobs (handler, payload, queue, run_at, priority, unique_key, max_attempts, backoff_base, backoff_cap,
-            retry_for, timeout, lease, delivery, start_by, idempotency_key, meta)
+            retry_for, timeout, lease, delivery, start_by, idempotency_key, meta, limit_key)
         values (put_job.handler, put_job.payload, put_job.queue, put_job.run_at, put_job.priority, put_job.unique_key,
             put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-            put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta)
+            put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta, put_job.limit_key)
         on conflict (handler, unique_key) where unique_key is not null do nothing
         returning job_id into new_job_id;
         if new_job_id is not null then
@@ -1066,7 +1982,7 @@ begin
         elsif put_job.on_conflict in ('replace', 'queue_one') then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta,
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta, put_job.limit_key,
                 put_job.on_conflict = 'queue_one');
             continue when replacement = 'gone';
         end if;
@@ -1079,9 +1995,9 @@ begin
         hint = 'Nothing was inserted. Try again.';
 end $$;
 
-COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) IS 'rota.enqueue with an outcome: created, replaced, queued (behind a running job) or kept (with replace: the job is running).';
+COMMENT ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text) IS 'rota.enqueue with an outcome: created, replaced, queued (behind a running job) or kept (with replace: the job is running).';
 
-CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text) RETURNS bigint
+CREATE FUNCTION rota.put_schedule(name text, handler text, cron text DEFAULT NULL::text, every interval DEFAULT NULL::interval, timezone text DEFAULT NULL::text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_within interval DEFAULT NULL::interval, meta jsonb DEFAULT NULL::jsonb, start_at timestamp with time zone DEFAULT NULL::timestamp with time zone, end_at timestamp with time zone DEFAULT NULL::timestamp with time zone, paused boolean DEFAULT NULL::boolean, resume_at timestamp with time zone DEFAULT NULL::timestamp with time zone, misfire text DEFAULT NULL::text, on_time_within interval DEFAULT NULL::interval, too_late_after interval DEFAULT NULL::interval, catch_up_limit integer DEFAULT NULL::integer, overlap text DEFAULT NULL::text, dst_gap text DEFAULT NULL::text, dst_fold text DEFAULT NULL::text, jitter interval DEFAULT NULL::interval, expect_success_within interval DEFAULT NULL::interval, description text DEFAULT NULL::text, owner text DEFAULT NULL::text, limit_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1099,7 +2015,7 @@ begin
     insert into rota.schedules as existing (name, handler, cron, every, timezone, payload, queue, priority, max_attempts,
         backoff_base, backoff_cap, retry_for, timeout, lease, delivery, start_within, meta, start_at, end_at, paused,
         resume_at, misfire, on_time_within, too_late_after, catch_up_limit, overlap, dst_gap, dst_fold, jitter,
-        expect_success_within, description, owner)
+        expect_success_within, description, owner, limit_key)
     values (put_schedule.name, put_schedule.handler, put_schedule.cron, put_schedule.every, put_schedule.timezone,
         put_schedule.payload, put_schedule.queue, put_schedule.priority, put_schedule.max_attempts,
         put_schedule.backoff_base, put_schedule.backoff_cap, put_schedule.retry_for, put_schedule.timeout,
@@ -1107,7 +2023,7 @@ begin
         put_schedule.end_at, put_schedule.paused, put_schedule.resume_at, put_schedule.misfire,
         put_schedule.on_time_within, put_schedule.too_late_after, put_schedule.catch_up_limit, put_schedule.overlap,
         put_schedule.dst_gap, put_schedule.dst_fold, put_schedule.jitter, put_schedule.expect_success_within,
-        put_schedule.description, put_schedule.owner)
+        put_schedule.description, put_schedule.owner, put_schedule.limit_key)
     on conflict (name) do update
     set handler = excluded.handler, cron = excluded.cron, every = excluded.every, timezone = excluded.timezone,
         payload = excluded.payload, queue = excluded.queue, priority = excluded.priority,
@@ -1118,14 +2034,14 @@ begin
         too_late_after = excluded.too_late_after, catch_up_limit = excluded.catch_up_limit, overlap = excluded.overlap,
         dst_gap = excluded.dst_gap, dst_fold = excluded.dst_fold, jitter = excluded.jitter,
         expect_success_within = excluded.expect_success_within, description = excluded.description,
-        owner = excluded.owner,
+        owner = excluded.owner, limit_key = excluded.limit_key,
         paused = coalesce(put_schedule.paused, existing.paused),
         resume_at = coalesce(put_schedule.resume_at, existing.resume_at)
     returning schedule_id into stored_id;
     return stored_id;
 end $$;
 
-COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) IS 'Insert a schedule, or set all values of the schedule with that name (NULL: the default; paused and resume_at: unchanged).';
+COMMENT ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text, limit_key text) IS 'Insert a schedule, or set all values of the schedule with that name (NULL: the default; paused and resume_at: unchanged).';
 
 CREATE FUNCTION rota.raise_fence_tokens() RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1216,6 +2132,7 @@ CREATE TABLE rota.schedule_definitions (
     created_by text NOT NULL,
     edited_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     paused_at timestamp with time zone,
+    limit_key text COLLATE pg_catalog."C",
     CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_base)),
     CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (rota.is_duration(backoff_cap)),
     CONSTRAINT "catch_up_limit must lie between 1 and 1000" CHECK (((catch_up_limit >= 1) AND (catch_up_limit <= 1000))),
@@ -1235,6 +2152,8 @@ CREATE TABLE rota.schedule_definitions (
     CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))),
     CONSTRAINT "jitter must lie between 0 and 366 days, without months" CHECK (((jitter = '00:00:00'::interval) OR rota.is_duration(jitter))),
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK ((((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease))),
+    CONSTRAINT "limit_key must have 1 to 200 characters without line breaks, an" CHECK ((((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
+    CONSTRAINT "limit_key must not begin with handler: or queue:" CHECK (((NOT starts_with(limit_key, 'handler:'::text)) AND (NOT starts_with(limit_key, 'queue:'::text)))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536))),
     CONSTRAINT "misfire must be latest, skip or all" CHECK ((misfire = ANY (ARRAY['latest'::text, 'skip'::text, 'all'::text]))),
@@ -1463,6 +2382,20 @@ begin
         hint = 'The id is wrong, or the job is so old that it was deleted from the ledger.';
 end $$;
 
+CREATE FUNCTION rota.remove_limit(key text) RETURNS boolean
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    with deleted_limits as (
+        delete from rota.limits where limits.key = remove_limit.key returning 1
+    ), deleted_holds as (
+        delete from rota.limit_holds where limit_holds.key = remove_limit.key
+    )
+    select exists (select from deleted_limits)
+$$;
+
+COMMENT ON FUNCTION rota.remove_limit(key text) IS 'Remove a limit and the hold of its key. Returns false if there is no such limit.';
+
 CREATE FUNCTION rota.remove_schedule(name text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1477,7 +2410,7 @@ end $$;
 
 COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule. Its history and its live jobs stay.';
 
-CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean) RETURNS text
+CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text, queue_one boolean) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1513,15 +2446,16 @@ begin
         delivery = replace_job.delivery,
         start_by = replace_job.start_by,
         idempotency_key = replace_job.idempotency_key,
-        meta = replace_job.meta
-    where job_id = replace_job.job_id and state = 'scheduled' and fence_token is null;
+        meta = replace_job.meta,
+        limit_key = replace_job.limit_key
+    where job_id = replace_job.job_id and state <> 'running' and fence_token is null;
     if found then
         return 'rewritten';
     end if;
 
     with deleted_job as (
         delete from rota.jobs
-        where job_id = replace_job.job_id and state = 'scheduled'
+        where job_id = replace_job.job_id and state <> 'running'
         returning job_id, schedule_id, scheduled_for, fence_token, started_at, attempt, handler, queue, unique_key,
             idempotency_key, meta
     )
@@ -1540,11 +2474,11 @@ begin
         -- Check the values now, by an insert that is rolled back: an error later would keep the running job from being settled.
         begin
             insert into rota.jobs (handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for,
-                timeout, lease, delivery, start_by, idempotency_key, meta)
+                timeout, lease, delivery, start_by, idempotency_key, meta, limit_key)
             values (job_handler, replace_job.payload, replace_job.queue, replace_job.run_at, replace_job.priority,
                 replace_job.max_attempts, replace_job.backoff_base, replace_job.backoff_cap, replace_job.retry_for,
                 replace_job.timeout, replace_job.lease, replace_job.delivery, replace_job.start_by,
-                replace_job.idempotency_key, replace_job.meta);
+                replace_job.idempotency_key, replace_job.meta, replace_job.limit_key);
             raise exception using errcode = 'RT000';
         exception when sqlstate 'RT000' then
             null;
@@ -1555,7 +2489,7 @@ begin
             'priority', replace_job.priority, 'max_attempts', replace_job.max_attempts, 'backoff_base', replace_job.backoff_base,
             'backoff_cap', replace_job.backoff_cap, 'retry_for', replace_job.retry_for, 'timeout', replace_job.timeout,
             'lease', replace_job.lease, 'delivery', replace_job.delivery, 'start_by', replace_job.start_by,
-            'idempotency_key', replace_job.idempotency_key
+            'idempotency_key', replace_job.idempotency_key, 'limit_key', replace_job.limit_key
         )) || jsonb_build_object('payload', coalesce(replace_job.payload, '{}'), 'meta', replace_job.meta)
         where job_id = replace_job.job_id and state = 'running';
         return case when found then 'queued' else 'gone' end;
@@ -1656,7 +2590,7 @@ begin
         end if;
         perform rota.refuse_foreign(reschedule.job_id, job_owner);
         update rota.jobs set run_at = coalesce(reschedule.run_at, now())
-        where job_id = reschedule.job_id and state = 'scheduled'
+        where job_id = reschedule.job_id and state <> 'running'
         returning run_at into new_run_at;
         if found then
             if rota.is_operator() then
@@ -1776,7 +2710,7 @@ declare
 begin
     with retrying_jobs as materialized (
         select job_id from rota.jobs
-        where state = 'scheduled' and attempt > 0 and run_at > now()
+        where state <> 'running' and attempt > 0 and run_at > now()
           and (retry_now.handler is null or handler = retry_now.handler)
           and (retry_now.queue is null or queue = retry_now.queue)
         order by job_id
@@ -1940,7 +2874,7 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
     with letters as materialized (
         select job_id, scheduled_for, created_at, fence_token, schedule_id, max_attempts, priority, exclusive,
             handler, queue, created_by, coalesce(send_back.payload, dead_letters.payload) as payload, delivery, backoff_base,
-            backoff_cap, timeout, lease, unique_key, idempotency_key, meta, checkpoint
+            backoff_cap, timeout, lease, unique_key, idempotency_key, meta, checkpoint, limit_key
         from rota.dead_letters
         where job_id = any (send_back.job_ids)
         order by job_id
@@ -1949,14 +2883,14 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
         -- fence_token is copied, because it shows that the job has been claimed before.
         insert into rota.jobs (job_id, run_at, scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
-            unique_key, idempotency_key, meta, checkpoint)
+            unique_key, idempotency_key, meta, checkpoint, limit_key)
         overriding system value
         select job_id,
             now() + coalesce(send_back.spread, interval '0')
                     * ((row_number() over (order by job_id) - 1)::double precision / count(*) over ()),
             scheduled_for, created_at, fence_token, schedule_id, max_attempts,
             priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, timeout, lease,
-            unique_key, idempotency_key, meta, checkpoint
+            unique_key, idempotency_key, meta, checkpoint, limit_key
         from letters
         order by job_id
         on conflict do nothing
@@ -1968,6 +2902,19 @@ CREATE FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval)
     )
     select coalesce(array_agg(job_id), '{}') from sent_jobs
 $$;
+
+CREATE FUNCTION rota.set_limit(key text, max_running integer DEFAULT NULL::integer, max_starts integer DEFAULT NULL::integer, per interval DEFAULT NULL::interval, weight integer DEFAULT NULL::integer, note text DEFAULT NULL::text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    insert into rota.limits (key, max_running, max_starts, per, weight, note)
+    values (set_limit.key, set_limit.max_running, set_limit.max_starts, set_limit.per, set_limit.weight, set_limit.note)
+    on conflict (key) do update
+    set max_running = excluded.max_running, max_starts = excluded.max_starts, per = excluded.per, weight = excluded.weight,
+        note = excluded.note
+$$;
+
+COMMENT ON FUNCTION rota.set_limit(key text, max_running integer, max_starts integer, per interval, weight integer, note text) IS 'Insert a limit, or set all values of the limit with that key (NULL: none). A hold stays.';
 
 CREATE FUNCTION rota.signed_note(verb text, note text) RETURNS text
     LANGUAGE sql STABLE
@@ -1985,12 +2932,38 @@ begin
     return null;
 end $$;
 
+CREATE TABLE rota.limit_starts (
+    key text NOT NULL COLLATE pg_catalog."C",
+    number bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE rota.limit_starts IS 'The latest starts of keys with max_starts, numbered in the order of their claims.';
+
+CREATE FUNCTION rota.starts_left(key text, max_starts integer, per interval, at timestamp with time zone, wanted integer, OUT free integer, OUT last_number bigint, OUT reopens_at timestamp with time zone) RETURNS SETOF record
+    LANGUAGE sql STABLE ROWS 1
+    BEGIN ATOMIC
+ SELECT (LEAST(starts_left.wanted, starts_left.max_starts) - ( SELECT (count(*))::integer AS count
+            FROM rota.limit_starts start
+           WHERE ((start.key = starts_left.key) AND (start.number > (latest.number - starts_left.max_starts)) AND (start.number <= ((latest.number - starts_left.max_starts) + LEAST(starts_left.wanted, starts_left.max_starts))) AND (start.started_at >= (starts_left.at - starts_left.per))))),
+     latest.number,
+     ( SELECT (start.started_at + starts_left.per)
+            FROM rota.limit_starts start
+           WHERE ((start.key = starts_left.key) AND (start.number = ((latest.number - starts_left.max_starts) + 1))))
+    FROM ( SELECT COALESCE(( SELECT start.number
+                    FROM rota.limit_starts start
+                   WHERE (start.key = starts_left.key)
+                   ORDER BY start.number DESC
+                  LIMIT 1), (0)::bigint) AS number) latest
+   WHERE (starts_left.max_starts IS NOT NULL);
+END;
+
 CREATE FUNCTION rota.state_of(job_id bigint) RETURNS text
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select coalesce(
-        (select state from rota.jobs where jobs.job_id = state_of.job_id),
+        (select case state when 'running' then 'running' else 'scheduled' end from rota.jobs where jobs.job_id = state_of.job_id),
         (select 'dead' from rota.dead_letters where dead_letters.job_id = state_of.job_id),
         (select outcome from rota.job_runs where job_runs.job_id = state_of.job_id limit 1))
 $$;
@@ -2040,6 +3013,15 @@ CREATE FUNCTION rota.tell_of_dead_letter() RETURNS trigger
     AS $$
 begin
     perform rota.tell('rota_dead', new.job_id::text);
+    return null;
+end $$;
+
+CREATE FUNCTION rota.tell_of_limits() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform rota.tell('rota_wake', '');
     return null;
 end $$;
 
@@ -2143,6 +3125,7 @@ CREATE TABLE rota.dead_letters (
     reason text NOT NULL,
     error_kind text,
     error text,
+    limit_key text COLLATE pg_catalog."C",
     CONSTRAINT "permanent, exhausted, poison, lost, bad_payload or expired" CHECK ((reason = ANY (ARRAY['permanent'::text, 'exhausted'::text, 'poison'::text, 'lost'::text, 'bad_payload'::text, 'expired'::text])))
 );
 
@@ -2271,7 +3254,19 @@ CREATE VIEW rota.job_status AS
     jobs.queue,
         CASE
             WHEN (jobs.state = 'running'::text) THEN 'running'::text
-            WHEN (jobs.run_at <= now()) THEN 'due'::text
+            WHEN (jobs.run_at <= now()) THEN
+            CASE
+                WHEN ((EXISTS ( SELECT
+                   FROM rota.limits
+                  WHERE (limits.key = jobs.limit_key))) OR (EXISTS ( SELECT
+                   FROM rota.limits
+                  WHERE (("right"(limits.key, 1) = '*'::text) AND starts_with(jobs.limit_key, "left"(limits.key, '-1'::integer))))) OR (EXISTS ( SELECT
+                   FROM rota.limits
+                  WHERE (limits.key = ANY (ARRAY[('handler:'::text || jobs.handler), ('queue:'::text || jobs.queue)])))) OR (EXISTS ( SELECT
+                   FROM rota.limits
+                  WHERE (("right"(limits.key, 1) = '*'::text) AND ((starts_with(limits.key, 'handler:'::text) AND starts_with(('handler:'::text || jobs.handler), "left"(limits.key, '-1'::integer))) OR (starts_with(limits.key, 'queue:'::text) AND starts_with(('queue:'::text || jobs.queue), "left"(limits.key, '-1'::integer)))))))) THEN 'limited'::text
+                ELSE 'due'::text
+            END
             WHEN (jobs.attempt > 0) THEN 'retrying'::text
             ELSE 'future'::text
         END AS state,
@@ -2301,7 +3296,8 @@ CREATE VIEW rota.job_status AS
     jobs.progress_note,
     jobs.meta,
     NULL::jsonb AS result,
-    NULL::text AS note
+    NULL::text AS note,
+    jobs.limit_key
    FROM rota.jobs
 UNION ALL
  SELECT dead_letters.job_id,
@@ -2328,7 +3324,8 @@ UNION ALL
     dead_letters.progress_note,
     dead_letters.meta,
     NULL::jsonb AS result,
-    dead_letters.reason AS note
+    dead_letters.reason AS note,
+    dead_letters.limit_key
    FROM rota.dead_letters
 UNION ALL
  SELECT job_runs.job_id,
@@ -2359,10 +3356,11 @@ UNION ALL
     NULL::text AS progress_note,
     job_runs.meta,
     job_runs.result,
-    job_runs.note
+    job_runs.note,
+    NULL::text AS limit_key
    FROM rota.job_runs;
 
-COMMENT ON VIEW rota.job_status IS 'Every job, live or ended. state: future, due, retrying, running, succeeded, dead, discarded, cancelled or expired.';
+COMMENT ON VIEW rota.job_status IS 'Every job, live or ended. state: future, due, limited (due, and a limit applies), retrying, running, succeeded, dead, discarded, cancelled or expired.';
 
 CREATE VIEW rota.fire_history AS
  SELECT schedule_id,
@@ -2458,6 +3456,21 @@ ALTER TABLE rota.jobs ALTER COLUMN job_id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE rota.limit_holds (
+    key text NOT NULL COLLATE pg_catalog."C",
+    held_until timestamp with time zone NOT NULL,
+    reason text,
+    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE rota.limit_holds IS 'Keys from which no job starts until held_until: see rota.hold_limit(). A key with a row in rota.limits is held there.';
+
+CREATE TABLE rota.limit_locks (
+    lock_id integer NOT NULL
+);
+
+COMMENT ON TABLE rota.limit_locks IS 'Rows that claims of limited jobs lock, by the hash of the key. They never change.';
 
 CREATE TABLE rota.locks (
     name text NOT NULL
@@ -2685,6 +3698,18 @@ ALTER TABLE ONLY rota.housekeeping
 ALTER TABLE ONLY rota.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
 
+ALTER TABLE ONLY rota.limit_holds
+    ADD CONSTRAINT limit_holds_pkey PRIMARY KEY (key);
+
+ALTER TABLE ONLY rota.limit_locks
+    ADD CONSTRAINT limit_locks_pkey PRIMARY KEY (lock_id);
+
+ALTER TABLE ONLY rota.limit_starts
+    ADD CONSTRAINT limit_starts_pkey PRIMARY KEY (key, number);
+
+ALTER TABLE ONLY rota.limits
+    ADD CONSTRAINT limits_pkey PRIMARY KEY (key);
+
 ALTER TABLE ONLY rota.locks
     ADD CONSTRAINT locks_pkey PRIMARY KEY (name);
 
@@ -2718,13 +3743,21 @@ ALTER TABLE ONLY rota.schedule_definitions
 ALTER TABLE ONLY rota.schedule_definitions
     ADD CONSTRAINT schedule_definitions_pkey PRIMARY KEY (schedule_id);
 
+CREATE INDEX admit_waiting_jobs_idx ON rota.jobs USING btree (run_at) WHERE (state = 'waiting'::text);
+
 CREATE INDEX claim_due_jobs_idx ON rota.jobs USING btree (queue, handler, ((losses / 2)), priority, run_at) WHERE (state = 'scheduled'::text);
 
+CREATE INDEX claim_limited_jobs_idx ON rota.jobs USING btree (queue, ((losses / 2)), priority, limit_key, handler, run_at, job_id) WHERE (state = 'limited'::text);
+
 CREATE INDEX count_paused_schedules_idx ON rota.schedule_definitions USING btree (schedule_id) WHERE paused;
+
+CREATE INDEX count_permits_idx ON rota.jobs USING btree (limit_key, fence_token) WHERE ((leased_by IS NOT NULL) AND (limit_key IS NOT NULL));
 
 CREATE INDEX count_stopped_schedules_idx ON rota.schedule_clocks USING btree (schedule_id) WHERE (next_fire_at IS NULL);
 
 CREATE INDEX expire_unstarted_jobs_idx ON rota.jobs USING btree (start_by) WHERE ((start_by IS NOT NULL) AND (state = 'scheduled'::text) AND (fence_token IS NULL));
+
+CREATE INDEX expire_unstarted_limited_jobs_idx ON rota.jobs USING btree (start_by) WHERE ((start_by IS NOT NULL) AND (state = ANY (ARRAY['waiting'::text, 'limited'::text])) AND (fence_token IS NULL));
 
 CREATE INDEX find_expired_leases_idx ON rota.jobs USING btree (job_id) WHERE (state = 'running'::text);
 
@@ -2735,6 +3768,8 @@ CREATE INDEX job_runs_default_job_id_idx ON rota.job_runs_default USING btree (j
 CREATE UNIQUE INDEX jobs_exclusive_idx ON rota.jobs USING btree (schedule_id) WHERE exclusive;
 
 CREATE UNIQUE INDEX jobs_unique_key_idx ON rota.jobs USING btree (handler, unique_key) WHERE (unique_key IS NOT NULL);
+
+CREATE INDEX limit_patterns_idx ON rota.limits USING btree (key) WHERE ("right"(key, 1) = '*'::text);
 
 CREATE INDEX list_fires_idx ON rota.fires USING btree ((((((((scheduled_for AT TIME ZONE 'UTC'::text))::date - '1970-01-01'::date))::bigint << 40) | (schedule_id & '1099511627775'::bigint))));
 
@@ -2766,11 +3801,21 @@ CREATE INDEX take_due_schedules_idx ON rota.schedule_clocks USING btree (next_fi
 
 ALTER INDEX rota.job_runs_job_id_idx ATTACH PARTITION rota.job_runs_default_job_id_idx;
 
-CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN ((num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0)) EXECUTE FUNCTION rota.fill_in_job();
+CREATE TRIGGER audit AFTER INSERT OR DELETE ON rota.limits FOR EACH ROW EXECUTE FUNCTION rota.audit_limit();
+
+CREATE TRIGGER audit_change AFTER UPDATE ON rota.limits FOR EACH ROW WHEN (((((((new.key IS DISTINCT FROM old.key) OR (new.max_running IS DISTINCT FROM old.max_running)) OR (new.max_starts IS DISTINCT FROM old.max_starts)) OR (new.per IS DISTINCT FROM old.per)) OR (new.weight IS DISTINCT FROM old.weight)) OR (new.note IS DISTINCT FROM old.note))) EXECUTE FUNCTION rota.audit_limit();
+
+CREATE TRIGGER check_limit BEFORE INSERT OR UPDATE ON rota.limits FOR EACH ROW EXECUTE FUNCTION rota.check_limit();
+
+CREATE TRIGGER fill_in BEFORE INSERT ON rota.jobs FOR EACH ROW WHEN (((num_nulls(new.queue, new.run_at, new.scheduled_for, new.priority, new.payload, new.created_by) > 0) OR (num_nonnulls(new.limit_key, new.schedule_id) > 0))) EXECUTE FUNCTION rota.fill_in_job();
 
 CREATE TRIGGER fill_in BEFORE INSERT OR UPDATE ON rota.schedule_definitions FOR EACH ROW EXECUTE FUNCTION rota.fill_in_schedule();
 
 CREATE TRIGGER insert_follow_up AFTER DELETE ON rota.jobs FOR EACH ROW WHEN ((old.follow_up IS NOT NULL)) EXECUTE FUNCTION rota.insert_follow_up();
+
+CREATE TRIGGER keep_limit_key AFTER DELETE ON rota.jobs FOR EACH ROW WHEN (((old.limit_key IS NOT NULL) AND (old.lease_expires_at < now()))) EXECUTE FUNCTION rota.keep_limit_key();
+
+CREATE TRIGGER keep_limited BEFORE UPDATE OF state, run_at, limit_key ON rota.jobs FOR EACH ROW WHEN (((new.state <> 'running'::text) AND ((new.limit_key IS NOT NULL) OR (new.state <> 'scheduled'::text)))) EXECUTE FUNCTION rota.keep_limited();
 
 CREATE TRIGGER note_server BEFORE INSERT ON rota.jobs FOR EACH STATEMENT WHEN ((current_setting('rota.server_noted'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION rota.note_server_of_session();
 
@@ -2790,9 +3835,15 @@ CREATE TRIGGER stop_clock AFTER DELETE ON rota.schedule_definitions FOR EACH ROW
 
 CREATE TRIGGER tell AFTER INSERT ON rota.dead_letters FOR EACH ROW EXECUTE FUNCTION rota.tell_of_dead_letter();
 
+CREATE TRIGGER tell AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON rota.limit_holds FOR EACH STATEMENT EXECUTE FUNCTION rota.tell_of_limits();
+
+CREATE TRIGGER tell AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON rota.limits FOR EACH STATEMENT EXECUTE FUNCTION rota.tell_of_limits();
+
 CREATE TRIGGER wake AFTER INSERT ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
 
 CREATE TRIGGER wake_again AFTER UPDATE OF run_at ON rota.jobs FOR EACH STATEMENT EXECUTE FUNCTION rota.wake_dispatchers();
+
+REVOKE ALL ON FUNCTION rota.audit_limit() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.backfill_schedule(name text, instants timestamp with time zone[], run_at timestamp with time zone[], reason text, OUT enqueued bigint, OUT left_out bigint, OUT undecided bigint) FROM PUBLIC;
 
@@ -2808,6 +3859,10 @@ REVOKE ALL ON FUNCTION rota.cancel(job_id bigint, force boolean, note text) FROM
 
 REVOKE ALL ON FUNCTION rota.cancel_many(handler text, queue text, before timestamp with time zone, "limit" integer, note text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.check_limit() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.claim_limited_jobs(node uuid, groups text[], slots integer[], own_queues text[], handlers text[], lane_queues text[], lane_handlers text[], lane_priorities smallint[], lane_floors timestamp with time zone[], cursor_groups text[], cursor_priorities smallint[], cursor_queues text[], cursor_keys text[], cursor_left integer[], resume_priorities smallint[], resume_parts integer[], resume_queues text[], resume_keys text[], suspects integer, total bigint, default_lease interval, only_jobs bigint[], skipped_jobs bigint[], dry_run boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.complete(job_id bigint, fence_token bigint, result jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.cron_value(field integer, word text) FROM PUBLIC;
@@ -2822,7 +3877,9 @@ REVOKE ALL ON FUNCTION rota.discard_letters(job_ids bigint[], note text) FROM PU
 
 REVOKE ALL ON FUNCTION rota.discard_many(handler text, queue text, reason text, error_kind text, before timestamp with time zone, "limit" integer, note text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.enqueue(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.extend_hold(key text, until timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.fill_in_job() FROM PUBLIC;
 
@@ -2833,6 +3890,8 @@ REVOKE ALL ON FUNCTION rota.find_schedule(name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.forget_node(node_id uuid, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.guard(resource text, token bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.hold_limit(key text, until timestamp with time zone, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.insert_follow_up() FROM PUBLIC;
 
@@ -2845,6 +3904,12 @@ REVOKE ALL ON FUNCTION rota.is_name(value text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.is_operator() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.jitter_offset(schedule_id bigint, jitter interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.keep_limit_key() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.keep_limited() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.limit_of(key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.note_housekeeping(piece text, failure text, busy boolean) FROM PUBLIC;
 
@@ -2860,11 +3925,15 @@ REVOKE ALL ON FUNCTION rota.pause_schedule(name text, cancel_live boolean, reaso
 
 REVOKE ALL ON FUNCTION rota.pause_schedules(handler text, owner text, name_like text, resume_at timestamp with time zone, "limit" integer, reason text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.permits_left(key text, max_running integer, OUT free integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.prune_audit(keep interval, "limit" integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.put_hold(key text, until timestamp with time zone, reason text, only_later boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.put_job(handler text, payload jsonb, queue text, run_at timestamp with time zone, priority integer, unique_key text, on_conflict text, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.put_schedule(name text, handler text, cron text, every interval, timezone text, payload jsonb, queue text, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_within interval, meta jsonb, start_at timestamp with time zone, end_at timestamp with time zone, paused boolean, resume_at timestamp with time zone, misfire text, on_time_within interval, too_late_after interval, catch_up_limit integer, overlap text, dst_gap text, dst_fold text, jitter interval, expect_success_within interval, description text, owner text, limit_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.raise_fence_tokens() FROM PUBLIC;
 
@@ -2888,9 +3957,11 @@ REVOKE ALL ON FUNCTION rota.refuse_not_dead(job_id bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.refuse_unknown(job_id bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.remove_limit(key text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.remove_schedule(name text, reason text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text, queue_one boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.replan_schedule() FROM PUBLIC;
 
@@ -2914,9 +3985,13 @@ REVOKE ALL ON FUNCTION rota.run_schedule_now(name text, payload jsonb, reason te
 
 REVOKE ALL ON FUNCTION rota.send_back(job_ids bigint[], payload jsonb, spread interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION rota.set_limit(key text, max_running integer, max_starts integer, per interval, weight integer, note text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION rota.signed_note(verb text, note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.start_clocks() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.starts_left(key text, max_starts integer, per interval, at timestamp with time zone, wanted integer, OUT free integer, OUT last_number bigint, OUT reopens_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.state_of(job_id bigint) FROM PUBLIC;
 
@@ -2927,6 +4002,8 @@ REVOKE ALL ON FUNCTION rota.stop_clock() FROM PUBLIC;
 REVOKE ALL ON FUNCTION rota.tell(channel text, message text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.tell_of_dead_letter() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION rota.tell_of_limits() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.wake_dispatchers() FROM PUBLIC;
 

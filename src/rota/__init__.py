@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from rota.app import App
     from rota.client import Enqueued, enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
     from rota.errors import InvalidPayload, Refused, RotaError, StaleToken
-    from rota.handler_exceptions import Cancel, Permanent, Retry, Snooze
+    from rota.handler_exceptions import Cancel, Hold, Permanent, Retry, Snooze
     from rota.handlers.job import Job, SyncJob
 
     __version__: str
@@ -15,6 +15,7 @@ __all__ = [
     "App",
     "Cancel",
     "Enqueued",
+    "Hold",
     "InvalidPayload",
     "Job",
     "Permanent",
@@ -35,7 +36,7 @@ _MODULES = {
     "rota.app": ("App",),
     "rota.client": ("Enqueued", "enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
     "rota.errors": ("InvalidPayload", "Refused", "RotaError", "StaleToken"),
-    "rota.handler_exceptions": ("Cancel", "Permanent", "Retry", "Snooze"),
+    "rota.handler_exceptions": ("Cancel", "Hold", "Permanent", "Retry", "Snooze"),
     "rota.handlers.job": ("Job", "SyncJob"),
 }
 

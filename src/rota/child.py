@@ -26,7 +26,7 @@ from rota.db.connecting import close_connection, open_connection
 from rota.domain.job import Claim, NodeId, Suspects
 from rota.domain.payload import encode_result
 from rota.errors import StaleToken
-from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handler_exceptions import Cancel, Hold, Retry, Snooze
 from rota.handlers.attempt import STOP_OUTCOMES, Attempt
 from rota.handlers.database_port import NO_DATABASE, AsyncpgSession, DatabasePort, PsycopgSession, fetch_blocking
 from rota.handlers.failure import failure_of, retry_error_text
@@ -223,6 +223,8 @@ def main() -> None:
         pipe.send({"is": "returned", "result": None if text is None else json.loads(text)})
     except Snooze as snooze:
         pipe.send({"is": "snooze", **snooze.as_answer()})
+    except Hold as hold:
+        pipe.send({"is": "hold", **hold.as_answer()})
     except Retry as retry:
         pipe.send({"is": "retry", "text": retry_error_text(retry, attempt), **retry.as_answer()})
     except Cancel as cancel:

@@ -62,6 +62,13 @@ class Snooze(_Again):
     """The job can't run yet. Call the handler again `after` that long or `at` that instant. The attempt does not count."""
 
 
+class Hold(_Again):
+    """Close the key of the job (its limit_key): no job of the key starts for that long, and then this job runs again.
+
+    For an answer such as HTTP 429. The attempt does not count. A job without a limit_key is snoozed instead.
+    """
+
+
 class Cancel(Exception):
     """The job is no longer needed. It ends as cancelled, with this reason in the ledger."""
 

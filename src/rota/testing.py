@@ -59,6 +59,7 @@ from rota.domain.outcome import (
     Cancelled,
     Committed,
     Failed,
+    Held,
     Interrupted,
     LeaseLost,
     Outcome,
@@ -100,6 +101,7 @@ __all__ = [
     "Cancelled",
     "Committed",
     "Failed",
+    "Held",
     "InlineJob",
     "InlineSyncJob",
     "Interrupted",
@@ -170,6 +172,7 @@ async def perform(app: App, name: str, payload: Any = None, *, conn: Any = None,
                                                                                `after`, `at`
     `Undecodable` the payload doesn't decode; the handler was not called       `kind`, `text`
     `TimedOut`    it ran longer than the handler's timeout                     `timeout`
+    `Held`        it raised `Hold`, and the job has a limit_key                `after`, `at`
     `Snoozed`     it raised `Snooze`                                           `after`, `at`
     `Cancelled`   it raised `Cancel`                                           `reason`
     ============= ============================================================ ====================================

@@ -9,7 +9,7 @@ with locked_job as materialized (
     select job.job_id
     from rota.jobs as job
     where job.job_id = $1
-      and job.state = 'scheduled'
+      and job.state <> 'running'
     for update skip locked
 ),
 deleted_job as (
@@ -21,7 +21,7 @@ dead_letter as (
     insert into rota.dead_letters (
         job_id, run_at, scheduled_for, created_at, fence_token, node, started_at, schedule_id, attempt, losses, releases,
         max_attempts, priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, retry_for,
-        timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, reason, error_kind, error
+        timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, limit_key, reason, error_kind, error
     )
     select
         job.job_id, job.run_at, job.scheduled_for, job.created_at, job.fence_token, null,
@@ -29,7 +29,7 @@ dead_letter as (
         job.max_attempts, job.priority, job.exclusive, job.handler, job.queue,
         job.created_by, job.payload, job.delivery, job.backoff_base, job.backoff_cap,
         job.retry_for, job.timeout, job.lease, job.unique_key, job.idempotency_key,
-        job.meta, job.checkpoint, job.progress, job.progress_note, 'permanent', $2, $3
+        job.meta, job.checkpoint, job.progress, job.progress_note, job.limit_key, 'permanent', $2, $3
     from deleted_job as job
 ),
 alert_job as (

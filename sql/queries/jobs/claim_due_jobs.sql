@@ -15,18 +15,19 @@
 --   $12 known           text[]         queues that the caller knows, for the column others; null: others is false
 --   $13 only            int8[]         claim only these job_ids; null: all
 --   $14 skipped         int8[]         never claim these job_ids; null: none
---   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?, due_lanes int4[]?, due_from timestamptz[]?, ignored int8[]?
--- The last row is no job: only its last five columns are set. They are null in the other rows, which makes these cheap to send.
+--   -> job_id int8?, handler text?, queue text?, priority int2?, payload text?, attempt int4?, fence_token int8?, run_at timestamptz?, started_at timestamptz?, timeout interval?, schedule_id int8?, scheduled_for timestamptz?, created_at timestamptz?, lease interval?, idempotency_key text?, meta text?, checkpoint text?, schedule text?, next_in interval?, others bool?, due_lanes int4[]?, due_from timestamptz[]?, ignored int8[]?, limited bool?
+-- The last row is no job: only its last six columns are set. They are null in the other rows, which makes these cheap to send.
 --   next_in        time until the earliest future run_at in the lanes
 --   others         whether a queue outside of $12 has scheduled jobs
 --   due_lanes      the numbers, from 1, of the lanes that had a due job before this claim, and
 --   due_from       the run_at of the first due job of each (null: before the year 1000)
 --   ignored        job_ids that were locked for this claim and yet not changed: a trigger dropped the change, or the row had just changed
+--   limited        whether jobs are due that claim_limited_jobs claims: with a key, or of a handler or queue with a limit
 --   scheduled_for  null: equal to run_at
 --   created_at     null: before the year 1000 or after 8000
 --   lease          null: equal to $11
 --   payload        null: larger than 32 KiB. The executor reads it when the attempt starts (load_payload).
--- index: claim_due_jobs_idx (0002)
+-- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0009)
 -- Each lane is probed on its own: one scan over several handlers would read all due jobs of the other handlers.
 -- The floor skips dead index entries. Earlier claims leave them at the front of a lane, and an old snapshot keeps them there.
 -- The outer limit ends the scan, so that no row beyond it is locked.
@@ -35,8 +36,26 @@
 -- A suspect is a job that lost two leases in a row. Suspects claimed together ($10 = 3) get one loss subtracted: if the worker
 -- dies, any of them may be the cause, so this loss must not bury the job. A suspect runs alone on its last attempt, and after it
 -- was lost together with others: its history then shows more than two losses (or none, if it was pruned).
-with lane as materialized (
-    select lane.slot_group, lane.queue, lane.handler, lane.priority, lane.number::int4 as number, head.run_at
+with shared_limit as materialized (
+    select limits.key from rota.limits where limits.key >= 'handler:' and limits.key < 'handler;'
+    union all
+    select limits.key from rota.limits where limits.key >= 'queue:' and limits.key < 'queue;'
+    union all
+    select hold.key from rota.limit_holds as hold where hold.key >= 'handler:' and hold.key < 'handler;'
+    union all
+    select hold.key from rota.limit_holds as hold where hold.key >= 'queue:' and hold.key < 'queue;'
+),
+lane as materialized (
+    select lane.slot_group, lane.queue, lane.handler, lane.priority, lane.number::int4 as number, head.run_at,
+        exists (
+            select
+            from shared_limit
+            where shared_limit.key in ('handler:' || lane.handler, 'queue:' || lane.queue)
+               or right(shared_limit.key, 1) = '*' and (
+                   starts_with('handler:' || lane.handler, left(shared_limit.key, -1))
+                   or starts_with('queue:' || lane.queue, left(shared_limit.key, -1))
+               )
+        ) as is_limited
     from unnest($4::text[], $5::text[], $6::text[], $7::int2[], $8::timestamptz[])
         with ordinality as lane (slot_group, queue, handler, priority, floor, number)
     cross join lateral (
@@ -65,6 +84,7 @@ due as materialized (
             from lane
             where lane.slot_group = slot_group.slot_group
               and lane.run_at <= now()
+              and not lane.is_limited
             order by lane.priority, lane.run_at
         ) as lane
         cross join lateral (
@@ -159,12 +179,15 @@ select
     claimed.fence_token, claimed.run_at, claimed.started_at, claimed.timeout,
     claimed.schedule_id, claimed.scheduled_for, claimed.created_at, claimed.lease, claimed.idempotency_key, claimed.meta,
     claimed.checkpoint, claimed.schedule, null::interval as next_in, null::bool as others, null::int4[] as due_lanes,
-    null::timestamptz[] as due_from, null::int8[] as ignored
+    null::timestamptz[] as due_from, null::int8[] as ignored, null::bool as limited
 from claimed
 union all
 select
     null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
-    (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity') - clock_timestamp(),
+    least(
+        (select min(lane.run_at) from lane where lane.run_at > now() and lane.run_at < 'infinity'),
+        (select waiting.run_at from rota.jobs as waiting where waiting.state = 'waiting' order by waiting.run_at limit 1)
+    ) - clock_timestamp(),
     -- One probe per known queue finds the next queue in the index. An unknown one means that there are others.
     $12::text[] is not null and exists (
         select
@@ -189,4 +212,7 @@ select
     case
         when (select count(*) from due) > (select count(*) from claimed)
         then array(select due.job_id from due where due.job_id not in (select claimed.job_id from claimed))
-    end
+    end,
+    exists (select from rota.jobs as keyed where keyed.state = 'limited')
+    or exists (select from rota.jobs as waiting where waiting.state = 'waiting' and waiting.run_at <= now())
+    or exists (select from lane where lane.is_limited and lane.run_at <= now())

@@ -8,7 +8,7 @@ from pg_catalog.jsonb_to_record($3::pg_catalog.text::pg_catalog.jsonb) as option
     queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, unique_key pg_catalog.text,
     on_conflict pg_catalog.text, max_attempts integer,
     backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
-    start_by pg_catalog.timestamptz, idempotency_key pg_catalog.text, meta pg_catalog.jsonb
+    start_by pg_catalog.timestamptz, idempotency_key pg_catalog.text, meta pg_catalog.jsonb, limit_key pg_catalog.text
 )
 cross join lateral rota.put_job(
     handler => $1,
@@ -27,5 +27,6 @@ cross join lateral rota.put_job(
     delivery => options.delivery,
     start_by => options.start_by,
     idempotency_key => options.idempotency_key,
-    meta => options.meta
+    meta => options.meta,
+    limit_key => options.limit_key
 ) as inserted

@@ -8,16 +8,16 @@
 with inserted_jobs as (
     insert into rota.jobs (
         handler, payload, queue, run_at, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout, lease, delivery,
-        start_by, meta
+        start_by, meta, limit_key
     )
     select
         $1::pg_catalog.text, case when payload.value operator(pg_catalog.<>) 'null' then payload.value end, options.queue,
         options.run_at, options.priority, options.max_attempts, options.backoff_base, options.backoff_cap, options.retry_for,
-        options.timeout, options.lease, options.delivery, options.start_by, options.meta
+        options.timeout, options.lease, options.delivery, options.start_by, options.meta, options.limit_key
     from pg_catalog.jsonb_to_record($2::pg_catalog.text::pg_catalog.jsonb) as options (
         queue pg_catalog.text, run_at pg_catalog.timestamptz, priority smallint, max_attempts integer, backoff_base interval,
         backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery pg_catalog.text,
-        start_by pg_catalog.timestamptz, meta pg_catalog.jsonb
+        start_by pg_catalog.timestamptz, meta pg_catalog.jsonb, limit_key pg_catalog.text
     )
     cross join pg_catalog.jsonb_array_elements($3::pg_catalog.text::pg_catalog.jsonb) as payload (value)
 )

@@ -2,18 +2,33 @@
 --   $1 limit  int8
 --   $2 only   int8[]  only these job_ids; null: all
 --   -> job_id int8, handler text, queue text, schedule_id int8?
--- index: expire_unstarted_jobs_idx (0002)
+-- index: expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0009)
 with overdue_jobs as materialized (
-    select job.job_id
-    from rota.jobs as job
-    where job.start_by is not null
-      and job.state = 'scheduled'
-      and job.fence_token is null
-      and job.start_by <= now()
-      and ($2::int8[] is null or job.job_id = any ($2))
-    order by job.start_by
-    limit $1
-    for update skip locked
+    (
+        select job.job_id
+        from rota.jobs as job
+        where job.start_by is not null
+          and job.state = 'scheduled'
+          and job.fence_token is null
+          and job.start_by <= now()
+          and ($2::int8[] is null or job.job_id = any ($2))
+        order by job.start_by
+        limit $1
+        for update skip locked
+    )
+    union all
+    (
+        select job.job_id
+        from rota.jobs as job
+        where job.start_by is not null
+          and job.state in ('waiting', 'limited')
+          and job.fence_token is null
+          and job.start_by <= now()
+          and ($2::int8[] is null or job.job_id = any ($2))
+        order by job.start_by
+        limit $1
+        for update skip locked
+    )
 ),
 expired_jobs as (
     delete from rota.jobs as job

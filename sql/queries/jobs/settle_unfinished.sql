@@ -48,7 +48,7 @@ rescheduled as (
         run_at = coalesce(locked.run_at, now() + locked.delay, job.lease_expires_at),
         attempt = job.attempt - case locked.final_settlement when 'release' then 1 else 0 end,
         releases = job.releases + case locked.final_settlement when 'release' then 1 else 0 end,
-        losses = case locked.outcome when 'lost' then job.losses + 1 when 'snoozed' then 0 else job.losses end
+        losses = case locked.outcome when 'lost' then job.losses + 1 when 'snoozed' then 0 when 'held' then 0 else job.losses end
     from locked
     where job.job_id = any (array(select locked.job_id from locked where locked.final_settlement in ('retry', 'release')))
       and locked.job_id = job.job_id
@@ -70,7 +70,7 @@ buried as (
     insert into rota.dead_letters (
         job_id, run_at, scheduled_for, created_at, fence_token, node, started_at, schedule_id, attempt, losses, releases,
         max_attempts, priority, exclusive, handler, queue, created_by, payload, delivery, backoff_base, backoff_cap, retry_for,
-        timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, reason, error_kind, error
+        timeout, lease, unique_key, idempotency_key, meta, checkpoint, progress, progress_note, limit_key, reason, error_kind, error
     )
     select
         deleted.job_id, deleted.run_at, deleted.scheduled_for, deleted.created_at, deleted.fence_token, deleted.leased_by,
@@ -78,7 +78,7 @@ buried as (
         deleted.losses + case deleted.outcome when 'lost' then 1 else 0 end, deleted.releases, deleted.max_attempts,
         deleted.priority, deleted.exclusive, deleted.handler, deleted.queue, deleted.created_by, deleted.payload,
         deleted.delivery, deleted.backoff_base, deleted.backoff_cap, deleted.retry_for, deleted.timeout, deleted.lease,
-        deleted.unique_key, deleted.idempotency_key, deleted.meta, deleted.checkpoint, deleted.progress, deleted.progress_note,
+        deleted.unique_key, deleted.idempotency_key, deleted.meta, deleted.checkpoint, deleted.progress, deleted.progress_note, deleted.limit_key,
         deleted.reason, deleted.error_kind, deleted.error
     from deleted
     where deleted.final_settlement = 'bury'

@@ -49,7 +49,7 @@ async def enqueue(conn: AsyncConn, handler: str, payload: Any = None, **columns:
     `payload` is anything that is JSON, a dataclass or a pydantic model. `columns` are the public columns of rota.jobs: `queue`,
     `run_at` and `start_by` (datetimes with a zone), `priority` (0 first, 9 last), `unique_key` with `on_conflict` ('keep',
     'replace', 'queue_one', 'error'), `max_attempts`, `backoff_base`, `backoff_cap`, `retry_for`, `timeout` and `lease`
-    (timedeltas), `delivery`, `idempotency_key`, `meta`.
+    (timedeltas), `delivery`, `idempotency_key`, `meta`, `limit_key` (the key whose limit in rota.limits applies to the job).
     Raises TypeError for a wrong connection, an unknown column or a value of the wrong kind, ValueError for a datetime without a
     zone, InvalidPayload for a payload that is not JSON or can't be stored, Refused for values that the database rejects. All
     arguments are checked before anything is sent. Other errors of the driver propagate unchanged.
@@ -73,7 +73,7 @@ async def enqueue_many(
 ) -> int:
     """Insert a job for each payload, about as fast as COPY, and return the number of jobs inserted.
 
-    `columns` are those of `enqueue`, and apply to all jobs. `unique_key`, `idempotency_key`, `run_at`, `priority` and `meta` may
+    `columns` are those of `enqueue`, and apply to all jobs. `unique_key`, `idempotency_key`, `run_at`, `priority`, `meta` and `limit_key` may
     also be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. If a live job has the same unique_key,
     it is kept and no job is inserted. `encode` turns a payload that isn't JSON into JSON text.
     The errors are those of `enqueue`, and name the payload: `payloads[7]: …`. On asyncpg and psycopg, an error undoes all

@@ -34,6 +34,7 @@ class Columns(TypedDict, total=False):
     start_by: datetime | None
     idempotency_key: str | None
     meta: Mapping[str, Any] | None
+    limit_key: str | None
 
 
 COLUMNS = frozenset(Columns.__annotations__)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Encode = Callable[[Any], str]
 
-PER_JOB_COLUMNS = frozenset({"run_at", "priority", "unique_key", "idempotency_key", "meta"})
+PER_JOB_COLUMNS = frozenset({"run_at", "priority", "unique_key", "idempotency_key", "meta", "limit_key"})
 """Columns that `enqueue_many` also takes as a function of the payload."""
 
 MAX_BATCH_JOBS = 5000

@@ -76,6 +76,8 @@ def _describe(outcome: "Outcome") -> tuple[str, Any, bool]:
             return "cancelled", outcome.reason, False
         case outcomes.Snoozed():
             return "snoozed", str(outcome.after or outcome.at), False
+        case outcomes.Held():
+            return "held", str(outcome.after or outcome.at), False
         case outcomes.Failed():
             state = (
                 "failed: a job would become a dead letter" if outcome.permanent else "failed: a job would be retried"

@@ -101,6 +101,7 @@ class Loops:
             random=random.random,
             alert=config.dead_letters.handler,
             on_end=self._job_ended,
+            on_permits_free=self._permits_free,
         )
         self.lock_watch = LockWatch(
             lambda: self._connect("lock watch"), telemetry, monitor, poll_interval=config.poll_interval
@@ -259,6 +260,16 @@ class Loops:
             self._schedule_stats.add(schedule_id, succeeded=succeeded)
         self._scheduler.job_ended()
 
+    def _permits_free(self) -> bool:
+        """Look for the next job of a limit here, or return True: another node has to."""
+        self._look_at_limits()
+        return not self.running.has_free_slots_everywhere() and self._presence.alive > 1
+
+    def _look_at_limits(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.look_at_limits()
+        self.wake.set()
+
     # Not the scheduler's own methods: a restart of its loop replaces the scheduler, and the listener stays.
     def _schedules_changed(self) -> None:
         self._scheduler.wake()
@@ -317,9 +328,9 @@ class Loops:
             others = self._presence.alive - 1
             if others > 0:
                 pause = random.uniform(0, min(others, 10) * 0.0005)  # noqa: S311  no secret
-                asyncio.get_running_loop().call_later(pause, self.wake.set)
+                asyncio.get_running_loop().call_later(pause, self._look_at_limits)
             else:
-                self.wake.set()
+                self._look_at_limits()
 
         return Listener(
             connect_directly,

@@ -44,6 +44,8 @@ class Claimed(NamedTuple):
     """The lanes that had a due job before the claim, each with the run_at of the first one."""
     ignored: Sequence[int] = ()
     """Jobs that the claim locked but did not change, because a trigger dropped the change."""
+    limited: bool = False
+    """Whether jobs are due that `claim_limited_jobs` claims."""
 
 
 class DueJob(NamedTuple):
@@ -92,9 +94,158 @@ async def claim_due_jobs(
         only,
         skipped or None,
     )
-    next_in, others, numbers, run_ats, ignored = rows.pop()[18:]
+    next_in, others, numbers, run_ats, ignored, limited = rows.pop()[18:]
     due = [(*lanes[number - 1][:4], run_at or ANY_TIME) for number, run_at in zip(numbers, run_ats, strict=True)]
-    return Claimed([Claim(*row[:18]) for row in rows], next_in, others, due, ignored or ())
+    return Claimed([Claim(*row[:18]) for row in rows], next_in, others, due, ignored or (), limited)
+
+
+class Cursor(NamedTuple):
+    """Where the turns of a slot group and priority stand: the key of the last job that was started."""
+
+    queue: str
+    key: str
+    """Empty for the jobs without a key, which take turns as one key."""
+    left: int
+    """How many more jobs of the key may start in the same turn."""
+
+
+class WalkPosition(NamedTuple):
+    """Where a walk over keys stopped: the values of `walked_…` in claim_limited_jobs.sql."""
+
+    priority: int
+    part: int
+    queue: str
+    key: str
+
+
+class LimitedClaims(NamedTuple):
+    """The result of a claim of limited jobs, with the claims in the order of their turns."""
+
+    claimed: Claimed
+    weights: Sequence[int]
+    """The weight of each claim's key."""
+    contended: bool
+    """Whether another session had an open key locked."""
+    complete: Mapping[str, bool]
+    """Slot group -> whether the walk has seen all keys, so that those without a claim have no permit or no due job."""
+    stopped: Mapping[str, WalkPosition]
+    """Slot group -> where the walk stopped, because it had seen as many keys as one claim may."""
+
+
+async def claim_limited_jobs(
+    db: Connection,
+    *,
+    node: NodeId,
+    groups: Mapping[str, int],
+    own_queues: Sequence[str],
+    handlers: Sequence[str],
+    lanes: Sequence[Lane],
+    cursors: Mapping[tuple[str, int], Cursor],
+    positions: Mapping[str, WalkPosition],
+    suspects: int,
+    total: int,
+    lease: timedelta,
+    only: Sequence[int] | None = None,
+    skipped: Sequence[int] | None = None,
+) -> LimitedClaims:
+    """Claim jobs that have a key or whose handler or queue has a limit, and in turn with them the jobs of `lanes`.
+
+    cursors: (slot group, priority) -> cursor
+    positions: slot group -> where to resume a walk
+    """
+    rows = await db.fetch(
+        SQL["claim_limited_jobs"],
+        *_limited_arguments(node, groups, own_queues, handlers, lanes, cursors, positions),
+        int(suspects),
+        total,
+        lease,
+        only,
+        skipped or None,
+        False,
+    )
+    next_in, contended, ignored, complete, *stopped = rows.pop()[22:]
+    rows.sort(key=_turn)
+    positions_of_groups = [WalkPosition(*values) for values in zip(*stopped, strict=True)]
+    return LimitedClaims(
+        Claimed([Claim(*row[:20]) for row in rows], next_in, ignored=ignored or ()),
+        [row[21] for row in rows],
+        contended,
+        dict(zip(groups, complete, strict=True)),
+        {
+            group: position
+            for group, position in zip(groups, positions_of_groups, strict=True)
+            if position.priority is not None
+        },
+    )
+
+
+async def find_limited_jobs(
+    db: Connection,
+    *,
+    node: NodeId,
+    groups: Mapping[str, int],
+    own_queues: Sequence[str],
+    handlers: Sequence[str],
+    lanes: Sequence[Lane],
+    cursors: Mapping[tuple[str, int], Cursor],
+    positions: Mapping[str, WalkPosition],
+    suspects: int,
+    total: int,
+    skipped: Sequence[int],
+) -> list[DueJob]:
+    """Return the jobs that `claim_limited_jobs` would claim now."""
+    rows = await db.fetch(
+        SQL["claim_limited_jobs"],
+        *_limited_arguments(node, groups, own_queues, handlers, lanes, cursors, positions),
+        int(suspects),
+        total,
+        timedelta(0),
+        None,
+        list(skipped),
+        True,
+    )
+    return [
+        DueJob(row["job_id"], row["queue"], row["handler"], row["priority"], row["schedule_id"]) for row in rows[:-1]
+    ]
+
+
+def _turn(row: asyncpg.Record) -> int:
+    turn: int = row[20]
+    return turn
+
+
+def _limited_arguments(
+    node: NodeId,
+    groups: Mapping[str, int],
+    own_queues: Sequence[str],
+    handlers: Sequence[str],
+    lanes: Sequence[Lane],
+    cursors: Mapping[tuple[str, int], Cursor],
+    positions: Mapping[str, WalkPosition],
+) -> list[Any]:
+    resumed = [positions.get(group, (None, None, None, None)) for group in groups]
+    return [
+        node,
+        list(groups),
+        list(groups.values()),
+        own_queues,
+        handlers,
+        *([lane[column] for lane in lanes] for column in (1, 2, 3, 4)),
+        [group for group, _ in cursors],
+        [priority for _, priority in cursors],
+        *([cursor[column] for cursor in cursors.values()] for column in (0, 1, 2)),
+        *([position[column] for position in resumed] for column in (0, 1, 2, 3)),
+    ]
+
+
+async def extend_holds(db: Connection, holds: Sequence[tuple[str, timedelta | None, datetime | None]]) -> None:
+    """Hold limits: key, and either the length or the end of the hold. A hold that ends later stays."""
+    await db.execute(SQL["extend_holds"], *zip(*holds, strict=True))
+
+
+async def wake_dispatchers(db: Connection) -> None:
+    """Notify all dispatchers that a permit is free."""
+    await db.execute(SQL["wake_dispatchers"])
 
 
 async def find_due_jobs(
@@ -264,7 +415,7 @@ async def raise_fence_tokens(db: Connection) -> bool:
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` rows older than `keep`; return their number. `what`: attempts, fires, dead_letters, guards or audit."""
+    """Delete up to `limit` rows older than `keep`; return their number. `what`: attempts, fires, dead_letters, guards, audit or limit_starts."""
     pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
     return pruned
 

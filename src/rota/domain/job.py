@@ -31,7 +31,7 @@ class Suspects(IntEnum):
 
 @dataclass(slots=True)
 class Claim:
-    """One row of `claim_due_jobs`. Payload, meta and checkpoint are undecoded text: the attempt decodes them, as that may fail."""
+    """One row of `claim_due_jobs` or `claim_limited_jobs`. Payload, meta and checkpoint are undecoded text: the attempt decodes them, as that may fail."""
 
     job_id: int
     handler: str
@@ -56,6 +56,9 @@ class Claim:
     checkpoint: str | None = None
     schedule: str | None = None
     """The schedule's name."""
+    limit_key: str | None = None
+    is_limited: bool = False
+    """Whether it holds a permit: it has a key, or its handler or queue has a limit. Such jobs are claimed by claim_limited_jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

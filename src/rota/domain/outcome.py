@@ -65,6 +65,17 @@ class Snoozed:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The handler closed the key of its job. The job runs again when the hold ends, without using up an attempt."""
+
+    key: str
+    run_at: datetime
+    """The job's run_at, which it keeps: so it is still the first of its key."""
+    after: timedelta | None = None
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The handler cancelled the job, or a client requested it."""
 
@@ -91,7 +102,17 @@ class HolderLost:
 
 
 Outcome = (
-    Succeeded | Committed | Failed | Undecodable | TimedOut | Snoozed | Cancelled | Interrupted | LeaseLost | HolderLost
+    Succeeded
+    | Committed
+    | Failed
+    | Undecodable
+    | TimedOut
+    | Snoozed
+    | Held
+    | Cancelled
+    | Interrupted
+    | LeaseLost
+    | HolderLost
 )
 
 StopReason = Literal["cancel", "drain", "timeout", "lease_lost"]

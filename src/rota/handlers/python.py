@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rota.errors import ConfigError
-from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handler_exceptions import Cancel, Hold, Retry, Snooze
 from rota.handlers.local_port import attempt_and_environment
 from rota.handlers.pipes import PIPES_GRACE, describe_exit, send, signal_group
 from rota.handlers.sessions import ending_with_daemon
@@ -233,6 +233,8 @@ def _exception_of(answer: dict[str, Any]) -> BaseException:
     match answer["is"]:
         case "snooze":
             return Snooze.of(answer)
+        case "hold":
+            return Hold.of(answer)
         case "retry":
             retry = Retry.of(answer)
             retry.__cause__ = ChildFailed("Retry", answer["text"], permanent=False)

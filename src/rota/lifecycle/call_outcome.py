@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rota.domain.outcome import Cancelled, Committed, Failed, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
+from rota.domain.outcome import Cancelled, Committed, Failed, Held, Outcome, Snoozed, Succeeded, TimedOut, Undecodable
 from rota.domain.payload import encode_result, storable_text
 from rota.errors import InvalidPayload
-from rota.handler_exceptions import Cancel, Retry, Snooze
+from rota.handler_exceptions import Cancel, Hold, Retry, Snooze
 from rota.handlers.byte_budget import OFF_LOOP_BYTES, off_the_loop
 from rota.handlers.failure import ERROR_LIMIT, failure_of, reason_text, retry_error_text
 from rota.handlers.python import ChildFailed
@@ -76,7 +76,9 @@ def _outcome_of_error(error: BaseException, attempt: Attempt, handler: Handler) 
         match error:
             case InvalidPayload() if not attempt.handler_called:
                 return Undecodable(type(error).__name__, storable_text(str(error), ERROR_LIMIT))
-            case Snooze():
+            case Hold() if (key := attempt.claim.limit_key) is not None:
+                return Held(key, attempt.claim.run_at, error.after, error.at)
+            case Snooze() | Hold():
                 return Snoozed(error.after, error.at)
             case Retry():
                 cause = error.__cause__

@@ -1,6 +1,6 @@
 """Claim due jobs, never more than the free slots, and start them.
 
-`lanes` decides which lanes a look searches, `suspects` how many jobs that lost their worker twice may run at once, `slots` how many
+`lanes` decides which lanes a look searches, `turns` when limited jobs are claimed and whose turn it is, `suspects` how many jobs that lost their worker twice may run at once, `slots` how many
 jobs are claimed ahead, and `refused_jobs` when a job is tried again whose row can't be claimed.
 """
 
@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import asyncpg
 
 from rota.db import queries
 from rota.db.pool import Pool, connection
-from rota.db.queries import Claimed
+from rota.db.queries import Claimed, LimitedClaims
 from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salvage
 from rota.domain.job import Suspects
 from rota.handlers.attempt import Attempt
 from rota.lifecycle.lanes import BUSY_CLAIM_SIZE, MAX_LISTED_QUEUES, SHARED_GROUP, Lanes
 from rota.lifecycle.refused_jobs import RefusedJobs
+from rota.lifecycle.turns import Turns
 from rota.runtime.clock import boottime
 from rota.supervision.loop import backoff_pause, is_cancel_pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from datetime import timedelta
 
     from rota.db.pool import Connection
@@ -44,6 +45,10 @@ MAX_STREAK = 20
 
 BUSY_SECONDS = 0.02
 """How long a node stays busy after a large claim. Notifications are off meanwhile: turning them on and off costs two statements."""
+
+NO_LIMITED_CLAIMS = LimitedClaims(Claimed([]), weights=[], contended=False, complete={}, stopped={})
+
+Found = TypeVar("Found")
 
 SUSPECT_CHECK_SECONDS = 10.0
 """Seconds between two searches for suspects while there are none."""
@@ -116,7 +121,11 @@ class Dispatcher:
         self._on_idle = on_idle
         self._refused = RefusedJobs(telemetry, alert=alert, job_ended=job_ended)
         self._has_handlers = bool(handlers)
+        self._handlers = sorted(handlers)
+        self._groups_served = [group for group, size in queues.items() if size > 0]
+        self._own_queues = [queue for queue in queues if queue != SHARED_GROUP]
         self._lanes = Lanes(handlers, queues, poll=self._poll)
+        self._turns = Turns(poll=self._poll)
         self._stopping = asyncio.Event()
         self._suspects_at = 0.0
         """When to search for suspects again."""
@@ -127,6 +136,10 @@ class Dispatcher:
         self._may_have_orphans = restarted  # a crash may have come between a claim's answer and the start of its jobs
         self.reached = 0.0
         """When the database last answered, on this node's clock."""
+
+    def look_at_limits(self) -> None:
+        """Claim limited jobs at the next look: a permit may be free, or a limit may have changed."""
+        self._turns.wake()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Claim and start jobs until `stopping` is set. Calls `on_idle` when nothing is due and nothing runs."""
@@ -175,7 +188,13 @@ class Dispatcher:
         self._monitor.record_obstacle(self.name, self._refused.obstacle)
         self._telemetry.service_ran(self.name)
         self._running.end_look(limited=self._on_idle is not None or not self._running.has_free_slots_everywhere())
-        if self._on_idle is not None and look.no_suspects and not self._refused and self._lanes.is_idle():
+        if (
+            self._on_idle is not None
+            and look.no_suspects
+            and not self._refused
+            and self._lanes.is_idle()
+            and not self._turns.is_due(self._running.groups(), boottime(), notified=True)
+        ):
             self._on_idle()
         return self._pause_after(look)
 
@@ -185,7 +204,10 @@ class Dispatcher:
             self._listener.want(False)
             self._busy_until = now + BUSY_SECONDS
             return 0.0
-        pauses = [self._lanes.pause(self._running.claimable(), now)]
+        pauses = [
+            self._lanes.pause(self._running.claimable(), now),
+            self._turns.pause(self._running.groups(), now),
+        ]
         if now < self._busy_until:
             pauses.append(self._busy_until - now)
         elif not self._listener.armed:
@@ -207,8 +229,14 @@ class Dispatcher:
             # Without this, a suspect would wait for as long as other work fills every slot.
             self._suspects_first = False
             await self._claim_suspects(db, look)
-        if groups := self._groups():
-            await self._search(db, groups, lanes.groups_to_sweep_first(groups, boottime()), look)
+        free = self._running.groups()
+        if free and self._turns.is_due(free, boottime(), notified=self._listener.armed):
+            await self._claim_in_turns(db, look)
+        groups = self._groups()
+        sweeping = lanes.groups_to_sweep_first({**groups, **free}, boottime())
+        # Without slots, a sweep only finds the lanes that have to take turns with the limited jobs.
+        if groups := dict.fromkeys(self._turns.open_groups & free.keys() & sweeping, 0) | groups:
+            await self._search(db, groups, sweeping & groups.keys(), look)
         free = self._groups()
         unswept = lanes.groups_to_sweep_then(free, boottime())
         if groups := {group: slots for group, slots in free.items() if group in unswept}:
@@ -261,7 +289,10 @@ class Dispatcher:
             return
         for kind, most in requests:
             groups = {group: min(free, most) for group, free in self._running.groups().items()}
-            found = await self._claim_lanes(db, groups, self._lanes.all_lanes(groups), suspects=kind, at_most=most)
+            lanes = self._lanes.all_lanes(groups)
+            found = await self._claim_lanes(db, groups, lanes, suspects=kind, at_most=most)
+            if found.limited and not found.claims:
+                found = (await self._claim_limited(db, groups, lanes, suspects=kind, total=most)).claimed
             look.add(found)
             if found.next_in is not None:
                 next_in = min(next_in, found.next_in.total_seconds())
@@ -306,8 +337,95 @@ class Dispatcher:
             self.reached = boottime()
             self._start_claimed(found, sent_at=sent_at, suspects=suspects)
             self._refused.add_ignored(found)
+            if not suspects:
+                self._turns.seen(self.reached, limited=found.limited)
             return found
 
+        async def find() -> list[DueJob]:
+            return await queries.find_due_jobs(
+                db, lanes=lanes, suspects=suspects, skipped=self._refused.job_ids, limit=total
+            )
+
+        found = await self._salvaged(db, claim, find)
+        if isinstance(found, Claimed):
+            return found
+        merged = Look()
+        for each in found:
+            merged.add(each)
+        return Claimed([claim for each in found for claim in each.claims], next_in=merged.next_in)
+
+    async def _claim_in_turns(self, db: Connection, look: Look) -> None:
+        """Claim limited jobs for the free slots, never ahead of them, and in turn with them jobs of the busy lanes."""
+        free = self._running.groups()
+        groups = {group: min(free.get(group, 0), MAX_CLAIM_SIZE) for group in self._groups_served}
+        began = boottime()
+        found = await self._claim_limited(db, groups, self._lanes.busy_lanes(free), total=sum(groups.values()))
+        self._turns.claimed(found, groups, self._lanes.group, began=began, ended=boottime())
+        look.add(found.claimed)
+
+    async def _claim_limited(
+        self,
+        db: Connection,
+        groups: dict[str, int],
+        lanes: list[Lane],
+        *,
+        total: int,
+        suspects: Suspects = Suspects.NONE,
+    ) -> LimitedClaims:
+        """Claim limited jobs and start them. Set aside a job whose row makes the claim fail, and claim the others."""
+
+        async def claim(only: Sequence[int] | None) -> LimitedClaims:
+            sent_at = boottime()
+            found = await queries.claim_limited_jobs(
+                db,
+                node=self._node,
+                groups=groups,
+                own_queues=self._own_queues,
+                handlers=self._handlers,
+                lanes=lanes,
+                cursors=self._turns.cursors,
+                positions=self._turns.positions,
+                suspects=suspects,
+                total=total,
+                lease=self._lease,
+                only=only,
+                skipped=self._refused.job_ids,
+            )
+            self.reached = boottime()
+            self._start_claimed(found.claimed, sent_at=sent_at, suspects=suspects)
+            self._refused.add_ignored(found.claimed)
+            return found
+
+        async def find() -> list[DueJob]:
+            return await queries.find_limited_jobs(
+                db,
+                node=self._node,
+                groups=groups,
+                own_queues=self._own_queues,
+                handlers=self._handlers,
+                lanes=lanes,
+                cursors=self._turns.cursors,
+                positions=self._turns.positions,
+                suspects=suspects,
+                total=total,
+                skipped=self._refused.job_ids,
+            )
+
+        found = await self._salvaged(db, claim, find)
+        # After a refused claim, the next one walks the keys again.
+        return (
+            found
+            if isinstance(found, LimitedClaims)
+            else NO_LIMITED_CLAIMS._replace(complete=dict.fromkeys(groups, False))
+        )
+
+    async def _salvaged(
+        self,
+        db: Connection,
+        claim: Callable[[Sequence[int] | None], Awaitable[Found]],
+        find: Callable[[], Awaitable[list[DueJob]]],
+    ) -> Found | list[Found]:
+        """Return what `claim` found. If a row makes it fail, claim the jobs that `find` returns in parts, and set the bad ones aside."""
         try:
             return await claim(None)
         except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
@@ -315,7 +433,7 @@ class Dispatcher:
                 raise
             await self._after_refused_claim(db, error)
 
-        async def claim_some(jobs: Sequence[DueJob]) -> Claimed:
+        async def claim_some(jobs: Sequence[DueJob]) -> Found | None:
             try:
                 return await claim([job.job_id for job in jobs])
             except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:
@@ -323,20 +441,12 @@ class Dispatcher:
                     await self._after_refused_claim(db, error)
                 raise
 
-        async def refuse(job: DueJob, error: Exception) -> Claimed:
+        async def refuse(job: DueJob, error: Exception) -> Found | None:
             await self._refused.add(db, job, error)
-            return Claimed([])
+            return None
 
         await claim([])  # raises if the database refuses the statement itself, for any row
-        due = await queries.find_due_jobs(
-            db, lanes=lanes, suspects=suspects, skipped=self._refused.job_ids, limit=total
-        )
-        merged = Look()
-        claims = []
-        for found in await salvage(due, claim_some, refuse):
-            claims += found.claims
-            merged.add(found)
-        return Claimed(claims, next_in=merged.next_in)
+        return [found for found in await salvage(await find(), claim_some, refuse) if found is not None]
 
     def _start_claimed(self, found: Claimed, *, sent_at: float, suspects: Suspects) -> None:
         lease = self._lease.total_seconds()
@@ -353,7 +463,10 @@ class Dispatcher:
         if not suspects:
             self._lanes.found_due(found.due_lanes, sent_at)
         if found.claims:
-            self._lanes.claimed([] if suspects else found.claims, sent_at)
+            # Jobs with a key are not in the lanes, so their run_at must not become a floor there.
+            self._lanes.claimed(
+                [] if suspects else [claim for claim in found.claims if claim.limit_key is None], sent_at
+            )
             self._telemetry.jobs_claimed(found.claims)
 
     async def _after_refused_claim(self, db: Connection, error: Exception) -> None:
@@ -366,7 +479,13 @@ class Dispatcher:
 
         The group with the most free slots gets up to MAX_CLAIM_SIZE. The other groups get an equal share of MAX_CLAIM_SIZE each.
         """
-        groups = self._running.claimable()
+        # Where limited jobs may be started, no others are claimed ahead of the slots: they would get more than their turns.
+        free = self._running.groups()
+        groups = {
+            group: free.get(group, 0) if group in self._turns.open_groups else count
+            for group, count in self._running.claimable().items()
+        }
+        groups = {group: count for group, count in groups.items() if count > 0}
         if not groups:
             return {}
         largest = max(groups, key=lambda group: groups[group])

@@ -74,18 +74,22 @@ class Drain:
             if not attempt.stuck:
                 attempt.stuck = True
                 self._telemetry.handler_stuck(job_id=attempt.claim.job_id, handler=attempt.claim.handler, why="drain")
-        attempts = [(attempt.claim.job_id, attempt.claim.fence_token) for attempt in unstopped]
+        # A limited job keeps its owner, and so its permit, until the reaper takes it: its handler may still run for a moment.
+        attempts = [
+            (attempt.claim.job_id, attempt.claim.fence_token) for attempt in unstopped if not attempt.claim.is_limited
+        ]
         with suppress(*TRANSIENT):
             async with connection(self._pool) as db:
-                await settle_same_outcome(
-                    db,
-                    await queries.load_terms(db, node=self._node, attempts=attempts),
-                    Interrupted(began=True, still_running=True),
-                    self._telemetry,
-                    random=self._random,
-                    expired_only=False,
-                    alert=self._alert,
-                )
+                if attempts:
+                    await settle_same_outcome(
+                        db,
+                        await queries.load_terms(db, node=self._node, attempts=attempts),
+                        Interrupted(began=True, still_running=True),
+                        self._telemetry,
+                        random=self._random,
+                        expired_only=False,
+                        alert=self._alert,
+                    )
                 await queries.remove_node(db, node=self._node)
 
 

@@ -10,6 +10,7 @@ from rota.domain.outcome import (
     Cancelled,
     Committed,
     Failed,
+    Held,
     HolderLost,
     Interrupted,
     LeaseLost,
@@ -57,6 +58,8 @@ def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settl
             return Bury("lost") if at_most_once else Release(None if still_running else NOW)
         case Snoozed(after, at):
             return Bury("exhausted") if at_most_once else Release(after, at)
+        case Held(run_at=run_at):
+            return Bury("exhausted") if at_most_once else Release(None, run_at)
         case Failed(permanent=True):
             return Bury("permanent")
         case Failed(after=after, at=at):

@@ -14,7 +14,7 @@ import asyncpg
 from rota.db import queries
 from rota.db.pool import Connection, Pool, connection, is_connection_lost
 from rota.db.salvage import ChangeIgnored, Fault, fault_of, salvage
-from rota.domain.outcome import Committed, LeaseLost, Outcome, Succeeded
+from rota.domain.outcome import Committed, Held, LeaseLost, Outcome, Succeeded
 from rota.lifecycle.retry_planner import decide
 from rota.lifecycle.settlement_rows import report_settlement, settlement_row, simpler_outcome
 from rota.runtime.clock import boottime
@@ -44,6 +44,9 @@ IGNORED_RETRY_SECONDS = 10.0
 
 MAX_SETTLE_CRASHES = 3
 """After this many crashes on one outcome, its attempt is pending until its lease expires."""
+
+NOTIFY_SECONDS = 0.01
+"""At least this long between two notifications of free permits: a notification serialises commits."""
 
 AttemptOutcome = tuple["Attempt", Outcome]
 
@@ -75,10 +78,15 @@ class Settler:
         random: Callable[[], float],
         alert: str | None,
         on_end: Callable[[int, bool | None], None],
+        on_permits_free: Callable[[], bool] = lambda: False,
     ) -> None:
         self._monitor = monitor
         self._pool = pool
         self._on_end = on_end
+        self._on_permits_free = on_permits_free
+        """Called after attempts of limited jobs have been settled. Returns whether to notify other nodes."""
+        self._permits_free = False
+        self._may_notify_at = 0.0
         self._running = running
         self._telemetry = telemetry
         self._node = node
@@ -130,13 +138,14 @@ class Settler:
                     self._finish(pending, attempt, settled=False)
                 case _:
                     others.append(pending[token])
-        if not pending:
+        if not pending and not self._permits_free:
             return
         async with connection(self._pool) as db:
             if successes:
                 await self._salvage(db, pending, successes, self._write_successes)
             if others:
                 await self._salvage(db, pending, others, self._write_others)
+            await self._report_free_permits(db)
         if self._crash is not None:
             crash, self._crash = self._crash, None
             raise crash
@@ -208,6 +217,7 @@ class Settler:
         }
         decided: dict[FenceToken, tuple[Attempt, Outcome, Terms, Settlement]] = {}
         rows = []
+        holds = []
         for attempt, outcome in batch:
             token = attempt.claim.fence_token
             if (found := terms.get(token)) is None:
@@ -216,6 +226,10 @@ class Settler:
             if (row := settlement_row(found, outcome, settlement)) is not None:
                 decided[token] = (attempt, outcome, found, settlement)
                 rows.append(row)
+                if isinstance(outcome, Held):
+                    holds.append((outcome.key, outcome.after, outcome.at))
+        if holds:  # before the jobs are released
+            await queries.extend_holds(db, holds)
         written = await queries.settle_unfinished(db, rows, expired_only=False, alert=self._alert) if rows else {}
         for token, settlement_name in written.items():
             attempt, outcome, found, settlement = decided[token]
@@ -286,8 +300,16 @@ class Settler:
 
     def _finish(self, pending: Pending, attempt: Attempt, *, settled: bool = True) -> None:
         pending.pop(attempt.claim.fence_token, None)
+        self._permits_free = self._permits_free or attempt.claim.is_limited
         if attempt.ended_at:  # a handler that is still running keeps its slot
             self._running.remove(attempt, settled=settled)
+
+    async def _report_free_permits(self, db: Connection) -> None:
+        if self._permits_free:
+            self._permits_free = False
+            if self._on_permits_free() and boottime() >= self._may_notify_at:
+                self._may_notify_at = boottime() + NOTIFY_SECONDS
+                await queries.wake_dispatchers(db)
 
     def _queue_again(self, ended: Iterable[AttemptOutcome]) -> None:
         self._queued[:0] = ended

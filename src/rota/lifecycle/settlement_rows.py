@@ -11,6 +11,7 @@ from rota.domain.outcome import (
     Cancelled,
     Committed,
     Failed,
+    Held,
     HolderLost,
     Interrupted,
     LeaseLost,
@@ -68,6 +69,8 @@ def outcome_columns(outcome: Outcome) -> tuple[str, str | None, str | None]:
             return "timed_out", "Timeout", f"ran longer than its timeout of {timeout}{note if abandoned else ''}"
         case Snoozed():
             return "snoozed", None, None
+        case Held():
+            return "held", None, None
         case Cancelled(reason):
             return "cancelled", None, reason
         case Interrupted():

@@ -326,10 +326,10 @@ class Telemetry:
         self._metrics.settled.labels(self._queue(queue), known, settlement).inc()
         if seconds is not None:
             self._metrics.run_seconds.observe([seconds], known)
-        if outcome not in {"snoozed", "interrupted", "cancelled"}:
+        if outcome not in {"snoozed", "held", "interrupted", "cancelled"}:
             self._metrics.failed.labels(known, outcome).inc()
         level = {"dead": logging.ERROR, "retried": logging.WARNING}.get(settlement, logging.INFO)
-        if outcome == "snoozed" and (fields.get("releases") or 0) < 10:
+        if outcome in {"snoozed", "held"} and (fields.get("releases") or 0) < 10:
             level = logging.DEBUG
         self._event(
             level,

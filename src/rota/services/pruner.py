@@ -29,6 +29,9 @@ FULL_BATCH_PAUSE = timedelta(seconds=1)
 
 FOREVER = timedelta(0)
 
+LIMIT_STARTS_MARGIN = timedelta(minutes=1)
+"""How long starts of limits are kept after they have stopped to count."""
+
 TABLE_ERRORS = (
     asyncpg.UndefinedTableError,
     asyncpg.InsufficientPrivilegeError,
@@ -80,6 +83,7 @@ class Pruner:
             "dead_letters": keep.dead_letters,
             "guards": keep.guards,
             "audit": keep.audit,
+            "limit_starts": LIMIT_STARTS_MARGIN,
         }
         return {**{kind: partial(self._prune, kind, age) for kind, age in kinds.items()}, "nodes": self._prune_nodes}
 
