@@ -159,7 +159,6 @@ begin
             (array[daemon], 'select, insert, update, delete', 'fires'),
             (array[operator], 'insert (key, max_running, max_starts, per, weight, held_until, hold_reason, note), '
                 'update (key, max_running, max_starts, per, weight, held_until, hold_reason, note), delete', 'limits'),
-            (array[operator], 'delete', 'limit_holds'),
             (array[daemon], 'select, insert (key, max_running, max_starts, per, declared_by, declared), '
                 'update (max_running, max_starts, per, declared_by, declared)', 'limits'),
             (array[daemon], 'select, delete', 'limit_holds'),

@@ -397,8 +397,8 @@ begin
       and lane.queue <> all (select paused.queue from rota.queues as paused where paused.paused);
 
     -- ---------------------------------------------------------------------------------------- limits of handlers and queues
-    if exists (select from rota.limits where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;')
-       or exists (select from rota.limit_holds where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;') then
+    if exists (select from rota.limits where key like 'handler:%' or key like 'queue:%')
+       or exists (select from rota.limit_holds where key like 'handler:%' or key like 'queue:%') then
         select array_agg(name.key), coalesce(array_agg(name.key) filter (where lock.lock_id is not null), '{}')
         into shared_keys, shared_locked
         from (
@@ -1539,7 +1539,7 @@ CREATE TABLE rota.limits (
     CONSTRAINT "declared_by must be a name of 1 to 200 characters on one line" CHECK (rota.is_name(declared_by)),
     CONSTRAINT "held_until must lie between the years 1970 and 2200" CHECK (((held_until >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (held_until < '2200-01-01 00:00:00+00'::timestamp with time zone))),
     CONSTRAINT "hold_reason must have at most 1000 characters" CHECK ((length(hold_reason) <= 1000)),
-    CONSTRAINT "key must have 1 to 208 characters without line breaks, and at m" CHECK ((((length(key) >= 1) AND (length(key) <= 208)) AND (octet_length(key) <= 808) AND (key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
+    CONSTRAINT "key must have 1 to 208 characters, at most 808 bytes" CHECK ((((length(key) >= 1) AND (length(key) <= 208)) AND (octet_length(key) <= 808) AND (key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
     CONSTRAINT "key must not be handler: or queue: without a name" CHECK ((key <> ALL (ARRAY['handler:'::text, 'queue:'::text]))),
     CONSTRAINT "max_running must not be negative" CHECK ((max_running >= 0)),
     CONSTRAINT "max_starts and per belong together" CHECK ((num_nonnulls(max_starts, per) <> 1)),
@@ -1835,7 +1835,7 @@ CREATE TABLE rota.jobs (
     CONSTRAINT "idempotency_key must have 1 to 500 characters" CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 500))),
     CONSTRAINT "idempotency_key must not begin with rota:" CHECK ((NOT starts_with(idempotency_key, 'rota:'::text))),
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK (((state = 'running'::text) OR (((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease)))),
-    CONSTRAINT "limit_key must have 1 to 200 characters without line breaks, an" CHECK (((state = 'running'::text) OR (((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
+    CONSTRAINT "limit_key must have 1 to 200 characters, at most 512 bytes" CHECK (((state = 'running'::text) OR (((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
     CONSTRAINT "limit_key must not begin with handler: or queue:" CHECK (((state = 'running'::text) OR ((NOT starts_with(limit_key, 'handler:'::text)) AND (NOT starts_with(limit_key, 'queue:'::text))))),
     CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
@@ -1918,11 +1918,8 @@ begin
     update rota.limits
     set held_until = put_hold.until, hold_reason = rota.bounded_note(put_hold.reason)
     where limits.key = put_hold.key
-      and not (put_hold.only_later and limits.held_until >= put_hold.until);
-    if found or exists (select from rota.limits where limits.key = put_hold.key) then
-        return;
-    end if;
-    if put_hold.until is null then
+      and (put_hold.only_later and limits.held_until >= put_hold.until) is not true;
+    if put_hold.until is null or exists (select from rota.limits where limits.key = put_hold.key) then
         delete from rota.limit_holds where limit_holds.key = put_hold.key;
         return;
     end if;
@@ -1930,7 +1927,7 @@ begin
     values (put_hold.key, put_hold.until, rota.bounded_note(put_hold.reason))
     on conflict (key) do update
     set held_until = excluded.held_until, reason = excluded.reason, held_at = excluded.held_at
-    where not (put_hold.only_later and existing.held_until >= excluded.held_until);
+    where (put_hold.only_later and existing.held_until >= excluded.held_until) is not true;
 end $$;
 
 CREATE FUNCTION rota.put_job(handler text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, unique_key text DEFAULT NULL::text, on_conflict text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, backoff_base interval DEFAULT NULL::interval, backoff_cap interval DEFAULT NULL::interval, retry_for interval DEFAULT NULL::interval, timeout interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, delivery text DEFAULT NULL::text, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, meta jsonb DEFAULT NULL::jsonb, limit_key text DEFAULT NULL::text) RETURNS TABLE(job_id bigint, created boolean, outcome text)
@@ -1982,8 +1979,8 @@ begin
         elsif put_job.on_conflict in ('replace', 'queue_one') then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta, put_job.limit_key,
-                put_job.on_conflict = 'queue_one');
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta,
+                put_job.on_conflict = 'queue_one', put_job.limit_key);
             continue when replacement = 'gone';
         end if;
         return query select live_job_id, false,
@@ -2152,7 +2149,7 @@ CREATE TABLE rota.schedule_definitions (
     CONSTRAINT "jitter must have no negative parts" CHECK (((jitter <> '00:00:00'::interval) OR ((EXTRACT(year FROM jitter) = (0)::numeric) AND (EXTRACT(month FROM jitter) = (0)::numeric) AND (EXTRACT(day FROM jitter) = (0)::numeric)))),
     CONSTRAINT "jitter must lie between 0 and 366 days, without months" CHECK (((jitter = '00:00:00'::interval) OR rota.is_duration(jitter))),
     CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK ((((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease))),
-    CONSTRAINT "limit_key must have 1 to 200 characters without line breaks, an" CHECK ((((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
+    CONSTRAINT "limit_key must have 1 to 200 characters, at most 512 bytes" CHECK ((((length(limit_key) >= 1) AND (length(limit_key) <= 200)) AND (octet_length(limit_key) <= 512) AND (limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text))),
     CONSTRAINT "limit_key must not begin with handler: or queue:" CHECK (((NOT starts_with(limit_key, 'handler:'::text)) AND (NOT starts_with(limit_key, 'queue:'::text)))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536))),
@@ -2388,13 +2385,11 @@ CREATE FUNCTION rota.remove_limit(key text) RETURNS boolean
     AS $$
     with deleted_limits as (
         delete from rota.limits where limits.key = remove_limit.key returning 1
-    ), deleted_holds as (
-        delete from rota.limit_holds where limit_holds.key = remove_limit.key
     )
     select exists (select from deleted_limits)
 $$;
 
-COMMENT ON FUNCTION rota.remove_limit(key text) IS 'Remove a limit and the hold of its key. Returns false if there is no such limit.';
+COMMENT ON FUNCTION rota.remove_limit(key text) IS 'Remove a limit. Returns false if there is no such limit. For the key of one tenant, the limit of its pattern applies again.';
 
 CREATE FUNCTION rota.remove_schedule(name text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2410,7 +2405,7 @@ end $$;
 
 COMMENT ON FUNCTION rota.remove_schedule(name text, reason text) IS 'Remove a schedule. Its history and its live jobs stay.';
 
-CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text, queue_one boolean) RETURNS text
+CREATE FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean, limit_key text DEFAULT NULL::text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -3961,7 +3956,7 @@ REVOKE ALL ON FUNCTION rota.remove_limit(key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.remove_schedule(name text, reason text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, limit_key text, queue_one boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION rota.replace_job(job_id bigint, payload jsonb, queue text, run_at timestamp with time zone, priority integer, max_attempts integer, backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text, start_by timestamp with time zone, idempotency_key text, meta jsonb, queue_one boolean, limit_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION rota.replan_schedule() FROM PUBLIC;
 

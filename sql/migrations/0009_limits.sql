@@ -7,7 +7,7 @@
 -- then limited. An index over both would hold the future jobs, which every search for due ones would step over.
 alter table rota.jobs
     add column limit_key text collate "C"
-        constraint "limit_key must have 1 to 200 characters without line breaks, and at most 512 bytes"
+        constraint "limit_key must have 1 to 200 characters, at most 512 bytes"
             check (state = 'running' or length(limit_key) between 1 and 200 and octet_length(limit_key) <= 512
                    and limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]')
         constraint "limit_key must not begin with handler: or queue:"
@@ -21,7 +21,7 @@ alter table rota.dead_letters add column limit_key text collate "C";
 
 alter table rota.schedule_definitions
     add column limit_key text collate "C"
-        constraint "limit_key must have 1 to 200 characters without line breaks, and at most 512 bytes"
+        constraint "limit_key must have 1 to 200 characters, at most 512 bytes"
             check (length(limit_key) between 1 and 200 and octet_length(limit_key) <= 512
                    and limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]')
         constraint "limit_key must not begin with handler: or queue:"
@@ -44,7 +44,7 @@ create index count_permits_idx on rota.jobs (limit_key, fence_token) where lease
 create table rota.limits (
     key           text collate "C" primary key
         -- 'handler:' and a handler's name.
-        constraint "key must have 1 to 208 characters without line breaks, and at most 808 bytes"
+        constraint "key must have 1 to 208 characters, at most 808 bytes"
             check (length(key) between 1 and 208 and octet_length(key) <= 808 and key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]')
         constraint "key must not be handler: or queue: without a name" check (key not in ('handler:', 'queue:')),
     max_running   integer constraint "max_running must not be negative" check (max_running >= 0),
@@ -235,12 +235,10 @@ create function rota.remove_limit(key text) returns boolean
     language sql set search_path = pg_catalog, pg_temp as $$
     with deleted_limits as (
         delete from rota.limits where limits.key = remove_limit.key returning 1
-    ), deleted_holds as (
-        delete from rota.limit_holds where limit_holds.key = remove_limit.key
     )
     select exists (select from deleted_limits)
 $$;
-comment on function rota.remove_limit is 'Remove a limit and the hold of its key. Returns false if there is no such limit.';
+comment on function rota.remove_limit is 'Remove a limit. Returns false if there is no such limit. For the key of one tenant, the limit of its pattern applies again.';
 
 -- A key without its own row keeps the limits of the pattern that it matches.
 create function rota.put_hold(key text, until timestamptz, reason text, only_later boolean) returns void
@@ -253,11 +251,8 @@ begin
     update rota.limits
     set held_until = put_hold.until, hold_reason = rota.bounded_note(put_hold.reason)
     where limits.key = put_hold.key
-      and not (put_hold.only_later and limits.held_until >= put_hold.until);
-    if found or exists (select from rota.limits where limits.key = put_hold.key) then
-        return;
-    end if;
-    if put_hold.until is null then
+      and (put_hold.only_later and limits.held_until >= put_hold.until) is not true;
+    if put_hold.until is null or exists (select from rota.limits where limits.key = put_hold.key) then
         delete from rota.limit_holds where limit_holds.key = put_hold.key;
         return;
     end if;
@@ -265,7 +260,7 @@ begin
     values (put_hold.key, put_hold.until, rota.bounded_note(put_hold.reason))
     on conflict (key) do update
     set held_until = excluded.held_until, reason = excluded.reason, held_at = excluded.held_at
-    where not (put_hold.only_later and existing.held_until >= excluded.held_until);
+    where (put_hold.only_later and existing.held_until >= excluded.held_until) is not true;
 end $$;
 
 create function rota.hold_limit(key text, until timestamptz, reason text default null) returns void
@@ -425,8 +420,8 @@ begin
       and lane.queue <> all (select paused.queue from rota.queues as paused where paused.paused);
 
     -- ---------------------------------------------------------------------------------------- limits of handlers and queues
-    if exists (select from rota.limits where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;')
-       or exists (select from rota.limit_holds where key >= 'handler:' and key < 'handler;' or key >= 'queue:' and key < 'queue;') then
+    if exists (select from rota.limits where key like 'handler:%' or key like 'queue:%')
+       or exists (select from rota.limit_holds where key like 'handler:%' or key like 'queue:%') then
         select array_agg(name.key), coalesce(array_agg(name.key) filter (where lock.lock_id is not null), '{}')
         into shared_keys, shared_locked
         from (
@@ -1063,7 +1058,7 @@ drop function rota.replace_job(bigint, jsonb, text, timestamptz, integer, intege
 create function rota.replace_job(
     job_id bigint, payload jsonb, queue text, run_at timestamptz, priority integer, max_attempts integer,
     backoff_base interval, backoff_cap interval, retry_for interval, timeout interval, lease interval, delivery text,
-    start_by timestamptz, idempotency_key text, meta jsonb, limit_key text, queue_one boolean
+    start_by timestamptz, idempotency_key text, meta jsonb, queue_one boolean, limit_key text default null
 ) returns text
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -1224,8 +1219,8 @@ begin
         elsif put_job.on_conflict in ('replace', 'queue_one') then
             replacement := rota.replace_job(live_job_id, put_job.payload, put_job.queue, put_job.run_at, put_job.priority,
                 put_job.max_attempts, put_job.backoff_base, put_job.backoff_cap, put_job.retry_for, put_job.timeout,
-                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta, put_job.limit_key,
-                put_job.on_conflict = 'queue_one');
+                put_job.lease, put_job.delivery, put_job.start_by, put_job.idempotency_key, put_job.meta,
+                put_job.on_conflict = 'queue_one', put_job.limit_key);
             continue when replacement = 'gone';
         end if;
         return query select live_job_id, false,

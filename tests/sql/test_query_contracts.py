@@ -142,18 +142,20 @@ def test_terms_are_the_columns_of_the_queries_that_read_them(name: str) -> None:
 
 def test_a_claim_is_built_from_the_columns_in_their_order() -> None:
     """It is built by position, because that is what a claim can afford: two columns swapped would pass unseen."""
-    columns = header(SQL["claim_due_jobs"]).columns
     fields = _fields(Claim)
-    assert [c.name for c in columns] == [
-        *(field.name for field in fields),
-        "next_in",
-        "others",
-        "due_lanes",
-        "due_from",
-        "ignored",
-    ]
-    kinds = [PYTHON_NAMES[c.type] for c in columns[: len(fields) - 1]]
-    assert kinds == ["int" if f.name == "fence_token" else f.type for f in fields[:-1]]
+    assert [field.name for field in fields[-2:]] == ["limit_key", "is_limited"]
+    last_row = {
+        "claim_due_jobs": ["next_in", "others", "due_lanes", "due_from", "ignored", "limited"],
+        "claim_limited_jobs": [
+            "turn", "weight", "next_in", "is_contended", "ignored", "round_complete", "walked_priorities", "walked_parts",
+            "walked_queues", "walked_keys",
+        ],
+    }  # fmt: skip
+    for name, of_a_job in (("claim_due_jobs", fields[:-2]), ("claim_limited_jobs", fields)):
+        columns = header(SQL[name]).columns
+        assert [c.name for c in columns] == [*(field.name for field in of_a_job), *last_row[name]]
+        kinds = [PYTHON_NAMES[c.type] for c in columns[: len(of_a_job)]]
+        assert kinds == ["int" if f.name == "fence_token" else f.type for f in of_a_job]
 
 
 async def test_a_claim_carries_what_the_row_says(conn: Connection[Record]) -> None:

@@ -37,13 +37,13 @@
 -- dies, any of them may be the cause, so this loss must not bury the job. A suspect runs alone on its last attempt, and after it
 -- was lost together with others: its history then shows more than two losses (or none, if it was pruned).
 with shared_limit as materialized (
-    select limits.key from rota.limits where limits.key >= 'handler:' and limits.key < 'handler;'
+    select limits.key from rota.limits where limits.key like 'handler:%'
     union all
-    select limits.key from rota.limits where limits.key >= 'queue:' and limits.key < 'queue;'
+    select limits.key from rota.limits where limits.key like 'queue:%'
     union all
-    select hold.key from rota.limit_holds as hold where hold.key >= 'handler:' and hold.key < 'handler;'
+    select hold.key from rota.limit_holds as hold where hold.key like 'handler:%'
     union all
-    select hold.key from rota.limit_holds as hold where hold.key >= 'queue:' and hold.key < 'queue;'
+    select hold.key from rota.limit_holds as hold where hold.key like 'queue:%'
 ),
 lane as materialized (
     select lane.slot_group, lane.queue, lane.handler, lane.priority, lane.number::int4 as number, head.run_at,

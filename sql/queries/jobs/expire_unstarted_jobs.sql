@@ -4,7 +4,8 @@
 --   -> job_id int8, handler text, queue text, schedule_id int8?
 -- index: expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0009)
 with overdue_jobs as materialized (
-    (
+    select keyless.job_id
+    from (
         select job.job_id
         from rota.jobs as job
         where job.start_by is not null
@@ -15,9 +16,10 @@ with overdue_jobs as materialized (
         order by job.start_by
         limit $1
         for update skip locked
-    )
+    ) as keyless
     union all
-    (
+    select keyed.job_id
+    from (
         select job.job_id
         from rota.jobs as job
         where job.start_by is not null
@@ -28,7 +30,7 @@ with overdue_jobs as materialized (
         order by job.start_by
         limit $1
         for update skip locked
-    )
+    ) as keyed
 ),
 expired_jobs as (
     delete from rota.jobs as job

@@ -1,3 +1,2 @@
 -- Notify all dispatchers: a permit of a limit is free, and this node has no slot for the next job.
---   -> told void?
-select rota.tell('rota_wake', '') as told
+select rota.tell('rota_wake', '')

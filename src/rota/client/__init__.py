@@ -73,9 +73,9 @@ async def enqueue_many(
 ) -> int:
     """Insert a job for each payload, about as fast as COPY, and return the number of jobs inserted.
 
-    `columns` are those of `enqueue`, and apply to all jobs. `unique_key`, `idempotency_key`, `run_at`, `priority`, `meta` and `limit_key` may
-    also be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. If a live job has the same unique_key,
-    it is kept and no job is inserted. `encode` turns a payload that isn't JSON into JSON text.
+    `columns` are those of `enqueue`, and apply to all jobs. `unique_key`, `idempotency_key`, `run_at`, `priority`, `meta` and
+    `limit_key` may also be functions of the payload: `unique_key=lambda order: f"order:{order['id']}"`. If a live job has the
+    same unique_key, it is kept and no job is inserted. `encode` turns a payload that isn't JSON into JSON text.
     The errors are those of `enqueue`, and name the payload: `payloads[7]: …`. On asyncpg and psycopg, an error undoes all
     inserts of the call and leaves the caller's transaction usable. On SQLAlchemy, and with a unique_key, statements of thousands
     of jobs are sent once all payloads are checked. Without a transaction, jobs of earlier statements stay if a later one fails.

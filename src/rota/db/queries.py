@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -132,110 +133,76 @@ class LimitedClaims(NamedTuple):
     """Slot group -> where the walk stopped, because it had seen as many keys as one claim may."""
 
 
-async def claim_limited_jobs(
-    db: Connection,
-    *,
-    node: NodeId,
-    groups: Mapping[str, int],
-    own_queues: Sequence[str],
-    handlers: Sequence[str],
-    lanes: Sequence[Lane],
-    cursors: Mapping[tuple[str, int], Cursor],
-    positions: Mapping[str, WalkPosition],
-    suspects: int,
-    total: int,
-    lease: timedelta,
-    only: Sequence[int] | None = None,
-    skipped: Sequence[int] | None = None,
-) -> LimitedClaims:
-    """Claim jobs that have a key or whose handler or queue has a limit, and in turn with them the jobs of `lanes`.
+class LimitedSearch(NamedTuple):
+    """Where a claim of limited jobs searches, and for how many jobs."""
 
-    cursors: (slot group, priority) -> cursor
-    positions: slot group -> where to resume a walk
+    node: NodeId
+    groups: Mapping[str, int]
+    """Slot group -> jobs to claim at most: 0 for a group without a free slot."""
+    own_queues: Sequence[str]
+    """The queues that have slots of their own on this node."""
+    handlers: Sequence[str]
+    lanes: Sequence[Lane]
+    """Where to search for jobs without a key, which take turns with the others."""
+    cursors: Mapping[tuple[str, int], Cursor]
+    """(slot group, priority) -> cursor."""
+    positions: Mapping[str, WalkPosition]
+    """Slot group -> where to resume a walk."""
+    suspects: int
+    total: int
+    lease: timedelta
+
+
+async def claim_limited_jobs(
+    db: Connection, search: LimitedSearch, *, only: Sequence[int] | None, skipped: Sequence[int]
+) -> LimitedClaims:
+    """Claim jobs that have a key or whose handler or queue has a limit, and in turn with them jobs of the search's lanes.
+
+    only, skipped: job_ids to restrict the claim to, or to leave out
     """
-    rows = await db.fetch(
-        SQL["claim_limited_jobs"],
-        *_limited_arguments(node, groups, own_queues, handlers, lanes, cursors, positions),
-        int(suspects),
-        total,
-        lease,
-        only,
-        skipped or None,
-        False,
-    )
+    rows = await _fetch_limited_jobs(db, search, only=only, skipped=skipped, dry_run=False)
     next_in, contended, ignored, complete, *stopped = rows.pop()[22:]
-    rows.sort(key=_turn)
-    positions_of_groups = [WalkPosition(*values) for values in zip(*stopped, strict=True)]
+    rows.sort(key=itemgetter(20))
+    walked = zip(search.groups, *stopped, strict=True)
     return LimitedClaims(
         Claimed([Claim(*row[:20]) for row in rows], next_in, ignored=ignored or ()),
         [row[21] for row in rows],
         contended,
-        dict(zip(groups, complete, strict=True)),
-        {
-            group: position
-            for group, position in zip(groups, positions_of_groups, strict=True)
-            if position.priority is not None
-        },
+        dict(zip(search.groups, complete, strict=True)),
+        {group: WalkPosition(*position) for group, *position in walked if position[0] is not None},
     )
 
 
-async def find_limited_jobs(
-    db: Connection,
-    *,
-    node: NodeId,
-    groups: Mapping[str, int],
-    own_queues: Sequence[str],
-    handlers: Sequence[str],
-    lanes: Sequence[Lane],
-    cursors: Mapping[tuple[str, int], Cursor],
-    positions: Mapping[str, WalkPosition],
-    suspects: int,
-    total: int,
-    skipped: Sequence[int],
-) -> list[DueJob]:
+async def find_limited_jobs(db: Connection, search: LimitedSearch, *, skipped: Sequence[int]) -> list[DueJob]:
     """Return the jobs that `claim_limited_jobs` would claim now."""
-    rows = await db.fetch(
+    rows = await _fetch_limited_jobs(db, search, only=None, skipped=skipped, dry_run=True)
+    names = DueJob._fields
+    return [DueJob(*(row[name] for name in names)) for row in rows[:-1]]
+
+
+async def _fetch_limited_jobs(
+    db: Connection, search: LimitedSearch, *, only: Sequence[int] | None, skipped: Sequence[int], dry_run: bool
+) -> list[asyncpg.Record]:
+    resumed = [search.positions.get(group, (None, None, None, None)) for group in search.groups]
+    return await db.fetch(
         SQL["claim_limited_jobs"],
-        *_limited_arguments(node, groups, own_queues, handlers, lanes, cursors, positions),
-        int(suspects),
-        total,
-        timedelta(0),
-        None,
-        list(skipped),
-        True,
+        search.node,
+        list(search.groups),
+        list(search.groups.values()),
+        search.own_queues,
+        search.handlers,
+        *([lane[column] for lane in search.lanes] for column in range(1, 5)),
+        [group for group, _ in search.cursors],
+        [priority for _, priority in search.cursors],
+        *([cursor[column] for cursor in search.cursors.values()] for column in range(3)),
+        *([position[column] for position in resumed] for column in range(4)),
+        search.suspects,
+        search.total,
+        search.lease,
+        only,
+        list(skipped) or None,
+        dry_run,
     )
-    return [
-        DueJob(row["job_id"], row["queue"], row["handler"], row["priority"], row["schedule_id"]) for row in rows[:-1]
-    ]
-
-
-def _turn(row: asyncpg.Record) -> int:
-    turn: int = row[20]
-    return turn
-
-
-def _limited_arguments(
-    node: NodeId,
-    groups: Mapping[str, int],
-    own_queues: Sequence[str],
-    handlers: Sequence[str],
-    lanes: Sequence[Lane],
-    cursors: Mapping[tuple[str, int], Cursor],
-    positions: Mapping[str, WalkPosition],
-) -> list[Any]:
-    resumed = [positions.get(group, (None, None, None, None)) for group in groups]
-    return [
-        node,
-        list(groups),
-        list(groups.values()),
-        own_queues,
-        handlers,
-        *([lane[column] for lane in lanes] for column in (1, 2, 3, 4)),
-        [group for group, _ in cursors],
-        [priority for _, priority in cursors],
-        *([cursor[column] for cursor in cursors.values()] for column in (0, 1, 2)),
-        *([position[column] for position in resumed] for column in (0, 1, 2, 3)),
-    ]
 
 
 async def extend_holds(db: Connection, holds: Sequence[tuple[str, timedelta | None, datetime | None]]) -> None:
@@ -415,7 +382,10 @@ async def raise_fence_tokens(db: Connection) -> bool:
 
 
 async def prune(db: Connection, *, what: str, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` rows older than `keep`; return their number. `what`: attempts, fires, dead_letters, guards, audit or limit_starts."""
+    """Delete up to `limit` rows older than `keep`; return their number.
+
+    what: attempts, fires, dead_letters, guards, audit or limit_starts
+    """
     pruned: int = await db.fetchval(SQL[f"prune_{what}"], keep, limit)
     return pruned
 

@@ -31,7 +31,10 @@ class Suspects(IntEnum):
 
 @dataclass(slots=True)
 class Claim:
-    """One row of `claim_due_jobs` or `claim_limited_jobs`. Payload, meta and checkpoint are undecoded text: the attempt decodes them, as that may fail."""
+    """One row of `claim_due_jobs` or `claim_limited_jobs`.
+
+    Payload, meta and checkpoint are undecoded text: the attempt decodes them, as that may fail.
+    """
 
     job_id: int
     handler: str

@@ -40,8 +40,8 @@ _FLAG = (bool, "write True or False")
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(_NAME_ARGUMENTS | _CHOICES.keys(), _TEXT),
     **dict.fromkeys(
-        ("cron", "timezone", "description", "release", "unique_key", "idempotency_key", "on_conflict", "schedule", "note",
-         "resource"), _TEXT,
+        ("cron", "timezone", "description", "release", "unique_key", "idempotency_key", "on_conflict", "limit_key",
+         "schedule", "note", "resource"), _TEXT,
     ),
     **dict.fromkeys(
         ("max_attempts", "priority", "catch_up_limit", "job_id", "attempt", "fence_token", "schedule_id", "count", "limit"), _COUNT,

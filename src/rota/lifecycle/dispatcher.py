@@ -1,7 +1,8 @@
 """Claim due jobs, never more than the free slots, and start them.
 
-`lanes` decides which lanes a look searches, `turns` when limited jobs are claimed and whose turn it is, `suspects` how many jobs that lost their worker twice may run at once, `slots` how many
-jobs are claimed ahead, and `refused_jobs` when a job is tried again whose row can't be claimed.
+`lanes` decides which lanes a look searches, `turns` when limited jobs are claimed and whose turn it is, `suspects` how many jobs
+that lost their worker twice may run at once, `slots` how many jobs are claimed ahead, and `refused_jobs` when a job is tried again
+whose row can't be claimed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncpg
 
 from rota.db import queries
 from rota.db.pool import Pool, connection
-from rota.db.queries import Claimed, LimitedClaims
+from rota.db.queries import Claimed, LimitedClaims, LimitedSearch
 from rota.db.salvage import ROW_CLIENT_ERRORS, TRANSIENT, Fault, fault_of, salvage
 from rota.domain.job import Suspects
 from rota.handlers.attempt import Attempt
@@ -373,51 +374,35 @@ class Dispatcher:
         suspects: Suspects = Suspects.NONE,
     ) -> LimitedClaims:
         """Claim limited jobs and start them. Set aside a job whose row makes the claim fail, and claim the others."""
+        search = LimitedSearch(
+            node=self._node,
+            groups=groups,
+            own_queues=self._own_queues,
+            handlers=self._handlers,
+            lanes=lanes,
+            cursors=self._turns.cursors,
+            positions=self._turns.positions,
+            suspects=int(suspects),
+            total=total,
+            lease=self._lease,
+        )
 
         async def claim(only: Sequence[int] | None) -> LimitedClaims:
             sent_at = boottime()
-            found = await queries.claim_limited_jobs(
-                db,
-                node=self._node,
-                groups=groups,
-                own_queues=self._own_queues,
-                handlers=self._handlers,
-                lanes=lanes,
-                cursors=self._turns.cursors,
-                positions=self._turns.positions,
-                suspects=suspects,
-                total=total,
-                lease=self._lease,
-                only=only,
-                skipped=self._refused.job_ids,
-            )
+            found = await queries.claim_limited_jobs(db, search, only=only, skipped=self._refused.job_ids)
             self.reached = boottime()
             self._start_claimed(found.claimed, sent_at=sent_at, suspects=suspects)
             self._refused.add_ignored(found.claimed)
             return found
 
         async def find() -> list[DueJob]:
-            return await queries.find_limited_jobs(
-                db,
-                node=self._node,
-                groups=groups,
-                own_queues=self._own_queues,
-                handlers=self._handlers,
-                lanes=lanes,
-                cursors=self._turns.cursors,
-                positions=self._turns.positions,
-                suspects=suspects,
-                total=total,
-                skipped=self._refused.job_ids,
-            )
+            return await queries.find_limited_jobs(db, search, skipped=self._refused.job_ids)
 
         found = await self._salvaged(db, claim, find)
-        # After a refused claim, the next one walks the keys again.
-        return (
-            found
-            if isinstance(found, LimitedClaims)
-            else NO_LIMITED_CLAIMS._replace(complete=dict.fromkeys(groups, False))
-        )
+        if isinstance(found, LimitedClaims):
+            return found
+        # A row was refused: walk the keys again.
+        return NO_LIMITED_CLAIMS._replace(complete=dict.fromkeys(groups, False))
 
     async def _salvaged(
         self,
@@ -425,7 +410,7 @@ class Dispatcher:
         claim: Callable[[Sequence[int] | None], Awaitable[Found]],
         find: Callable[[], Awaitable[list[DueJob]]],
     ) -> Found | list[Found]:
-        """Return what `claim` found. If a row makes it fail, claim the jobs that `find` returns in parts, and set the bad ones aside."""
+        """Return what `claim` found. If a row makes it fail, claim what `find` returns in parts, and set the bad jobs aside."""
         try:
             return await claim(None)
         except (asyncpg.PostgresError, *ROW_CLIENT_ERRORS) as error:

@@ -40,7 +40,7 @@ BASE, CAP = timedelta(seconds=5), timedelta(hours=1)
 """The backoff of jobs whose row has none."""
 
 
-def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settlement:
+def decide(terms: Terms, outcome: Outcome, random: Callable[[], float]) -> Settlement:  # noqa: PLR0912  one case an outcome
     """Return what becomes of the job. Delays count from the database's now() when the settlement is written."""
     at_most_once = terms.delivery == "at_most_once"
     match outcome:
