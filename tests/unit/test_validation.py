@@ -32,7 +32,8 @@ CHOICE = (5, True, ["skip"])
 
 KINDS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("name", "queue", "handler", "timezone", "description", "owner", "unique_key", "idempotency_key", "limit_key", "schedule", "cron"),
+        ("name", "queue", "handler", "timezone", "description", "owner", "unique_key", "idempotency_key", "limit_key", "schedule",
+         "cron"),
         TEXT,
     ),
     **dict.fromkeys(
