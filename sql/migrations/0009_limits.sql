@@ -1,4 +1,4 @@
--- Limits: how many jobs of a key run at once, how many start in an interval, and fair turns between keys. docs/limits.md explains the
+-- Limits: how many jobs of a key run at once, how many start in an interval, and fair turns between keys. docs/design.md explains the
 -- design. Daemons of the schema before keep working beside this one: they never claim a job that has a key.
 
 -- ------------------------------------------------------------------------------------------------------------- columns
@@ -283,7 +283,7 @@ $$;
 -- ---------------------------------------------------------------------------------------------------- the claim
 
 -- Claim due jobs of one node that have a key, or whose handler or queue has a limit, and the node's other jobs in turn with them.
--- sql/queries/jobs/claim_limited_jobs.sql describes the arguments and columns, docs/limits.md the design.
+-- sql/queries/jobs/claim_limited_jobs.sql describes the arguments and columns, docs/design.md the design.
 --
 -- One statement can't lock a key and count its permits: under READ COMMITTED its snapshot is older than the lock, so the count would
 -- miss a claim that committed in between. So this function locks keys in one statement and counts in a later one, whose snapshot is

@@ -1,6 +1,6 @@
 -- Claim due jobs that have a key, or whose handler or queue has a limit. Jobs without a key take turns with them.
 -- The order is priority, then turns: each key of a queue and priority starts at most `weight` jobs, then the next key is visited.
--- Locks and permits are explained in docs/limits.md.
+-- Locks and permits are explained in docs/design.md.
 --   $1 node_id             uuid
 --   $2 slot_groups         text[]         as in claim_due_jobs, and also groups without a free slot
 --   $3 slots               int4[]         free slots of each slot group
