@@ -160,7 +160,7 @@ begin
             (array[operator], 'insert (key, max_running, max_starts, per, weight, held_until, hold_reason, note), '
                 'update (key, max_running, max_starts, per, weight, held_until, hold_reason, note), delete', 'limits'),
             (array[daemon], 'select, insert (key, max_running, max_starts, per, declared_by, declared), '
-                'update (max_running, max_starts, per, declared_by, declared)', 'limits'),
+                'update (max_running, max_starts, per, declared_by, declared), delete', 'limits'),
             (array[daemon], 'select, delete', 'limit_holds'),
             (array[daemon], 'select, insert, delete', 'limit_starts'),
             (array[daemon], 'select, update', 'limit_locks')

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from rota.domain.declaration import declare as declare_schedule
+from rota.domain.declaration import declare_limit
 from rota.domain.payload import encode
 from rota.domain.validation import check_declaration, check_name
 from rota.errors import AppNotFound, ConfigError, InvalidPayload
 from rota.handler_exceptions import LONGEST_DELAY
 from rota.handlers import Handler
 from rota.handlers.codec import codec_of
-from rota.handlers.handler_function import declare
+from rota.handlers.handler_function import declare, limit_key_of
 from rota.handlers.python import in_process, in_thread, is_async, on_loop
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class App:
         delivery: Delivery | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         runs_in: Literal["process"] | None = None,
+        limit_key: str | Callable[[Any], str | None] | None = None,
+        max_running: int | None = None,
+        max_starts: int | None = None,
+        per: timedelta | None = None,
     ) -> Declare:
         """Register a function that takes the job. `async def` runs on the loop, `def` in a thread.
 
@@ -116,6 +121,12 @@ class App:
         whose delays double and have jitter. It is a list of delays (the first failure, the second …; the last delay repeats), or a
         function that gets the number of the failed attempt, from 1. These delays have no jitter and win over the job's own
         columns. The function isn't called for an attempt whose daemon died.
+
+        `limit_key` is the key of its jobs, or a function of the payload that returns it. The enqueue methods of the returned
+        function and declared schedules use it, unless they set another. `max_running` jobs of the handler run at once in the
+        whole fleet, and `max_starts` start within `per`: a starting daemon stores both as the limit `handler:NAME`. As with
+        declared schedules, edits by operators stay.
+
         The decorator returns the same function, so tests can call it, with `.name`, `.enqueue(conn, payload)` and variants added.
         Raises ConfigError for a name that is taken and for invalid options.
         """
@@ -126,6 +137,10 @@ class App:
         check_declaration(
             f"handler {name!r}", backoff_base=backoff_base, backoff_cap=backoff_cap, runs_in=runs_in, **options
         )
+        limits: Any = {"max_running": max_running, "max_starts": max_starts, "per": per}
+        check_declaration(f"handler {name!r}", limit_key=None if callable(limit_key) else limit_key, **limits)
+        if (max_starts is None) is not (per is None):
+            raise ConfigError(f"handler {name!r} needs both max_starts and per, or neither")
         backoff_base, backoff_cap, backoff = _checked_backoff(name, backoff, backoff_base, backoff_cap)
         if not (isinstance(permanent, Sequence) and all(_is_exception_type(kind) for kind in permanent)):
             raise ConfigError(
@@ -152,9 +167,11 @@ class App:
                 backoff_cap=backoff_cap,
                 backoff=backoff,
                 permanent=tuple(permanent),
+                limit_key=limit_key,
                 **options,
+                **limits,
             )
-            return declare(name, function, codec)
+            return declare(name, function, codec, limit_key)
 
         return register
 
@@ -192,13 +209,14 @@ class App:
         expect_success_within: timedelta | None = None,
         description: str | None = None,
         owner: str | None = None,
+        limit_key: str | None = None,
     ) -> Callable[[F], F]:
         """Declare a schedule of a handler. Put it above or below `@app.handler`, or give `handler` and ignore the result.
 
         A starting daemon inserts missing schedules, and updates the values that have changed *in the code* since they were last
         applied. Edits and pauses by operators stay, an update fires nothing, and an older release changes nothing. `name`
         defaults to the handler's name. `paused` is only used when the schedule is inserted. None means the default of
-        `rota.schedules`. Raises InvalidCron or ConfigError for invalid options.
+        `rota.schedules`, and for `limit_key` that of the handler. Raises InvalidCron or ConfigError for invalid options.
         """
         arguments = dict(locals())
         given = {option: value for option, value in arguments.items() if option not in {"self", "name", "handler"}}
@@ -236,14 +254,24 @@ class App:
                     )
                 except InvalidPayload as error:
                     raise ConfigError(f"schedule {name or handler_name!r}: {error}") from error
-            self._add_declaration(
-                declarations,
-                declare_schedule(name or handler_name, **{**given, "payload": payload}, handler=handler_name),
-            )
+            limit_key = given["limit_key"]
+            if limit_key is None and handler_name in handlers:
+                limit_key = _schedule_limit_key(name or handler_name, handlers[handler_name], given["payload"])
+            values = {**given, "payload": payload, "limit_key": limit_key}
+            self._add_declaration(declarations, declare_schedule(name or handler_name, **values, handler=handler_name))
         for other in self._included:
             for declaration in other.schedules.values():
                 self._add_declaration(declarations, declaration)
         return declarations
+
+    @property
+    def limits(self) -> Mapping[str, Declaration]:
+        """The declared limits by key, `handler:NAME`, including those of included apps."""
+        declared = [
+            declare_limit(name, max_running=handler.max_running, max_starts=handler.max_starts, per=handler.per)
+            for name, handler in self.handlers.items()
+        ]
+        return {limit.name: limit for limit in declared if limit is not None}
 
     def _add_declaration(self, declarations: dict[str, Declaration], declaration: Declaration) -> None:
         if declaration.name in declarations:
@@ -312,6 +340,19 @@ class App:
         for app in self._included_by:
             yield app
             yield from app._all_included_by()  # noqa: SLF001
+
+
+def _schedule_limit_key(schedule: str, handler: Handler, payload: Any) -> str | None:
+    """Return the key of the handler for the schedule's jobs. Raises ConfigError if its function fails."""
+    if not callable(handler.limit_key):
+        return handler.limit_key
+    try:
+        return limit_key_of(handler.limit_key, handler.codec.decode("{}") if payload is None else payload)
+    except Exception as error:
+        raise ConfigError(
+            f"schedule {schedule!r}: limit_key of handler {handler.name!r} fails for its payload "
+            f"({type(error).__name__}): give the schedule its own limit_key"
+        ) from error
 
 
 def _is_exception_type(value: object) -> bool:

@@ -53,8 +53,7 @@ from rota.db import drivers, queries
 from rota.db.blocking import BlockingPool, Login
 from rota.db.connecting import open_connection
 from rota.db.migrate import read_installation
-from rota.db.queries import ANY_TIME
-from rota.domain.job import NodeId, Suspects
+from rota.domain.job import Claim, NodeId, Suspects
 from rota.domain.outcome import (
     Cancelled,
     Committed,
@@ -83,7 +82,6 @@ from rota.inline import (
     make_attempt,
 )
 from rota.lifecycle.executor import Executor
-from rota.lifecycle.lanes import MAX_SEARCHED_QUEUES, PRIORITIES
 from rota.lifecycle.running import Running
 from rota.lifecycle.settle import Settler
 from rota.lifecycle.wake import Wake
@@ -197,7 +195,7 @@ class Ran:
 async def drain(
     app: App, conn: asyncpg.Connection | str, *, at_once: bool = False, limit: int = 1000, state: Any = _ANY
 ) -> list[Ran]:
-    """Run the app's due jobs one after the other until none is due, and return their attempts in order.
+    """Run the app's due jobs one after the other until none is due, and return their attempts in order. Ignores limits.
 
     All statements run on `conn`, an asyncpg connection, in the transaction that is open there, so a rollback undoes everything.
     Jobs that the handlers enqueue run too. The database's time doesn't advance in a transaction, so retries don't become due;
@@ -265,38 +263,22 @@ class _DrainingDaemon:
             handlers=[handler.row for handler in self._handlers.values()],
         )
         await queries.raise_fence_tokens(self._conn)
-        while claims := await self._claim(at_once=at_once):
+        while claim := await self._claim(at_once=at_once):
             if len(self._ran) >= limit:
                 raise AssertionError(
                     f"{limit} attempts, and jobs are still due: the last was of {self._ran[-1].handler!r}"
                 )
-            for claim in claims:
-                await self._run_attempt(
-                    Attempt(claim, lease=LEASE.total_seconds(), claim_sent_at=0.0, suspect=Suspects.NONE)
-                )
+            await self._run_attempt(
+                Attempt(claim, lease=LEASE.total_seconds(), claim_sent_at=0.0, suspect=Suspects.NONE)
+            )
         return self._ran
 
-    async def _claim(self, *, at_once: bool) -> list[Any]:
+    async def _claim(self, *, at_once: bool) -> Claim | None:
         if at_once:
             await queries.make_jobs_due(self._conn, handlers=list(self._handlers))
-        last, handlers = "", list(self._handlers)
-        while found := await queries.list_queues(self._conn, after=last, limit=MAX_SEARCHED_QUEUES, handlers=handlers):
-            last = found[-1][0]
-            lanes = [
-                ("*", queue, handler, priority, ANY_TIME)
-                for queue, present in found
-                for handler in present
-                for priority in PRIORITIES
-            ]
-            if not lanes:
-                continue
-            for suspects in (Suspects.NONE, Suspects.ANY):
-                claimed = await queries.claim_due_jobs(
-                    self._conn, node=self._node, groups={"*": 1}, lanes=lanes, suspects=suspects, total=1, lease=LEASE
-                )
-                if claimed.claims:
-                    return claimed.claims
-        return []
+        return await queries.claim_job_without_limits(
+            self._conn, node=self._node, handlers=list(self._handlers), lease=LEASE
+        )
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         self._running.add([attempt], self._executor.start)

@@ -242,3 +242,52 @@ async def test_only_declared_schedules_have_a_success_metric_of_their_own(
         assert metrics.get_sample_value(name, {"schedule": "by hand"}) is None
         assert metrics.get_sample_value("rota_schedules", {"state": "ok"}) == (1 if declared else 2)
         assert metrics.get_sample_value("rota_schedules", {"state": "invalid"}) == 0
+
+
+def limited(*, release: str | None = None, key: str = "handler", **limits: Any) -> App:
+    """An app with one handler and its limits."""
+    app = App("shop", release=release)
+    app.handler(key, **limits)(lambda _: None)
+    return app
+
+
+async def apply_limits(conn: Connection[Record], app: App, **options: bool) -> dict[str, str]:
+    """Apply the app's limits as a daemon does at its start, and return key -> what was done."""
+    steps = await declarations.apply(
+        conn, declarations.LIMITS, app=app.name, release=app.release, declarations=app.limits, **options
+    )
+    return {step.name: step.what for step in steps}
+
+
+async def test_declared_limits_follow_the_rules_of_declared_schedules(conn: Connection[Record]) -> None:
+    """An operator's edits survive a restart and a change of other values, and a limit set by hand is never taken over."""
+    minute = timedelta(minutes=1)
+    assert await apply_limits(conn, limited(max_running=3, max_starts=10, per=minute)) == {
+        "handler:handler": "inserted"
+    }
+    await conn.execute("update rota.limits set max_running = 1, weight = null, note = 'by hand'")
+    same = limited(max_running=3, max_starts=10, per=minute)
+    assert await apply_limits(conn, same) == {"handler:handler": "unchanged"}
+    assert await apply_limits(conn, limited(max_running=3, max_starts=20, per=minute, release="2")) == {
+        "handler:handler": "updated"
+    }
+    row = await conn.fetchrow("select * from rota.limits")
+    assert row is not None
+    assert (row["max_running"], row["max_starts"], row["per"], row["note"]) == (1, 20, minute, "by hand")
+    assert await apply_limits(conn, limited(max_running=9, release="1")) == {"handler:handler": "newer_release"}
+    assert await apply_limits(conn, limited(release="2")) == {"handler:handler": "undeclared"}
+    await conn.execute("select rota.set_limit('handler:mine', 5)")
+    mine = limited(key="mine", max_running=1)
+    assert await apply_limits(conn, mine, prune=True) == {"handler:handler": "undeclared", "handler:mine": "not_ours"}
+    assert await conn.fetchval("select array_agg(key) from rota.limits") == ["handler:mine"]
+    assert await apply_limits(conn, mine, force=True) == {"handler:mine": "updated"}
+    assert await conn.fetchval("select max_running from rota.limits") == 1
+
+
+async def test_a_starting_daemon_declares_the_limits_of_its_handlers(
+    database: Database, conn: Connection[Record]
+) -> None:
+    """With the rights of rota_daemon, which are tested elsewhere."""
+    async with run_node(database.dsn, limited(max_running=2)) as running:
+        assert running.events_named("limit.inserted")[0]["limit"] == "handler:handler"
+    assert await conn.fetchval("select max_running from rota.limits where declared_by = 'shop'") == 2

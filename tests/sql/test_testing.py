@@ -220,3 +220,24 @@ async def test_a_made_up_jobs_transaction_runs_on_the_connection_that_was_lent(
     assert await perform(app, "effect", conn=conn) == Committed()
     assert await rota.inline.call_inline(app, "effect", dsn=database.dsn) == Committed()
     assert await conn.fetchval("select array_agg(n order by n) from effects") == [1, 3, 4, 4]
+
+
+async def test_drain_ignores_limits_and_finds_the_keys_that_the_sdk_set(conn: Connection[Record]) -> None:
+    """A test of an app must not depend on the limits of the database; the keys are what its code decides."""
+    app = rota.App("shop")
+
+    @app.handler("mail", limit_key=lambda order: f"to:{order['to']}" if order["to"] else None)
+    async def mail(_: rota.Job[dict[str, int]]) -> None: ...
+
+    await conn.execute("select rota.set_limit('*', 0); select rota.set_limit('handler:mail', 0)")
+    await mail.enqueue(conn, {"to": 1})
+    await mail.enqueue(conn, {"to": 1}, limit_key="x", priority=9)
+    assert await mail.enqueue_many(conn, [{"to": 2}, {"to": 0}], priority=9) == 2
+    await mail.enqueue(conn, {"to": 3}, limit_key=None, run_at=datetime.now(UTC) + timedelta(days=1))
+    (first,) = await assert_enqueued(conn, mail, limit_key="to:1")
+    for key in ("x", "to:2"):
+        await assert_enqueued(conn, mail, limit_key=key, count=1)
+    assert await conn.fetchval("select count(*) from rota.jobs where limit_key is null") == 2
+    ran = await drain(app, conn)
+    assert (len(ran), ran[0].job_id) == (4, first)
+    assert len(await drain(app, conn, at_once=True)) == 1

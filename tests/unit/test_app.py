@@ -45,6 +45,12 @@ def test_the_decorator_registers_the_handler_and_returns_the_function_unchanged(
         ({"queue": "a\nb"}, "queue = .*: write a name"),
         ({"delivery": "once"}, "delivery = 'once': choose 'at_least_once' or 'at_most_once'"),
         ({"runs_in": "thread"}, "runs_in = 'thread': choose 'process'"),
+        ({"limit_key": ""}, "limit_key = '': write a text of 1 to 200 characters on one line"),
+        ({"limit_key": "queue:x"}, "limit_key = 'queue:x': write a key that does not begin with handler: or queue:"),
+        ({"max_running": -1}, "max_running = -1: choose at least 0"),
+        ({"max_starts": 0, "per": timedelta(1)}, "max_starts = 0: choose 1 to 100000"),
+        ({"max_starts": 5, "per": timedelta(32)}, "per = .*: choose 1 second to 31 days"),
+        ({"max_starts": 5}, "handler 'h' needs both max_starts and per, or neither"),
     ],
 )
 def test_an_invalid_handler_option_is_refused_by_name_at_import(options: dict[str, Any], message: str) -> None:
@@ -108,6 +114,27 @@ def test_an_error_in_an_unnamed_schedule_quotes_its_expression() -> None:
     """The schedule's handler is not known before the app is complete."""
     with pytest.raises(InvalidCron, match=r"schedule '0 0 30 2 \*': there is no February 30"):
         rota.App("a").schedule("0 0 30 2 *")
+
+
+def test_handlers_declare_limits_and_their_schedules_inherit_the_limit_key() -> None:
+    """Also those of included apps. A schedule's own key wins, and a key function that fails names the schedule."""
+    app, other = rota.App("a"), rota.App("b")
+    app.handler("free")(lambda _: None)
+    app.handler("mail", max_running=3, limit_key=lambda mail: f"to:{mail['to']}")(lambda _: None)
+    other.handler("api", max_starts=10, per=timedelta(minutes=1), limit_key="api")(lambda _: None)
+    app.include(other)
+    assert {key: limit.columns for key, limit in app.limits.items()} == {
+        "handler:mail": {"max_running": 3},
+        "handler:api": {"max_starts": 10, "per": "60 seconds"},
+    }
+    app.schedule("0 0 * * *", name="own", handler="mail", payload={"to": 1}, limit_key="x")
+    app.schedule("0 0 * * *", name="called", handler="mail", payload={"to": 1})
+    app.schedule("0 0 * * *", handler="api")
+    keys = {name: declaration.columns["limit_key"] for name, declaration in app.schedules.items()}
+    assert keys == {"own": "x", "called": "to:1", "api": "api"}
+    app.schedule("0 0 * * *", name="bad", handler="mail")
+    with pytest.raises(ConfigError, match="schedule 'bad': limit_key of handler 'mail' fails for its payload"):
+        _ = app.schedules
 
 
 def test_the_error_for_a_payload_that_is_not_json_names_the_schedule() -> None:

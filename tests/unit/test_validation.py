@@ -39,11 +39,11 @@ KINDS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("delivery", "misfire", "overlap", "dst_gap", "dst_fold", "on_conflict", "runs_in"), CHOICE
     ),
-    **dict.fromkeys(("max_attempts", "priority", "catch_up_limit"), COUNT),
+    **dict.fromkeys(("max_attempts", "priority", "catch_up_limit", "max_running", "max_starts"), COUNT),
     **dict.fromkeys(("job_id", "attempt", "fence_token", "schedule_id", "count", "limit"), COUNT),
     **dict.fromkeys(
         ("every", "backoff_base", "backoff_cap", "retry_for", "timeout", "lease", "start_within", "on_time_within",
-         "too_late_after", "jitter", "expect_success_within"),
+         "too_late_after", "jitter", "expect_success_within", "per"),
         DURATION,
     ),
     **dict.fromkeys(("start_at", "end_at", "run_at", "start_by", "scheduled_for"), INSTANT),

@@ -12,7 +12,7 @@ with inserted_schedules as (
         name, payload, paused, declared_by, declared,
         cron, every, timezone, handler, queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
         lease, delivery, start_within, meta, start_at, end_at, misfire, on_time_within, too_late_after,
-        catch_up_limit, overlap, dst_gap, dst_fold, jitter, description, owner, expect_success_within
+        catch_up_limit, overlap, dst_gap, dst_fold, jitter, description, owner, expect_success_within, limit_key
     )
     select
         columns.name, declaration.payload::jsonb, columns.paused, $1, declaration.declared::jsonb,
@@ -21,7 +21,7 @@ with inserted_schedules as (
         columns.lease, columns.delivery, columns.start_within, columns.meta, columns.start_at, columns.end_at,
         columns.misfire, columns.on_time_within, columns.too_late_after, columns.catch_up_limit, columns.overlap,
         columns.dst_gap, columns.dst_fold, columns.jitter, columns.description, columns.owner,
-        columns.expect_success_within
+        columns.expect_success_within, columns.limit_key
     from jsonb_to_recordset($2::text::jsonb) as declaration (columns jsonb, payload text, declared text)
     cross join lateral jsonb_populate_record(null::rota.schedules, declaration.columns) as columns
     order by columns.name
@@ -47,7 +47,7 @@ edited_schedules as (
         payload, declared_by, declared,
         cron, every, timezone, handler, queue, priority, max_attempts, backoff_base, backoff_cap, retry_for, timeout,
         lease, delivery, start_within, meta, start_at, end_at, misfire, on_time_within, too_late_after,
-        catch_up_limit, overlap, dst_gap, dst_fold, jitter, description, owner, expect_success_within
+        catch_up_limit, overlap, dst_gap, dst_fold, jitter, description, owner, expect_success_within, limit_key
     ) = (
         select
             coalesce(locked_schedules.payload::jsonb, schedule.payload), $1, locked_schedules.declared::jsonb,
@@ -56,7 +56,7 @@ edited_schedules as (
             merged.lease, merged.delivery, merged.start_within, merged.meta, merged.start_at, merged.end_at,
             merged.misfire, merged.on_time_within, merged.too_late_after, merged.catch_up_limit, merged.overlap,
             merged.dst_gap, merged.dst_fold, merged.jitter, merged.description, merged.owner,
-            merged.expect_success_within
+            merged.expect_success_within, merged.limit_key
         from jsonb_populate_record(schedule, locked_schedules.columns) as merged
     )
     from locked_schedules

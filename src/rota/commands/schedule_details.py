@@ -258,6 +258,7 @@ def _format_job_settings(each: "ScheduleDescription") -> str:
         "lease": each.lease and format_duration(each.lease),
         "delivery": each.delivery,
         "start within": each.start_within and format_duration(each.start_within),
+        "limit key": each.limit_key,
     }
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value)
 

@@ -75,6 +75,7 @@ COLUMNS = {
     "timezone": _text_column(
         "timezone", "Time zone of the cron expression, as in Europe/Berlin. [default: UTC]", "ZONE"
     ),
+    "limit_key": _text_column("limit_key", "Key of the jobs in rota limit."),
     "queue": _text_column("queue", "Queue of the jobs. [default: the handler's]", "NAME"),
     "priority": _number_column("priority", "From 0 (first) to 9 (last).", "NUMBER", 0, 9, show_default="5"),
     "max_attempts": _number_column("max_attempts", "Attempts per job.", "COUNT", 1),

@@ -210,10 +210,18 @@ class Daemon:
 
     async def _apply_declarations(self, pool: Pool) -> None:
         async with connection(pool) as db:
-            steps = await declarations.apply(
+            schedule_steps = await declarations.apply(
                 db, app=self._app.name, release=self._app.release, declarations=self._app.schedules
             )
-        self.telemetry.schedules_declared(steps)
+            limit_steps = await declarations.apply(
+                db,
+                declarations.LIMITS,
+                app=self._app.name,
+                release=self._app.release,
+                declarations=self._app.limits,
+            )
+        self.telemetry.declared("schedule", schedule_steps)
+        self.telemetry.declared("limit", limit_steps)
 
     async def _serve_health(self, stack: AsyncExitStack) -> tuple[str, int]:
         http = self._config.http

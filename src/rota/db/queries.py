@@ -205,6 +205,14 @@ async def _fetch_limited_jobs(
     )
 
 
+async def claim_job_without_limits(
+    db: Connection, *, node: NodeId, handlers: Sequence[str], lease: timedelta
+) -> Claim | None:
+    """Claim the first due job of these handlers, even if a limit has no permit. Only for rota.testing."""
+    row = await db.fetchrow(SQL["claim_job_without_limits"], node, handlers, lease)
+    return None if row is None else Claim(*row)
+
+
 async def extend_holds(db: Connection, holds: Sequence[tuple[str, timedelta | None, datetime | None]]) -> None:
     """Hold limits: key, and either the length or the end of the hold. A hold that ends later stays."""
     await db.execute(SQL["extend_holds"], *zip(*holds, strict=True))

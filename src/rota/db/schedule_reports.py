@@ -91,6 +91,7 @@ class ScheduleDescription:
     declared_by: str | None
     declared: str | None
     expect_success_within: timedelta | None
+    limit_key: str | None
     created_at: datetime
     created_by: str
     edited_at: datetime

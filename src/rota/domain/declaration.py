@@ -1,4 +1,4 @@
-"""Schedules declared in code: compare them with the stored schedules and decide what to write. Nothing is written here."""
+"""Schedules and limits declared in code: compare them with the stored ones and decide what to write. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 StepKind = Literal["inserted", "updated", "noted", "unchanged", "newer_release", "not_ours", "undeclared", "refused"]
-"""The result for one schedule.
+"""The result for one schedule or limit.
 
 inserted       it was missing
 updated        the declaration has changed since it was last applied: the changed columns are written
-noted          the schedule is as declared: only this release's name is written, so that older releases are recognised
+noted          it is as declared: only this release's name is written, so that older releases are recognised
 unchanged      nothing to write
 newer_release  left unchanged: a newer release has declared it
-not_ours       left unchanged: a schedule of that name exists that this app has not declared
+not_ours       left unchanged: one of that name exists that this app has not declared
 undeclared     left unchanged: this app has declared it before, but its code no longer does; `--prune` removes it
 refused        the database rejects it, or another session keeps it locked
 """
@@ -44,7 +44,10 @@ _VERSION = re.compile(r"v?\d+(?:[._-]\d+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """One `@app.schedule`: the columns that it sets, as JSON values. All other columns have their defaults."""
+    """One `@app.schedule`, or the limit of one `@app.handler`: the columns that it sets, as JSON values.
+
+    All other columns have their defaults.
+    """
 
     name: str
     columns: Mapping[str, Any]
@@ -65,7 +68,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSchedule:
-    """A schedule in the database: the app that declared it, and the declaration as JSON text."""
+    """A schedule or limit in the database: the app that declared it, and the declaration as JSON text."""
 
     name: str
     declared_by: str | None
@@ -74,7 +77,7 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The result for one schedule, and the values to write."""
+    """The result for one schedule or limit, and the values to write."""
 
     name: str
     what: StepKind
@@ -119,6 +122,15 @@ def declare(
         payload=payload,
         paused=paused,
     )
+
+
+def declare_limit(
+    handler: str, *, max_running: int | None, max_starts: int | None, per: timedelta | None
+) -> Declaration | None:
+    """Return the declaration of the limit `handler:NAME`, None if no value is set. The values are valid."""
+    given = {"max_running": max_running, "max_starts": max_starts, "per": None if per is None else interval_text(per)}
+    columns = {column: value for column, value in given.items() if value is not None}
+    return Declaration(name=f"handler:{handler}", columns=columns) if columns else None
 
 
 def reconcile(
@@ -170,7 +182,7 @@ def _step(wanted: Declaration, existing: StoredSchedule | None, *, app: str, rel
     is_ours = existing.declared_by == app
     if not is_ours and not force:
         owner = f"app {existing.declared_by} declares it" if existing.declared_by else "it was not declared by code"
-        return Step(name=wanted.name, what="not_ours", why=f"{owner}: give one of them another name, or sync --force")
+        return Step(name=wanted.name, what="not_ours", why=f"{owner}: rename or remove one of them, or sync --force")
     declared_before = _parse_json(existing.declared) if existing.declared else {}
     old_columns = {key: value for key, value in declared_before.items() if key not in _RELEASE_KEYS} if is_ours else {}
     last_release, older = (

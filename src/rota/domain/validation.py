@@ -44,11 +44,12 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
          "schedule", "note", "resource"), _TEXT,
     ),
     **dict.fromkeys(
-        ("max_attempts", "priority", "catch_up_limit", "job_id", "attempt", "fence_token", "schedule_id", "count", "limit"), _COUNT,
+        ("max_attempts", "priority", "catch_up_limit", "job_id", "attempt", "fence_token", "schedule_id", "count", "limit",
+         "max_running", "max_starts"), _COUNT,
     ),
     **dict.fromkeys(
         ("every", "backoff_base", "backoff_cap", "retry_for", "timeout", "lease", "start_within", "on_time_within",
-         "too_late_after", "jitter", "expect_success_within"), _DURATION,
+         "too_late_after", "jitter", "expect_success_within", "per"), _DURATION,
     ),
     **dict.fromkeys(("start_at", "end_at", "run_at", "start_by", "scheduled_for"), _INSTANT),
     **dict.fromkeys(("paused", "at_once"), _FLAG),
@@ -127,5 +128,15 @@ def _correction(name: str, value: Any) -> str | None:
             return "choose 1 to 1000"
         case "timeout" | "backoff_base" | "backoff_cap" if not timedelta(0) < value <= LONGEST_DELAY:
             return "choose more than 0, and at most 366 days"
+        case "limit_key" if not 1 <= len(value) <= 200 or _CONTROL_OR_LINE_BREAK.search(value):
+            return "write a text of 1 to 200 characters on one line"
+        case "limit_key" if value.startswith(("handler:", "queue:")):
+            return "write a key that does not begin with handler: or queue:"
+        case "max_running" if value < 0:
+            return "choose at least 0, which starts no jobs"
+        case "max_starts" if not 1 <= value <= 100_000:
+            return "choose 1 to 100000"
+        case "per" if not timedelta(seconds=1) <= value <= timedelta(days=31):
+            return "choose 1 second to 31 days"
         case _:
             return None

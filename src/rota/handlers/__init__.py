@@ -52,6 +52,12 @@ class Handler:
     timeout: timedelta | None = None
     delivery: Delivery | None = None
     permanent: tuple[type[BaseException], ...] = ()
+    limit_key: str | Callable[[Any], str | None] | None = None
+    """The limit_key of the jobs that the SDK enqueues: a key, or a function of the payload."""
+    max_running: int | None = None
+    """This and the next two declare the limit `handler:NAME`."""
+    max_starts: int | None = None
+    per: timedelta | None = None
 
     @property
     def row(self) -> HandlerRow:

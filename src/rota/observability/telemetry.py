@@ -12,7 +12,7 @@ import traceback
 from collections import defaultdict
 from contextlib import suppress
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
@@ -456,15 +456,16 @@ class Telemetry:
         if count:
             self._event(logging.INFO, "schedules.moved", count=count)
 
-    def schedules_declared(self, steps: Iterable[Step]) -> None:
-        """Schedules that the app's code declares were written, refused, or left unchanged for a reason."""
+    def declared(self, kind: Literal["schedule", "limit"], steps: Iterable[Step]) -> None:
+        """Schedules or limits that the app's code declares were written, refused, or left unchanged for a reason."""
         for step in steps:
+            name = {kind: step.name}
             if step.what in {"inserted", "updated"}:
-                self._event(logging.INFO, f"schedule.{step.what}", schedule=step.name, changed=step.why)
+                self._event(logging.INFO, f"{kind}.{step.what}", **name, changed=step.why)
             elif step.what == "refused":
-                self._event(logging.ERROR, "schedule.refused", schedule=step.name, reason=step.why)
+                self._event(logging.ERROR, f"{kind}.refused", **name, reason=step.why)
             elif step.what in {"newer_release", "not_ours", "undeclared"}:
-                self._event(logging.WARNING, "schedule.left_alone", schedule=step.name, what=step.what, reason=step.why)
+                self._event(logging.WARNING, f"{kind}.left_alone", **name, what=step.what, reason=step.why)
 
     def shards_taken(self, count: int) -> None:
         """This node now plans another share of the schedules, because nodes started or ended."""
