@@ -20,6 +20,7 @@ from rota.commands import (
     enqueue,
     handler,
     job,
+    limit,
     migrate,
     node,
     queue,
@@ -94,6 +95,7 @@ app.add_typer(job.app, rich_help_panel=OPERATE)
 app.add_typer(dead.app, rich_help_panel=OPERATE)
 app.add_typer(queue.app, rich_help_panel=OPERATE)
 app.add_typer(handler.app, rich_help_panel=OPERATE)
+app.add_typer(limit.app, rich_help_panel=OPERATE)
 app.add_typer(node.app, rich_help_panel=OPERATE)
 app.add_typer(schedule.app, rich_help_panel=SCHEDULES)
 app.add_typer(cron.app, rich_help_panel=SCHEDULES)

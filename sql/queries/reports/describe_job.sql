@@ -1,6 +1,6 @@
 -- Return the state and settings of a job, whether live, finished or a dead letter; no row if the id is unknown.
 --   $1 job_id  int8
---   -> job_id int8?, handler text?, queue text?, state text?, priority int2?, run_at timestamptz?, scheduled_for timestamptz?, attempt int4?, max_attempts int4?, losses int4?, releases int4?, delivery text?, backoff_base interval?, backoff_cap interval?, retry_for interval?, timeout interval?, start_by timestamptz?, unique_key text?, schedule_id int8?, created_at timestamptz?, created_by text?, started_at timestamptz?, finished_at timestamptz?, node uuid?, fence_token int8?, lease_expires_at timestamptz?, cancel_requested bool?, follow_up bool?, last_error_kind text?, progress float4?, progress_note text?, note text?, paused bool?, now timestamptz?
+--   -> job_id int8?, handler text?, queue text?, state text?, priority int2?, run_at timestamptz?, scheduled_for timestamptz?, attempt int4?, max_attempts int4?, losses int4?, releases int4?, delivery text?, backoff_base interval?, backoff_cap interval?, retry_for interval?, timeout interval?, start_by timestamptz?, unique_key text?, schedule_id int8?, created_at timestamptz?, created_by text?, started_at timestamptz?, finished_at timestamptz?, node uuid?, fence_token int8?, lease_expires_at timestamptz?, cancel_requested bool?, follow_up bool?, last_error_kind text?, progress float4?, progress_note text?, note text?, limit_key text?, paused bool?, now timestamptz?
 -- index: jobs_pkey (0002), dead_letters_pkey, job_runs_job_id_idx (0003)
 -- Settings that are null in the job's row are taken from rota.handlers, as the next claim will do.
 select
@@ -21,7 +21,7 @@ select
     status.unique_key, status.schedule_id, status.created_at, status.created_by, status.started_at, status.finished_at,
     status.node, status.fence_token, status.lease_expires_at, status.cancel_requested, live.follow_up is not null as follow_up,
     status.last_error_kind,
-    status.progress, status.progress_note, status.note,
+    status.progress, status.progress_note, status.note, status.limit_key,
     coalesce(handler.paused, false)
         or exists (select from rota.queues where queues.paused and queues.queue in (status.queue, '*')) as paused,
     now() as now

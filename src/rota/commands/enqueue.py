@@ -49,6 +49,7 @@ def enqueue(
             "--priority", metavar="NUMBER", min=0, max=9, help="From 0 (first) to 9 (last).", show_default="5"
         ),
     ] = None,
+    limit_key: Annotated[str | None, option("--limit-key", "TEXT", "Key of the job in rota limit.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Insert one job and print its id."""
@@ -67,6 +68,7 @@ def enqueue(
             "unique_key": key,
             "on_conflict": on_conflict,
             "priority": priority,
+            "limit_key": limit_key,
         }
         job_id, created, outcome = await queries.enqueue_job(
             db, handler=handler, payload=text, options=json.dumps(options)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="job", help="List, show, cancel and reschedule jobs.", no_args_is_help=True)
 
-STATES = ("future", "due", "retrying", "running", "succeeded", "dead", "discarded", "cancelled", "expired")
+STATES = ("future", "due", "limited", "retrying", "running", "succeeded", "dead", "discarded", "cancelled", "expired")
 
 
 @app.command("list")
@@ -49,6 +49,9 @@ def list_(
         str | None, option("--since", "TIME", "Ended or due since this time: an instant, or 2h for 2 hours ago.")
     ] = None,
     until: Annotated[str | None, option("--until", "TIME", "Ended or due before this time.")] = None,
+    limit_key: Annotated[
+        str | None, option("--limit-key", "TEXT", "Select only live and dead jobs with this key.")
+    ] = None,
     limit: Annotated[int, count_option("Print at most this many jobs.", most=10_000)] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -72,6 +75,7 @@ def list_(
             schedule_id=None if schedule is None else await find_schedule_id(db, schedule),
             since=now - start if isinstance(start, timedelta) else start,
             until=now - end if isinstance(end, timedelta) else end,
+            limit_key=limit_key,
             limit=limit,
         )
 

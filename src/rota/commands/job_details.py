@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rota.commands.limit_details import describe_job_limits
 from rota.commands.printing import (
     console,
     fields_of,
@@ -22,6 +23,7 @@ from rota.commands.printing import (
 )
 
 if TYPE_CHECKING:
+    from rota.db.limit_queries import JobLimit
     from rota.db.node_reports import QueuePosition
     from rota.db.pool import Connection
     from rota.db.reports import JobDescription, JobValues, UnsuccessfulAttempt
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 TimeRange = tuple[datetime, datetime]
 
-WAITING_STATES = {"future", "due", "retrying"}
+WAITING_STATES = {"future", "due", "limited", "retrying"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class JobDetails:
     """Why no daemon claims the job."""
     place: "QueuePosition | None" = None
     """The slots and the jobs ahead that a due job waits for."""
+    limits: "Sequence[JobLimit]" = ()
+    """The limits that apply to a due job."""
     refused: "Sequence[RefusedRow]" = ()
     """Operations of daemons on the job that the database refuses."""
     locked_by: str | None = None
@@ -52,7 +56,7 @@ class JobDetails:
 
 async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool) -> JobDetails:
     """Read the details of a job. Raises RotaError if the id is unknown."""
-    from rota.db import node_reports, reports, server_reports
+    from rota.db import limit_queries, node_reports, reports, server_reports
     from rota.db.blockers import find_row_locker
     from rota.errors import RotaError
 
@@ -62,7 +66,7 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
             f"there is no job {job_id}: the id is wrong, or the job is so old that it was deleted from the ledger"
         )
     unclaimed = place = None
-    if job.state == "due" and not job.paused:
+    if job.state in {"due", "limited"} and not job.paused:
         place = await node_reports.find_queue_position(db, job=job)
     if job.state in WAITING_STATES and place is None:
         unclaimed = await node_reports.find_why_unclaimed(db, handler=job.handler, queue=job.queue)
@@ -72,6 +76,7 @@ async def read_job(db: "Connection", job_id: int, *, payload: bool, errors: bool
         values=await reports.read_job_values(db, job_id=job_id) if payload else None,
         unclaimed=unclaimed,
         place=place,
+        limits=await limit_queries.find_job_limits(db, job=job) if job.state in {"due", "limited"} else (),
         refused=await server_reports.list_refused_rows(db, job_id=job_id) if job.finished_at is None else (),
         locked_by=await find_row_locker(db, job_id=job_id) if job.state in {*WAITING_STATES, "running"} else None,
     )
@@ -113,6 +118,10 @@ def _as_json(details: JobDetails, gives_up: TimeRange | None, *, errors: bool) -
     shown["unclaimed"] = details.unclaimed
     shown["locked_by"] = details.locked_by
     shown["place"] = details.place
+    shown["limits"] = [
+        {**fields_of(limit.state), "open": limit.state.is_open, "ahead": limit.ahead, "more": limit.more}
+        for limit in details.limits
+    ]
     shown["refused"] = details.refused
     shown["gives_up"] = gives_up and {"earliest": gives_up[0], "latest": gives_up[1]}
     shown["attempts"] = [
@@ -146,7 +155,8 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
         ("losses", f"its daemon was lost {plural(job.losses, 'time')}" if job.losses else ""),
         ("last error", job.last_error_kind or ""),
         *(_describe_waiting(job, details.unclaimed) if job.state in WAITING_STATES else []),
-        *(_describe_place(details.place) if details.place else []),
+        ("limit", describe_job_limits(details.limits)),
+        *(_describe_place(details.place, limits=details.limits) if details.place else []),
         ("locked", f"{details.locked_by} locks its row in an open transaction" if details.locked_by else ""),
         *(("refused", _describe_refused(each)) for each in details.refused),
         *(_describe_running(job) if job.state == "running" else []),
@@ -160,6 +170,7 @@ def describe(details: JobDetails, gives_up: TimeRange | None) -> list[tuple[str,
             "unique key",
             (job.unique_key or "") + (", and a new job with it runs after this one" if job.follow_up else ""),
         ),
+        ("limit key", job.limit_key or ""),
         ("delivery", "at most once" if job.delivery == "at_most_once" else ""),
         ("do", _format_remedy(job.job_id) if job.state == "dead" else ""),
     ]
@@ -192,7 +203,7 @@ def _format_attempt(job: "JobDescription") -> str:
     return f"{job.attempt}{limit}" + (f", released {plural(job.releases, 'time')}" if job.releases else "")
 
 
-def _describe_place(place: "QueuePosition") -> list[tuple[str, str]]:
+def _describe_place(place: "QueuePosition", limits: "Sequence[JobLimit]") -> list[tuple[str, str]]:
     """Describe the slots and the jobs ahead, and the daemons that serve the job."""
     slots, taken = sum(node.slots for node in place.nodes), sum(node.taken for node in place.nodes)
     ahead = f"more than {plural(place.ahead, 'job')}" if place.more else plural(place.ahead, "job")
@@ -201,7 +212,9 @@ def _describe_place(place: "QueuePosition") -> list[tuple[str, str]]:
         f"all {plural(slots, 'slot')} are taken" if is_full else f"{slots - taken} of {plural(slots, 'slot')} are free"
     )
     text = f"{free}; {ahead} {'is' if place.ahead == 1 else 'are'} ahead"
-    if not is_full and not place.ahead:
+    if limits:
+        text = f"{free}; keys take turns"
+    elif not is_full and not place.ahead:
         text += ": it starts at the next poll, unless another session locks its row"
     shown = ", ".join(
         f"{str(node.node_id)[:8]} on {node.host}:{node.pid} ({node.taken} of {node.slots} taken)"
@@ -220,7 +233,7 @@ def _describe_refused(row: "RefusedRow") -> str:
 
 def _describe_waiting(job: "JobDescription", unclaimed: str | None) -> list[tuple[str, str]]:
     return [
-        ("due" if job.state == "due" else "next try", format_relative(job.run_at, job.now)),
+        ("due" if job.state in {"due", "limited"} else "next try", format_relative(job.run_at, job.now)),
         ("unclaimed", unclaimed or ""),
         (
             "expires",

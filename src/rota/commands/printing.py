@@ -30,6 +30,7 @@ COLUMN_GAP = 3
 COLOURS = {
     "running": "cyan",
     "due": "blue",
+    "limited": "yellow",
     "retrying": "yellow",
     "succeeded": "green",
     "dead": "red",

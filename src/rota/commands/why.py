@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 JOB_LABELS = (
     "due",
     "next try",
+    "limit",
     "waits",
     "served by",
     "unclaimed",

@@ -61,6 +61,7 @@ class JobDescription:
     progress: float | None
     progress_note: str | None
     note: str | None
+    limit_key: str | None
     paused: bool
     now: datetime
 
@@ -111,6 +112,8 @@ class ListedJob:
     schedule_id: int | None
     schedule: str | None
     """The schedule's name; None for no schedule, or one that was removed."""
+    limit_key: str | None
+    """None for finished jobs."""
     now: datetime
 
 
@@ -256,9 +259,10 @@ async def list_jobs(
     schedule_id: int | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    limit_key: str | None = None,
 ) -> list[ListedJob]:
     """Return jobs, newest first. `since` and `until` apply to finished_at, or if it is running to started_at, else to run_at."""
-    rows = await db.fetch(SQL["list_jobs"], state, handler, queue, schedule_id, since, until, limit)
+    rows = await db.fetch(SQL["list_jobs"], state, handler, queue, schedule_id, since, until, limit, limit_key)
     return [ListedJob(**row) for row in rows]
 
 
