@@ -1925,7 +1925,7 @@ begin
     end if;
     insert into rota.limit_holds as existing (key, held_until, reason)
     values (put_hold.key, put_hold.until, rota.bounded_note(put_hold.reason))
-    on conflict (key) do update
+    on conflict on constraint limit_holds_pkey do update
     set held_until = excluded.held_until, reason = excluded.reason, held_at = excluded.held_at
     where (put_hold.only_later and existing.held_until >= excluded.held_until) is not true;
 end $$;
@@ -3259,7 +3259,9 @@ CREATE VIEW rota.job_status AS
                    FROM rota.limits
                   WHERE (limits.key = ANY (ARRAY[('handler:'::text || jobs.handler), ('queue:'::text || jobs.queue)])))) OR (EXISTS ( SELECT
                    FROM rota.limits
-                  WHERE (("right"(limits.key, 1) = '*'::text) AND ((starts_with(limits.key, 'handler:'::text) AND starts_with(('handler:'::text || jobs.handler), "left"(limits.key, '-1'::integer))) OR (starts_with(limits.key, 'queue:'::text) AND starts_with(('queue:'::text || jobs.queue), "left"(limits.key, '-1'::integer)))))))) THEN 'limited'::text
+                  WHERE (("right"(limits.key, 1) = '*'::text) AND ((starts_with(limits.key, 'handler:'::text) AND starts_with(('handler:'::text || jobs.handler), "left"(limits.key, '-1'::integer))) OR (starts_with(limits.key, 'queue:'::text) AND starts_with(('queue:'::text || jobs.queue), "left"(limits.key, '-1'::integer))))))) OR (EXISTS ( SELECT
+                   FROM rota.limit_holds
+                  WHERE ((limit_holds.key = ANY (ARRAY[jobs.limit_key, ('handler:'::text || jobs.handler), ('queue:'::text || jobs.queue)])) AND (limit_holds.held_until > now()))))) THEN 'limited'::text
                 ELSE 'due'::text
             END
             WHEN (jobs.attempt > 0) THEN 'retrying'::text
@@ -3451,15 +3453,6 @@ ALTER TABLE rota.jobs ALTER COLUMN job_id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
-
-CREATE TABLE rota.limit_holds (
-    key text NOT NULL COLLATE pg_catalog."C",
-    held_until timestamp with time zone NOT NULL,
-    reason text,
-    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE rota.limit_holds IS 'Keys from which no job starts until held_until: see rota.hold_limit(). A key with a row in rota.limits is held there.';
 
 CREATE TABLE rota.limit_locks (
     lock_id integer NOT NULL

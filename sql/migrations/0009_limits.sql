@@ -258,7 +258,7 @@ begin
     end if;
     insert into rota.limit_holds as existing (key, held_until, reason)
     values (put_hold.key, put_hold.until, rota.bounded_note(put_hold.reason))
-    on conflict (key) do update
+    on conflict on constraint limit_holds_pkey do update
     set held_until = excluded.held_until, reason = excluded.reason, held_at = excluded.held_at
     where (put_hold.only_later and existing.held_until >= excluded.held_until) is not true;
 end $$;
@@ -1662,6 +1662,10 @@ select job_id, handler, queue,
                       where right(key, 1) = '*'
                         and (starts_with(key, 'handler:') and starts_with('handler:' || handler, left(key, -1))
                              or starts_with(key, 'queue:') and starts_with('queue:' || queue, left(key, -1)))
+                  )
+                  or exists (
+                      select from rota.limit_holds
+                      where key in (limit_key, 'handler:' || handler, 'queue:' || queue) and held_until > now()
                   )
              then 'limited' else 'due' end
          when attempt > 0 then 'retrying'

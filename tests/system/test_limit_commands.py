@@ -128,8 +128,9 @@ async def test_why_explains_pauses_holds_starts_and_the_limits_of_handlers_and_q
     assert (held.code, held.out.startswith(f"limit {KEY} is held until ")) == (0, True), held.err
     assert "(in 9m" in held.out
     text = await limit_line(rota, job)
+    assert await conn.fetchval("select state from rota.job_status where job_id = $1", job) == "limited"
     assert text.startswith(f"waits for limit {KEY}: held until ")
-    assert text.endswith("(429), 0 running, 0 ahead")
+    assert text.endswith("(429), 0 ahead")
     assert (await rota("limit", "hold", KEY, "--release")).out == f"limit {KEY} is not held\n"
     assert await limit_line(rota, job) == ""
 
