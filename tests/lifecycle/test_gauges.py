@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from factories import make_handler, make_jobs, make_running_job
+from rota.db import reports
 from rota.inline import SingleConnectionPool
 from rota.lifecycle.running import Running
 from rota.lifecycle.wake import Wake
@@ -269,3 +270,24 @@ async def test_a_daemon_that_is_cut_off_reports_no_outdated_values(
     await gauges.run_once()
     await local.run_once()
     assert metric_value(gauges, "rota_leases_expired") == 0
+
+
+async def test_due_jobs_under_a_limit_are_counted_apart(conn: Connection[Record], gauges: Gauges) -> None:
+    """They don't show that the fleet lags: they wait for a permit. Both ways of counting agree."""
+    await conn.execute("select rota.set_limit('tenant:*', 1); select rota.set_limit('handler:shared', 1)")
+    await conn.execute("select rota.hold_limit('held', now() + interval '1 hour')")
+    await make_jobs(conn, 3, limit_key="tenant:1")
+    await make_jobs(conn, 2, limit_key="held")
+    await make_jobs(conn, 4, handler="shared")
+    await make_jobs(conn, 5, limit_key="free")
+    await make_jobs(conn, 6, limit_key="tenant:2", run_at=timedelta(hours=1))
+    for counted in (100, 15):
+        backlog = await reports.summarise_live_jobs(conn, counted=counted)
+        lanes = [*backlog.lanes, *backlog.unnamed]
+        totals = {name: sum(getattr(lane, name) for lane in lanes) for name in ("due", "limited", "future")}
+        assert totals == {"due": 5, "limited": 9, "future": 6}, counted
+        assert backlog.at_least is (counted == 15)
+    await gauges.run_once()
+    metrics = gauges._telemetry.registry
+    assert metrics.get_sample_value("rota_jobs_limited", {"queue": "default"}) == 9
+    assert metrics.get_sample_value("rota_jobs", {"queue": "default", "state": "due"}) == 5

@@ -71,6 +71,7 @@ class Installation:
             "RotaServiceStalled": instances["cut off"] | {"service": "dispatcher"},
             "RotaUnclaimable": all_nodes,
             "RotaUnserved": all_nodes,
+            "RotaLimitsStalled": {"queue": "default"},
             "RotaSchedulesOverdue": all_nodes,
             "RotaSchedulesInvalid": all_nodes,
             "RotaLockWait": instances["sturdy"],
@@ -122,6 +123,8 @@ class Installation:
         self.buried = await fleet.enqueue("raises_permanent")
         await fleet.enqueue("nop")  # misspelt on purpose
         await fleet.enqueue("noop", queue="nowhere")
+        await fleet.execute("select rota.set_limit('closed', 0)")
+        await fleet.enqueue("noop", limit_key="closed")
         await fleet.execute("select rota.pause_handler('flaky', 'look into it')")
         await fleet.execute(
             "insert into rota.schedules (name, handler, cron, timezone) values ('typo', 'noop', '@daily', 'Europe/Berlim')"

@@ -4,16 +4,17 @@
 --   $1 counted   int8  count up to this many live jobs exactly; with more, counts are lower bounds (at_least)
 --   $2 explored  int8  with more jobs, find up to this many lanes; lanes of registered handlers are always found
 --   $3 shown     int8  return up to this many rows with a handler; other lanes are summed up in rows without a handler
---   -> queue text?, handler text?, priority int2?, registered bool?, due int8?, running int8?, retrying int8?, future int8?, expired int8?, oldest_due interval?, oldest_running interval?, at_least bool?, unexplored bool?, more_lanes int8?, more_queues int8?
+--   -> queue text?, handler text?, priority int2?, registered bool?, due int8?, limited int8?, running int8?, retrying int8?, future int8?, expired int8?, oldest_due interval?, oldest_running interval?, at_least bool?, unexplored bool?, more_lanes int8?, more_queues int8?
+--   due, limited             due jobs without and with a limit or hold that applies to them
 --   unexplored               there are more lanes than were found
 --   more_lanes, more_queues  number of lanes in the rows without a handler, and of queues in the rows without a queue
--- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002)
+-- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0009)
 -- Ages, running and expired jobs are exact at any size: they come from the first entries of claim_due_jobs_idx, and from all of
 -- find_expired_leases_idx, which holds only running jobs.
 -- Limits need an order, because a scan without one may start anywhere in the table.
 -- Instants are clamped to the years from 1970 to now, so that no subtraction can overflow.
 with recursive first_jobs as materialized (
-    select job.queue, job.handler, job.priority, job.run_at, job.created_at, job.attempt, job.state
+    select job.queue, job.handler, job.priority, job.run_at, job.created_at, job.attempt, job.state, job.limit_key
     from rota.jobs as job
     order by job.job_id
     limit $1::int8 + 1
@@ -103,21 +104,74 @@ lane_head as materialized (
         probed_lane.created_at
     from probed_lane
 ),
+-- The queues and priorities of due jobs with a key, found in the same way.
+limited_lane (queue, suspects, priority, step) as (
+    (
+        select job.queue, job.losses / 2, job.priority, 1
+        from rota.jobs as job
+        where job.state = 'limited'
+          and not (select counting.is_exact from counting)
+        order by job.queue, (job.losses / 2), job.priority
+        limit 1
+    )
+    union all
+    select following.queue, following.suspects, following.priority, limited_lane.step + 1
+    from limited_lane
+    cross join lateral (
+        select job.queue, job.losses / 2 as suspects, job.priority
+        from rota.jobs as job
+        where job.state = 'limited'
+          and (job.queue, (job.losses / 2), job.priority) > (limited_lane.queue, limited_lane.suspects, limited_lane.priority)
+        order by job.queue, (job.losses / 2), job.priority
+        limit 1
+    ) as following
+    where limited_lane.step < $2::int8
+),
 lane_limit as materialized (
-    select greatest(10, $1 / greatest(1, count(*)) / 2) as most from lane_head
+    select greatest(10, $1 / greatest(1, (select count(*) from lane_head) + (select count(*) from limited_lane)) / 2) as most
 ),
 waiting_counts as (
     select
-        first_jobs.queue, first_jobs.handler, first_jobs.priority, count(*) filter (where first_jobs.run_at <= now()) as due,
+        first_jobs.queue, first_jobs.handler, first_jobs.priority, first_jobs.limit_key,
+        count(*) filter (where first_jobs.run_at <= now()) as due,
         count(*) filter (where first_jobs.run_at > now() and first_jobs.attempt > 0) as retrying,
         count(*) filter (where first_jobs.run_at > now() and first_jobs.attempt = 0) as future,
         min(greatest(first_jobs.run_at, first_jobs.created_at)) filter (where first_jobs.run_at <= now()) as due_since
     from first_jobs
-    where first_jobs.state = 'scheduled'
+    where first_jobs.state <> 'running'
       and (select counting.is_exact from counting)
-    group by first_jobs.queue, first_jobs.handler, first_jobs.priority
+    group by first_jobs.queue, first_jobs.handler, first_jobs.priority, first_jobs.limit_key
     union all
-    select lane_head.queue, lane_head.handler, lane_head.priority, due.jobs, later.retrying, later.jobs - later.retrying, due.since
+    select keyed.queue, keyed.handler, keyed.priority, keyed.limit_key, count(*) filter (where keyed.run_at <= now()),
+        count(*) filter (where keyed.run_at > now() and keyed.attempt > 0),
+        count(*) filter (where keyed.run_at > now() and keyed.attempt = 0),
+        min(greatest(keyed.run_at, keyed.created_at)) filter (where keyed.run_at <= now())
+    from (
+        select due.*
+        from limited_lane
+        cross join lateral (
+            select job.queue, job.handler, job.priority, job.limit_key, job.run_at, job.created_at, job.attempt
+            from rota.jobs as job
+            where job.state = 'limited'
+              and job.queue = limited_lane.queue
+              and (job.losses / 2) = limited_lane.suspects
+              and job.priority = limited_lane.priority
+            order by job.limit_key
+            limit (select lane_limit.most from lane_limit)
+        ) as due
+        union all
+        (
+            select job.queue, job.handler, job.priority, job.limit_key, job.run_at, job.created_at, job.attempt
+            from rota.jobs as job
+            where job.state = 'waiting'
+              and not (select counting.is_exact from counting)
+            order by job.run_at
+            limit (select lane_limit.most from lane_limit)
+        )
+    ) as keyed
+    group by keyed.queue, keyed.handler, keyed.priority, keyed.limit_key
+    union all
+    select lane_head.queue, lane_head.handler, lane_head.priority, null, due.jobs, later.retrying, later.jobs - later.retrying, due.since
     from lane_head
     cross join lateral (
         -- A job inserted with a run_at in the past has waited only since its creation, so the oldest run_at alone is not enough.
@@ -151,6 +205,27 @@ waiting_counts as (
         ) as job
     ) as later
 ),
+limit_pattern as materialized (
+    select limits.key, left(limits.key, -1) as beginning from rota.limits where right(limits.key, 1) = '*'
+),
+limited_counts as (
+    select waiting_counts.*,
+        exists (
+            select
+            from unnest(array[waiting_counts.limit_key, 'handler:' || waiting_counts.handler, 'queue:' || waiting_counts.queue])
+                as applied (key)
+            where applied.key in (select limits.key from rota.limits)
+               or applied.key in (select hold.key from rota.limit_holds as hold where hold.held_until > now())
+               or exists (
+                   select
+                   from limit_pattern
+                   where starts_with(applied.key, limit_pattern.beginning)
+                     and starts_with(applied.key, 'handler:') = starts_with(limit_pattern.key, 'handler:')
+                     and starts_with(applied.key, 'queue:') = starts_with(limit_pattern.key, 'queue:')
+               )
+        ) as is_limited
+    from waiting_counts
+),
 running_counts as (
     select
         job.queue, job.handler, job.priority,
@@ -170,16 +245,19 @@ lane as materialized (
         part.queue, part.handler, part.priority,
         part.handler in (select handler.handler from rota.handlers as handler where handler.seen_at is not null) as registered,
         part.queue in (select served_queue.queue from served_queue union select registered_lane.queue from registered_lane) as known,
-        sum(part.due)::int8 as due, sum(part.running)::int8 as running, sum(part.retrying)::int8 as retrying,
+        sum(part.due)::int8 as due, sum(part.limited)::int8 as limited, sum(part.running)::int8 as running, sum(part.retrying)::int8 as retrying,
         sum(part.future)::int8 as future, sum(part.expired)::int8 as expired, min(part.due_since) as due_since,
         min(part.running_since) as running_since
     from (
         select
-            waiting_counts.queue, waiting_counts.handler, waiting_counts.priority, waiting_counts.due, 0 as running,
-            waiting_counts.retrying, waiting_counts.future, 0 as expired, waiting_counts.due_since, null::timestamptz as running_since
-        from waiting_counts
+            waiting.queue, waiting.handler, waiting.priority,
+            case when waiting.is_limited then 0 else waiting.due end as due,
+            case when waiting.is_limited then waiting.due else 0 end as limited,
+            0 as running, waiting.retrying, waiting.future, 0 as expired,
+            case when not waiting.is_limited then waiting.due_since end as due_since, null::timestamptz as running_since
+        from limited_counts as waiting
         union all
-        select running_counts.queue, running_counts.handler, running_counts.priority, 0, running_counts.running, 0, 0,
+        select running_counts.queue, running_counts.handler, running_counts.priority, 0, 0, running_counts.running, 0, 0,
             running_counts.expired, null, running_counts.running_since
         from running_counts
     ) as part
@@ -200,7 +278,7 @@ result_row as (
         case when ranked_lane.shown or ranked_lane.known then ranked_lane.queue end as queue,
         case when ranked_lane.shown then ranked_lane.handler end as handler,
         ranked_lane.priority, ranked_lane.registered,
-        sum(ranked_lane.due)::int8 as due, sum(ranked_lane.running)::int8 as running,
+        sum(ranked_lane.due)::int8 as due, sum(ranked_lane.limited)::int8 as limited, sum(ranked_lane.running)::int8 as running,
         sum(ranked_lane.retrying)::int8 as retrying,
         sum(ranked_lane.future)::int8 as future, sum(ranked_lane.expired)::int8 as expired,
         min(ranked_lane.due_since) as due_since, min(ranked_lane.running_since) as running_since
@@ -217,8 +295,8 @@ unlisted as materialized (
     where not ranked_lane.shown
 )
 select
-    result_row.queue, result_row.handler, result_row.priority, result_row.registered, result_row.due, result_row.running,
-    result_row.retrying, result_row.future, result_row.expired,
+    result_row.queue, result_row.handler, result_row.priority, result_row.registered, result_row.due, result_row.limited,
+    result_row.running, result_row.retrying, result_row.future, result_row.expired,
     case when result_row.due_since is not null then now() - greatest(result_row.due_since, timestamptz 'epoch') end as oldest_due,
     case
         when result_row.running_since is not null

@@ -8,7 +8,7 @@ from rota.commands import pausing
 from rota.commands.database import Database, takes_database
 from rota.commands.options import AsJson, Note, argument
 from rota.commands.printing import console, format_instant, print_json, table
-from rota.commands.queue_lines import QueueLine, format_queue
+from rota.commands.queue_lines import QueueLine, queue_table
 from rota.commands.status import LOWER_BOUNDS, more_queues_text, read_status
 
 app = typer.Typer(name="queue", help="List, pause and resume queues.", no_args_is_help=True)
@@ -40,10 +40,8 @@ def list_(database: Database, as_json: AsJson = False) -> None:
             }
         )
         return
-    rows = [format_queue(line, paused.keys(), exact=status.counted_all) for line in lines]
-    columns = ("queue~", "due#", "oldest#", "running#", "retrying#", "future#", "dead#", "nodes#", "")
     out = console()
-    out.print(table(None, *columns, rows=rows))
+    out.print(queue_table(None, lines, paused.keys(), exact=status.counted_all))
     if status.more:
         out.print(f"… and {more_queues_text(status)}")
     if not status.counted_all:

@@ -5,11 +5,25 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rota.commands.printing import MAX_LISTED, format_duration
+from rota.commands.printing import MAX_LISTED, AdaptiveTable, format_duration, table
 
 if TYPE_CHECKING:
     from rota.db.node_reports import LivingNode
     from rota.db.reports import DeadLetterGroup, LaneCounts
+
+
+_COLUMNS = (
+    "queue~",
+    "due#",
+    "oldest#",
+    "limited#",
+    "running#",
+    "retrying#",
+    "future#",
+    "dead#",
+    "nodes#",
+    "",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +40,8 @@ class QueueLine:
     expired_leases: int = 0
     oldest_due: timedelta | None = None
     nodes: int = 0
+    limited: int = 0
+    """Due jobs that a limit or hold applies to."""
 
 
 def sum_by_queue(
@@ -53,6 +69,7 @@ def sum_by_queue(
                 expired_leases=own.expired if own else 0,
                 oldest_due=own.oldest_due if own else None,
                 nodes=sum(node.claims_from(name) for node in nodes),
+                limited=own.limited if own else 0,
             )
         )
     return lines
@@ -77,27 +94,39 @@ def sum_unlisted(lines: Sequence[QueueLine], unnamed: "Sequence[LaneCounts]") ->
     ages = [each.oldest_due for each in parts if each.oldest_due is not None]
     return QueueLine(
         queue="",
-        **{name: sum(getattr(each, name) for each in parts) for name in ("due", "running", "retrying", "future")},
+        **{
+            name: sum(getattr(each, name) for each in parts)
+            for name in ("due", "limited", "running", "retrying", "future")
+        },
         dead=sum(line.dead for line in lines),
         expired_leases=sum(line.expired_leases for line in lines) + sum(lane.expired for lane in unnamed),
         oldest_due=max(ages, default=None),
     )
 
 
-def format_queue(line: QueueLine, paused: Collection[str], *, exact: bool) -> tuple[object, ...]:
-    """Return the table row of a queue."""
-    state = "paused" if {line.queue, "*"} & set(paused) else "" if line.nodes else "no daemon serves it"
-    return (
-        line.queue,
-        _format_count(line.due, exact=exact),
-        format_duration(line.oldest_due),
-        _format_count(line.running),
-        _format_count(line.retrying, exact=exact),
-        _format_count(line.future, exact=exact),
-        _format_count(line.dead),
-        line.nodes,
-        state,
-    )
+def queue_table(
+    title: str | None, lines: Sequence[QueueLine], paused: Collection[str], *, exact: bool
+) -> AdaptiveTable:
+    """Return the table of queues. It has a column for limited jobs only if there are some, to fit 80 characters otherwise."""
+    has_limited = any(line.limited for line in lines)
+    rows = []
+    for line in lines:
+        state = "paused" if {line.queue, "*"} & set(paused) else "" if line.nodes else "no daemon serves it"
+        row = [
+            line.queue,
+            _format_count(line.due, exact=exact),
+            format_duration(line.oldest_due),
+            _format_count(line.limited, exact=exact),
+            _format_count(line.running),
+            _format_count(line.retrying, exact=exact),
+            _format_count(line.future, exact=exact),
+            _format_count(line.dead),
+            line.nodes,
+            state,
+        ]
+        rows.append([cell for column, cell in zip(_COLUMNS, row, strict=True) if has_limited or column != "limited#"])
+    columns = [column for column in _COLUMNS if has_limited or column != "limited#"]
+    return table(title, *columns, rows=rows)
 
 
 def _format_count(number: int, *, exact: bool = True) -> str:

@@ -22,7 +22,7 @@ from rota.commands.printing import (
     printable,
     table,
 )
-from rota.commands.queue_lines import QueueLine, format_queue, split_listed, sum_by_queue, sum_unlisted
+from rota.commands.queue_lines import QueueLine, queue_table, split_listed, sum_by_queue, sum_unlisted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 2.0
 
-LOWER_BOUNDS = "too many jobs to count: due, retrying and future are lower bounds (≥); running and ages are exact"
+LOWER_BOUNDS = (
+    "too many jobs to count: due, limited, retrying and future are lower bounds (≥); running and ages are exact"
+)
 
 MAX_NEXT_FIRES = 5
 
@@ -119,12 +121,10 @@ def more_queues_text(status: Status) -> str:
         else plural(status.more_queues, "more queue")
     )
     return (
-        f"{count}: {bound}{more.due:,} due, {more.running:,} running, {more.retrying:,} retrying, {more.future:,} future, "
-        f"{more.dead:,} dead" + (f"; the oldest due for {format_duration(more.oldest_due)}" if more.oldest_due else "")
+        f"{count}: {bound}{more.due:,} due, {more.limited:,} limited, {more.running:,} running, {more.retrying:,} retrying, "
+        f"{more.future:,} future, {more.dead:,} dead"
+        + (f"; the oldest due for {format_duration(more.oldest_due)}" if more.oldest_due else "")
     )
-
-
-QUEUE_COLUMNS = ("queue…", "due#", "oldest#", "running#", "retrying#", "future#", "dead#", "nodes#", "")
 
 
 def render(status: Status) -> "RenderableType":
@@ -133,7 +133,6 @@ def render(status: Status) -> "RenderableType":
     from rich.text import Text
 
     paused_queues = {each.name for each in status.paused if each.kind == "queue"}
-    queues = [format_queue(line, paused_queues, exact=status.counted_all) for line in status.queues]
     nodes = [
         (*row[:-1], format_slots(node.slots))
         for row, node in zip(node_rows(status.nodes, ()), status.nodes, strict=True)
@@ -141,7 +140,9 @@ def render(status: Status) -> "RenderableType":
     nodes += node_rows((), status.lost)
     parts: list[Any] = [
         *_render_warnings(status),
-        table("queues", *QUEUE_COLUMNS, rows=queues) if queues else Text("no jobs, and no daemon serves a queue"),
+        queue_table("queues", status.queues, paused_queues, exact=status.counted_all)
+        if status.queues
+        else Text("no jobs, and no daemon serves a queue"),
         *([Text(f"… and {printable(more_queues_text(status))}")] if status.more else []),
         "",
         table("nodes", "node", "host:pid…", "app…", "release", "state", "up#", "slots~", rows=nodes[:MAX_LISTED])

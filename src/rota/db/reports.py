@@ -185,12 +185,15 @@ class LaneCounts:
     priority: int | None = None
     registered: bool = True
     """Whether a daemon has ever registered the handler."""
+    limited: int = 0
+    """Due jobs that a limit or hold applies to. They are not counted in `due` and `oldest_due`."""
 
     def __add__(self, other: LaneCounts) -> LaneCounts:
         """Return the sum of both, without a priority."""
         return replace(
             self,
             due=self.due + other.due,
+            limited=self.limited + other.limited,
             running=self.running + other.running,
             retrying=self.retrying + other.retrying,
             future=self.future + other.future,

@@ -73,12 +73,15 @@ class Metrics:
         self.stale = Counter("rota_stale_writes", "Writes refused because their fence token was stale.", registry=r)
         self.reaped = Counter("rota_reaped", "Expired leases taken back by this daemon's reaper.", registry=r)
         self.start_delay = Histogram("rota_start_delay_seconds", "Seconds from the instant a job was due to its start.")
+        self.limit_wait = Histogram(
+            "rota_limit_wait_seconds", "Seconds from the instant a job under a limit was due to its start."
+        )
         self.run_seconds = Histogram("rota_run_seconds", "How long attempts ran.", "handler")
         self.fires = Counter("rota_fires", "Fires of schedules by disposition.", ["disposition"], registry=r)
         self.lateness = Histogram(
             "rota_fire_lateness_seconds", "Seconds from the instant a fire was due until its job was enqueued."
         )
-        for histogram in (self.start_delay, self.run_seconds, self.lateness):
+        for histogram in (self.start_delay, self.limit_wait, self.run_seconds, self.lateness):
             r.register(histogram)
         self.slots = Gauge("rota_slots", "Slots of this daemon.", ["queue", "state"], registry=r)
         self.loop_lag = Gauge(
@@ -101,6 +104,12 @@ class Metrics:
             "rota_oldest_running_seconds", f"Age of the longest running attempt. {cluster}", ["queue"], registry=r
         )
         self.jobs = SampledGauge("rota_jobs", f"Jobs by state. {cluster}", ["queue", "state"], registry=r)
+        self.jobs_limited = SampledGauge(
+            "rota_jobs_limited",
+            f"Due jobs that a limit or hold applies to. They are not counted in rota_jobs. {cluster}",
+            ["queue"],
+            registry=r,
+        )
         self.jobs_capped = SampledGauge(
             "rota_jobs_capped",
             f"1 while there are too many jobs to count: rota_jobs is then a lower bound. {cluster}",

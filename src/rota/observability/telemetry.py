@@ -282,11 +282,17 @@ class Telemetry:
         """A batch of jobs was claimed. Observes each job's delay from due to started."""
         queues: defaultdict[str, int] = defaultdict(int)
         delays = []
+        limit_waits = []
         for claim in claims:
             queues[claim.queue] += 1
             due = claim.run_at if claim.created_at is None else max(claim.run_at, claim.created_at)
-            delays.append((claim.started_at - due).total_seconds())
+            delay = (claim.started_at - due).total_seconds()
+            delays.append(delay)
+            if claim.is_limited:
+                limit_waits.append(delay)
         self._metrics.start_delay.observe(delays)
+        if limit_waits:
+            self._metrics.limit_wait.observe(limit_waits)
         for queue, count in queues.items():
             self._metrics.claimed.labels(self._queue(queue)).inc(count)
         if self._debug:
@@ -512,6 +518,7 @@ class Telemetry:
         self,
         *,
         jobs: Mapping[tuple[str, str], int],
+        limited: Mapping[str, int],
         oldest_due: Mapping[tuple[str, str], float],
         oldest_running: Mapping[str, float],
         dead: Mapping[str, int],
@@ -522,8 +529,11 @@ class Telemetry:
         at_least: bool,
     ) -> None:
         """Set the gauges of the installation's jobs and dead letters."""
-        for gauge in (self._metrics.jobs, self._metrics.oldest_due, self._metrics.oldest_running, self._metrics.dead):
+        metrics = self._metrics
+        for gauge in (metrics.jobs, metrics.jobs_limited, metrics.oldest_due, metrics.oldest_running, metrics.dead):
             gauge.clear()
+        for queue, count in limited.items():
+            metrics.jobs_limited.labels(self._queue(queue)).inc(count)
         for (queue, state), count in jobs.items():
             self._metrics.jobs.labels(self._queue(queue), state).inc(count)
         # In order of age: of the queues reported as `other`, the oldest is set last.

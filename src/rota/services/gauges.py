@@ -62,15 +62,16 @@ def find_unclaimed_jobs(backlog: reports.Backlog, nodes: Sequence[node_reports.L
     )
     lanes = {}
     for lane in backlog.by_handler:
-        if not lane.due:
+        due = lane.due + lane.limited
+        if not due:
             continue
         if lane.handler not in handlers:
-            unclaimable += lane.due
+            unclaimable += due
         elif not any(node.claims(lane.handler, lane.queue) for node in nodes):
-            unserved += lane.due
+            unserved += due
         else:
             continue
-        lanes[lane.queue, lane.handler] = lane.due
+        lanes[lane.queue, lane.handler] = due
     largest = sorted(lanes, key=lambda lane: (-lanes[lane], lane))[:MAX_REPORTED_LANES]
     return UnclaimedJobs(unclaimable=unclaimable, unserved=unserved, lanes={lane: lanes[lane] for lane in largest})
 
@@ -135,12 +136,15 @@ class Gauges:
 def backlog_gauges(backlog: reports.Backlog) -> dict[str, Any]:
     """Return the arguments about live jobs for `Telemetry.backlog_sampled`."""
     jobs: defaultdict[tuple[str, str], int] = defaultdict(int)
+    limited: defaultdict[str, int] = defaultdict(int)
     oldest_due: defaultdict[tuple[str, str], float] = defaultdict(float)
     oldest_running: defaultdict[str, float] = defaultdict(float)
     for lane in (*backlog.lanes, *backlog.unnamed):
         for state in ("due", "running", "retrying", "future"):
             if count := getattr(lane, state):
                 jobs[lane.queue, state] += count
+        if lane.limited:
+            limited[lane.queue] += lane.limited
         if lane.oldest_due is not None:
             key = lane.queue, str(lane.priority)
             oldest_due[key] = max(oldest_due[key], lane.oldest_due.total_seconds())
@@ -148,6 +152,7 @@ def backlog_gauges(backlog: reports.Backlog) -> dict[str, Any]:
             oldest_running[lane.queue] = max(oldest_running[lane.queue], lane.oldest_running.total_seconds())
     return {
         "jobs": jobs,
+        "limited": limited,
         "oldest_due": oldest_due,
         "oldest_running": oldest_running,
         "expired": sum(lane.expired for lane in (*backlog.lanes, *backlog.unnamed)),

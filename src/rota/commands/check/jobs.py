@@ -51,14 +51,15 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
         for lane in sorted(
             backlog.by_handler, key=lambda lane: (not lane.registered, -(lane.oldest_due or timedelta(0)))
         )
-        if lane.due and (why := why_unclaimed(lane.handler, lane.queue, facts.nodes, facts.known_handlers))
+        if (lane.due or lane.limited)
+        and (why := why_unclaimed(lane.handler, lane.queue, facts.nodes, facts.known_handlers))
     ]
     findings = [
         Finding(
             check="unclaimed",
             object=f"handler {lane.handler} in queue {lane.queue}",
-            finding=f"{bound}{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue}, "
-            f"the oldest for {format_duration(lane.oldest_due)}",
+            finding=f"{bound}{plural(lane.due + lane.limited, 'due job')} of {lane.handler} in queue {lane.queue}"
+            + (f", the oldest for {format_duration(lane.oldest_due)}" if lane.oldest_due else ""),
             do=why,
             alert="RotaUnclaimable",
         )
@@ -69,13 +70,13 @@ async def check_unclaimed(facts: "Facts") -> list[Finding]:
 
 async def check_priorities(facts: "Facts") -> list[Finding]:
     """Report jobs with an invalid priority, which no claim searches. Only the table's owner can store one."""
-    invalid = [lane for lane in facts.backlog.lanes if lane.priority not in range(10) and lane.due]
+    invalid = [lane for lane in facts.backlog.lanes if lane.priority not in range(10) and lane.due + lane.limited]
     findings = [
         Finding(
             check="priority",
             object=f"handler {lane.handler} in queue {lane.queue}",
-            finding=f"{plural(lane.due, 'due job')} of {lane.handler} in queue {lane.queue} have the priority {lane.priority}, "
-            "which is not in 0 to 9: no daemon claims them",
+            finding=f"{plural(lane.due + lane.limited, 'due job')} of {lane.handler} in queue {lane.queue} have the priority "
+            f"{lane.priority}, which is not in 0 to 9: no daemon claims them",
             do=f"as the schema's owner, set priority = 9 on the rows of rota.jobs where priority = {lane.priority}",
         )
         for lane in invalid[:MAX_FINDINGS]
