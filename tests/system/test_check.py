@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from command_line import Shell
-from factories import NODE, make_dead_letter, make_job, make_running_jobs, register_daemon, without_check_constraints
+from factories import NODE, make_dead_letter, make_handler, make_job, make_running_jobs, register_daemon, without_check_constraints
 from fake_clock import LIBFAKETIME, server_with_fake_clock
 from network_faults import FaultyProxy
 from pgbouncer_server import find_pgbouncer, pgbouncer
@@ -394,6 +394,58 @@ async def plant_view_on_an_old_partition(installation: Installation) -> AsyncIte
 
 
 @asynccontextmanager
+async def plant_limit_of_zero_for_days(installation: Installation) -> AsyncIterator[None]:
+    """A tenant was stopped two days ago and forgotten."""
+    await installation.conn.execute("select rota.set_limit('tenant:42', 0, note => 'unpaid')")
+    await _backdate_limits(installation.conn, "2 days")
+    yield
+
+
+@asynccontextmanager
+async def plant_limit_of_a_misspelt_handler(installation: Installation) -> AsyncIterator[None]:
+    """It limits nothing."""
+    await make_handler(installation.conn, "shop.works")
+    await installation.conn.execute("select rota.set_limit('handler:shop.works', 1)")
+    await installation.conn.execute("select rota.set_limit('handler:shop.wroks', 1)")
+    yield
+
+
+@asynccontextmanager
+async def plant_key_over_its_limit(installation: Installation) -> AsyncIterator[None]:
+    """Both jobs started after the limit had been set. Of the other key, one did: a limit was lowered meanwhile."""
+    await register_daemon(installation.conn)
+    await installation.conn.execute("select rota.set_limit('tenant:*', 1), rota.set_limit('lowered', 1)")
+    await _backdate_limits(installation.conn, "1 minute")
+    await make_running_jobs(installation.conn, 2, handler="shop.works", limit_key="tenant:42")
+    await make_running_jobs(installation.conn, 2, handler="shop.works", limit_key="lowered")
+    await installation.conn.execute(
+        "update rota.jobs set started_at = now() - interval '2 min' where limit_key = 'lowered'"
+    )
+    yield
+
+
+@asynccontextmanager
+async def plant_key_that_no_daemon_starts(installation: Installation) -> AsyncIterator[None]:
+    """The daemon has free slots, but its dispatcher hangs. The jobs of the closed key rightly wait."""
+    await installation.conn.execute(
+        "insert into rota.nodes (node_id, host, pid, rota_version, app, handlers, queues, slots, seen_at) values "
+        "($1, 'here', 1, '0', 'shop', '{shop.works}', '{default}', '{\"default\": 2}', now() + interval '1 h')",
+        NODE,
+    )
+    await installation.conn.execute("select rota.set_limit('open', 1), rota.set_limit('closed', 0)")
+    for key in ("open", "closed"):
+        await make_job(installation.conn, handler="shop.works", limit_key=key, run_at=-timedelta(minutes=5))
+    installation.environ["ROTA_POLL_INTERVAL"] = "50ms"
+    yield
+
+
+async def _backdate_limits(conn: Connection[Record], age: str) -> None:
+    await conn.execute("alter table rota.limits disable trigger check_limit")
+    await conn.execute("update rota.limits set changed_at = now() - $1::text::interval", age)
+    await conn.execute("alter table rota.limits enable trigger check_limit")
+
+
+@asynccontextmanager
 async def plant_schedule_without_clock(installation: Installation) -> AsyncIterator[None]:
     await make_schedule(installation.conn, "report", handler="shop.works")
     await installation.conn.execute("delete from rota.schedule_clocks")
@@ -595,6 +647,28 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "housekeeping",
         "job_runs_20200101: cannot drop .*report",
         "drop the objects that depend",
+    ),
+    (
+        plant_limit_of_zero_for_days,
+        1,
+        "limit",
+        f"limit tenant:42 has max_running 0 since {INSTANT}: unpaid",
+        "rota limit remove tenant:42",
+    ),
+    (
+        plant_limit_of_a_misspelt_handler,
+        1,
+        "limit",
+        "limit handler:shop.wroks matches nothing: no daemon has registered the handler",
+        "did you mean handler:shop.works[?]",
+    ),
+    (plant_key_over_its_limit, 1, "limit", r"2 jobs of tenant:42 run, and limit tenant:\* allows 1", "bug of rota"),
+    (
+        plant_key_that_no_daemon_starts,
+        1,
+        "limit",
+        r"job \d+ has been due for .*: its key open is open and a daemon has a free slot",
+        r"rota why \d+",
     ),
     (
         plant_schedule_without_clock,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import asyncpg
 
 from rota.db.sql import SQL
 from rota.domain.declaration import StoredSchedule
@@ -95,6 +97,53 @@ class ListedLimit:
     total: int
     """The number of all limits and holds, listed or not."""
     now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitProblem:
+    """A limit that stops its jobs for long, is of an unknown handler or queue, or has more running jobs than it allows."""
+
+    kind: Literal["stopped", "unknown", "over"]
+    key: str
+    applies: str
+    max_running: int | None
+    running: int
+    changed_at: datetime
+    note: str | None
+    last_start_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenWaiter:
+    """A due job whose key has a permit and a start left."""
+
+    job_id: int
+    queue: str
+    handler: str
+    limit_key: str
+    waited: timedelta
+
+
+async def find_limit_problems(db: Connection, *, stopped_for: timedelta, limit: int) -> list[LimitProblem]:
+    """Return limits with a problem."""
+    problems = [LimitProblem(**row) for row in await db.fetch(SQL["find_limit_problems"], stopped_for, limit)]
+    return [each for each in problems if each.kind != "over" or not await _was_limit_removed(db, each)]
+
+
+async def _was_limit_removed(db: Connection, problem: LimitProblem) -> bool:
+    """Return whether a limit with the exact key was removed since the last start. False if the login may not read the audit."""
+    try:
+        return bool(await db.fetchval(SQL["was_limit_removed"], problem.key, problem.last_start_at))
+    except asyncpg.InsufficientPrivilegeError:
+        return False
+
+
+async def find_open_waiters(db: Connection, *, older: timedelta) -> list[OpenWaiter]:
+    """Return due jobs whose key is open, and whose handler and queue have no closed limit."""
+    waiters = [OpenWaiter(**row) for row in await db.fetch(SQL["find_open_waiters"], MAX_WALKED_KEYS, older)]
+    shared = {key for each in waiters for key in (f"handler:{each.handler}", f"queue:{each.queue}")}
+    closed = {state.key for state in await describe_limits(db, keys=sorted(shared)) if not state.is_open}
+    return [each for each in waiters if closed.isdisjoint((f"handler:{each.handler}", f"queue:{each.queue}"))]
 
 
 async def list_limits(db: Connection, *, limit: int) -> list[ListedLimit]:

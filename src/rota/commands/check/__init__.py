@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rota.commands.check import connections, housekeeping, jobs, nodes, rights, schedules, settings
+from rota.commands.check import connections, housekeeping, jobs, limits, nodes, rights, schedules, settings
 from rota.commands.check.finding import Check, Facts, Finding
 from rota.commands.check.server import check_server, server_findings
 from rota.commands.database import Database, run_on_connection, takes_database
@@ -42,6 +42,8 @@ CHECKS: tuple[Check, ...] = (
     jobs.check_lanes,
     jobs.check_leases,
     jobs.check_dead_letters,
+    limits.check_limits,
+    limits.check_open_keys,
     nodes.check_zone_data,
     nodes.check_foreign_handlers,
     nodes.check_refused_rows,

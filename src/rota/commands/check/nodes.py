@@ -110,7 +110,7 @@ async def check_lost(facts: "Facts") -> list[Finding]:
 async def check_absence(facts: "Facts") -> list[Finding]:
     """Report that no daemon is alive while jobs or schedules wait. If something is already late, other checks report it."""
     lanes = (*facts.backlog.lanes, *facts.backlog.unnamed)
-    if facts.nodes or any(lane.due or lane.expired for lane in lanes) or facts.schedules.get("overdue"):
+    if facts.nodes or any(lane.due or lane.limited or lane.expired for lane in lanes) or facts.schedules.get("overdue"):
         return []
     jobs, fires = sum(lane.future + lane.retrying for lane in lanes), facts.schedules.get("ok", 0)
     if not jobs and not fires:
