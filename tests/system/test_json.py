@@ -35,7 +35,7 @@ import rota
 app = rota.App("shop", release="1")
 
 @app.schedule("0 6 * * *", name="declared")
-@app.handler("shop.ok")
+@app.handler("shop.ok", max_running=5)
 async def ok(job):
     return {"n": 1}
 
@@ -57,6 +57,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("job", "show", "$done", "--payload", "--errors"),
     ("job", "show", "$running"),
     ("job", "show", "$dead", "--payload"),
+    ("job", "show", "$limited"),
     ("job", "cancel", "$job"),
     ("job", "cancel", "--queue", "nobody", "--dry-run"),
     ("job", "cancel", "--queue", "nobody"),
@@ -70,6 +71,16 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("handler", "pause", "h", "--note", "x"),
     ("handler", "list"),
     ("handler", "resume", "h"),
+    ("limit", "set", "other", "--max-running", "1", "--note", "x"),
+    ("limit", "set", "tenant:*", "--weight", "3"),
+    ("limit", "list"),
+    ("limit", "show", "tenant:42"),
+    ("limit", "show", "free"),
+    ("limit", "hold", "tenant:42", "--release"),
+    ("limit", "hold", "tenant:42", "--for", "1h"),
+    ("limit", "remove", "other"),
+    ("limit", "set", "tenant:42", "--max-running", "1"),
+    ("limit", "remove", "tenant:42"),
     ("node", "list"),
     ("node", "forget", "$lost"),
     ("schedule", "add", "new", "h", "--cron", "30 2 * * *", "--timezone", "Europe/Berlin"),
@@ -189,6 +200,14 @@ async def _fill_database(conn: Connection[Record]) -> dict[str, str]:
     other = await make_job(conn, run_at=timedelta(hours=1))
     retrying = await make_job(conn, run_at=timedelta(hours=1), attempt=2)
     running = await make_running_job(conn, progress=0.5, progress_note="half")
+    await conn.execute(
+        "select rota.set_limit('tenant:*', 1, 1, interval '1 hour', 2, 'fair'); "
+        "insert into rota.limits (key, max_running, declared_by) values ('queue:default', 9, 'shop'); "
+        "insert into rota.limit_starts values ('tenant:42', 1, now()); "
+        "select rota.hold_limit('tenant:42', now() + interval '1 hour', 'x')"
+    )
+    (limited,) = await make_jobs(conn, 1, limit_key="tenant:42")
+    await make_running_job(conn, limit_key="tenant:42")
     dead = await make_dead_letter(conn, reason="exhausted", error_kind="E", error="e")
     await make_dead_letters(conn, 2, handler="once", delivery="at_most_once")
     done = 10_001
@@ -204,7 +223,14 @@ async def _fill_database(conn: Connection[Record]) -> dict[str, str]:
         "values ($1, 900, 1, 'failed', 'E', 'e', now())",
         done,
     )
-    ids: dict[str, Any] = {"job": job, "other": other, "retrying": retrying, "running": running, "fire": fire}
+    ids: dict[str, Any] = {
+        "job": job,
+        "other": other,
+        "retrying": retrying,
+        "running": running,
+        "fire": fire,
+        "limited": limited,
+    }
     return {"lost": lost, "done": str(done), "dead": str(dead)} | {name: str(each.job_id) for name, each in ids.items()}
 
 
