@@ -181,4 +181,4 @@ async def test_every_function_pins_its_search_path_or_names_each_schema(database
             "select proname from pg_proc as proc where pronamespace = 'rota'::regnamespace and prosqlbody is null"
             " and not exists (select from unnest(proconfig) as setting where starts_with(setting, 'search_path='))"
         )
-    assert {row[0] for row in unpinned} == {"fill_in_job", "is_duration", "refuse_long_key"}
+    assert {row[0] for row in unpinned} == {"fill_in_job", "is_duration", "keep_limited", "refuse_long_key"}

@@ -61,7 +61,8 @@ async def test_a_limit_is_set_changed_listed_and_removed(rota: Shell, conn: Conn
     assert "fair" in table
 
     lowered = await rota("limit", "set", KEY, "--max-running", 0)
-    assert "1 job of the key run now and continue; no new one starts" in lowered.err
+    assert "1 running job of the key may finish; no other job starts" in lowered.err
+    assert "limit tenant:* (2 running, weight 3) no longer applies to this key" in lowered.err
     removed = await rota("limit", "remove", KEY)
     assert removed.out == f"limit {KEY} is removed\n"
     assert "limit tenant:* applies to it now: 2 running, weight 3" in removed.err

@@ -212,7 +212,9 @@ def _describe_place(place: "QueuePosition", limits: "Sequence[JobLimit]") -> lis
         f"all {plural(slots, 'slot')} are taken" if is_full else f"{slots - taken} of {plural(slots, 'slot')} are free"
     )
     text = f"{free}; {ahead} {'is' if place.ahead == 1 else 'are'} ahead"
-    if limits:
+    if any(not limit.state.is_open for limit in limits):
+        text = free if is_full else ""
+    elif limits:
         text = f"{free}; keys take turns"
     elif not is_full and not place.ahead:
         text += ": it starts at the next poll, unless another session locks its row"

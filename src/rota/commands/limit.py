@@ -97,22 +97,28 @@ def set_(
     """
     columns = _given_columns(max_running, max_starts, per, weight, note, default)
 
-    async def work(db: "Connection") -> "tuple[bool, LimitState, int, bool]":
+    async def work(db: "Connection") -> "tuple[bool, LimitState, LimitState, int, bool]":
         from rota.db import limit_queries
 
+        (before,) = await limit_queries.describe_limits(db, keys=[key])
         inserted = await limit_queries.change_limit(db, key=key, columns=columns)
         (state,) = await limit_queries.describe_limits(db, keys=[key])
-        return inserted, state, *(await limit_queries.count_limit_waiters(db, key=key))
+        return inserted, before, state, *(await limit_queries.count_limit_waiters(db, key=key))
 
-    inserted, state, waiting, more = database.run(work, name="limit set")
+    inserted, before, state, waiting, more = database.run(work, name="limit set")
     if as_json:
         print_json({"inserted": inserted, **_as_json(state, waiting, more)})
         return
     typer.echo(f"limit {printable(key)}: {format_rule(state)}")
+    if inserted and before.applies is not None:
+        replaced = f"limit {printable(before.applies)} ({format_rule(before)})"
+        typer.echo(f"note: {replaced} no longer applies to this key, and none of its values do", err=True)
     if state.max_running is not None and state.running > state.max_running:
         surplus = state.running - state.max_running
-        until = "no new one starts" if not state.max_running else f"none starts until {surplus + 1:,} have ended"
-        typer.echo(f"note: {plural(state.running, 'job')} of the key run now and continue; {until}", err=True)
+        until = (
+            "no other job starts" if not state.max_running else f"no other job starts until {surplus + 1:,} have ended"
+        )
+        typer.echo(f"note: {plural(state.running, 'running job')} of the key may finish; {until}", err=True)
 
 
 @app.command()
