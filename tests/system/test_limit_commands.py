@@ -9,13 +9,14 @@ import pytest
 
 from command_line import Shell
 from factories import make_job, make_jobs, make_running_job
+from role_logins import role_database
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncpg import Connection, Record
 
-    from servers import Database
+    from servers import Database, Server
 
 KEY = "tenant:42"
 
@@ -171,3 +172,33 @@ async def test_show_describes_the_use_of_a_key(rota: Shell, conn: Connection[Rec
         assert text in shown
     asjson = (await rota("limit", "show", KEY, "--json")).json
     assert (asjson["open"], asjson["waiting"], asjson["holders"]) == (False, 2, [job.job_id])
+
+
+async def test_each_role_may_do_its_part(tmp_path: Path, server: Server) -> None:
+    """Operators change limits, daemons declare and prune them, clients choose keys."""
+    (tmp_path / "shop.py").write_text(
+        "import rota\napp = rota.App('shop')\n@app.handler('h', max_running=3)\nasync def h(job): ...\n"
+    )
+    async with role_database(server, "limits") as roles:
+        operator, daemon, client = (
+            Shell(tmp_path, {"DATABASE_URL": roles.dsn(name)}) for name in ("op", "node", "app")
+        )
+
+        async def run(shell: Shell, *arguments: object) -> str:
+            result = await shell(*arguments)
+            assert result.code == 0, result.err
+            return result.out
+
+        assert "limit" in await run(daemon, "schedule", "sync", "--app", "shop:app")
+        job = (await run(client, "enqueue", "h", "--limit-key", KEY)).strip()
+        await run(operator, "limit", "set", KEY, "--max-running", 0)
+        await run(operator, "limit", "set", "handler:h", "--max-running", 5)
+        await run(operator, "limit", "hold", "other", "--for", "1h")
+        assert "handler:h" in await run(operator, "limit", "list")
+        assert "paused (max_running 0)" in await run(operator, "limit", "show", KEY)
+        assert "paused (max_running 0)" in await run(operator, "why", job)
+        assert "limited" in await run(operator, "status")
+        await run(operator, "limit", "remove", KEY)
+        (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
+        assert "removed" in await run(daemon, "schedule", "sync", "--app", "shop:app", "--prune")
+        assert (await client("limit", "set", KEY, "--max-running", 1)).code == 3

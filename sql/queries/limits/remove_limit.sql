@@ -1,4 +1,5 @@
--- Delete a limit.
+-- Delete a limit. Returns no row if there is none.
 --   $1 key  text
---   -> remove_limit bool?  whether it existed
-select rota.remove_limit($1)
+--   -> removed bool?
+-- index: limits_pkey (0009)
+delete from rota.limits where limits.key = $1 returning true as removed
