@@ -411,6 +411,17 @@ async def plant_limit_of_a_misspelt_handler(installation: Installation) -> Async
 
 
 @asynccontextmanager
+async def plant_limit_of_a_misspelt_key(installation: Installation) -> AsyncIterator[None]:
+    """The due jobs of the tenants have no limit. The limit of an idle tenant is no finding."""
+    await register_daemon(installation.conn)
+    await installation.conn.execute(
+        "select rota.set_limit('tennant:*', 1), rota.set_limit('tenant:43', 1), rota.set_limit('*x', 1)"
+    )
+    await make_job(installation.conn, handler="shop.works", limit_key="tenant:42")
+    yield
+
+
+@asynccontextmanager
 async def plant_key_over_its_limit(installation: Installation) -> AsyncIterator[None]:
     """Both jobs started after the limit had been set. Of the other key, one did: a limit was lowered meanwhile."""
     await register_daemon(installation.conn)
@@ -661,6 +672,13 @@ FAULTS: list[tuple[Plant, int, str, str, str]] = [
         "limit",
         "limit handler:shop.wroks matches nothing: no daemon has registered the handler",
         "did you mean handler:shop.works[?]",
+    ),
+    (
+        plant_limit_of_a_misspelt_key,
+        1,
+        "limit",
+        r"limit tennant:\* matches no due or running job, and no limit applies to the similar key tenant:42",
+        "rota limit remove 'tennant:[*]'",
     ),
     (plant_key_over_its_limit, 1, "limit", r"2 jobs of tenant:42 run, and limit tenant:\* allows 1", "bug of rota"),
     (

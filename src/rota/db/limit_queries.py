@@ -146,6 +146,11 @@ async def find_open_waiters(db: Connection, *, older: timedelta) -> list[OpenWai
     return [each for each in waiters if closed.isdisjoint((f"handler:{each.handler}", f"queue:{each.queue}"))]
 
 
+async def find_unlimited_keys(db: Connection, *, limit: int) -> list[str]:
+    """Return keys of due jobs to which no limit applies."""
+    return [row[0] for row in await db.fetch(SQL["find_unlimited_keys"], MAX_WALKED_KEYS, limit)]
+
+
 async def list_limits(db: Connection, *, limit: int) -> list[ListedLimit]:
     """Return limits and held keys in the order of their keys, with their running and waiting jobs."""
     rows = await db.fetch(SQL["list_limits"], limit, MAX_COUNTED_WAITERS, MAX_WALKED_KEYS)

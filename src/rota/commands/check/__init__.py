@@ -43,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     jobs.check_leases,
     jobs.check_dead_letters,
     limits.check_limits,
+    limits.check_unmatched,
     limits.check_open_keys,
     nodes.check_zone_data,
     nodes.check_foreign_handlers,

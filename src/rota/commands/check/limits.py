@@ -10,11 +10,16 @@ from rota.commands.check.finding import MAX_FINDINGS, Finding, cap_findings
 from rota.commands.printing import format_duration, format_instant, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rota.commands.check.finding import Facts
     from rota.db.limit_queries import LimitProblem, OpenWaiter
 
 STOPPED_FOR = timedelta(days=1)
 """A limit of 0 is a finding after this time: as a pause, it is easily forgotten."""
+
+MAX_COMPARED = 1000
+"""Most limits and keys that are compared for a misspelling."""
 
 MAX_WAIT = timedelta(seconds=10)
 """Longest pause between the two searches for jobs that could start."""
@@ -67,6 +72,43 @@ def _over_finding(limit: "LimitProblem", _: "Facts") -> Finding:
         if shared
         else f"please report this as a bug of rota, with the output of rota limit show {quote(limit.key)} --json",
     )
+
+
+async def check_unmatched(facts: "Facts") -> list[Finding]:
+    """Report patterns without a due or running job that resemble keys of due jobs without a limit: one is misspelt.
+
+    Exact keys are not compared: the keys of two tenants are similar, too.
+    """
+    from rota.db import limit_queries
+
+    if not (keys := await limit_queries.find_unlimited_keys(facts.db, limit=MAX_COMPARED)):
+        return []
+    unmatched = [
+        (limit.key, close[0])
+        for limit in await limit_queries.list_limits(facts.db, limit=MAX_COMPARED)
+        if limit.is_limit
+        and limit.key.endswith("*")
+        and not (limit.running or limit.waiting or limit.more or limit.key.startswith(("handler:", "queue:")))
+        and (close := _similar_keys(limit.key, keys))
+    ]
+    findings = [
+        Finding(
+            check="limit",
+            object=f"limit {key}",
+            finding=f"limit {key} matches no due or running job, and no limit applies to the similar key {similar}",
+            do=f"correct the key in rota limit set, or in the code that enqueues; or remove it: rota limit remove {quote(key)}",
+        )
+        for key, similar in unmatched[:MAX_FINDINGS]
+    ]
+    return cap_findings("limit", findings, len(unmatched), "rota limit list")
+
+
+def _similar_keys(pattern: str, keys: "Sequence[str]") -> list[str]:
+    """Return the key whose beginning differs least from that of the pattern. Empty if none is similar."""
+    beginning = pattern[:-1]
+    lengths = (len(beginning) - 1, len(beginning) + 1, len(beginning))
+    by_beginning = {key[:length]: key for length in lengths for key in keys}
+    return [by_beginning[close] for close in get_close_matches(beginning, by_beginning, 1, cutoff=0.8)]
 
 
 async def check_open_keys(facts: "Facts") -> list[Finding]:
