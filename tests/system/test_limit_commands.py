@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shlex
+import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from command_line import Shell
 from factories import make_job, make_jobs, make_running_job
+from pages import blocks, page
 from role_logins import role_database
+from rota import App
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,3 +208,20 @@ async def test_each_role_may_do_its_part(tmp_path: Path, server: Server) -> None
         (tmp_path / "shop.py").write_text("import rota\napp = rota.App('shop')\n")
         assert "removed" in await run(daemon, "schedule", "sync", "--app", "shop:app", "--prune")
         assert (await client("limit", "set", KEY, "--max-running", 1)).code == 3
+
+
+async def test_the_commands_of_the_page_run_as_printed(rota: Shell, conn: Connection[Record]) -> None:
+    """Those with a placeholder in capitals are left out."""
+    del conn
+    text = page("limits")
+    commands = re.findall(r"^(rota limit [^#\n]+)|`(rota limit [^`]+)`", text, re.MULTILINE)
+    lines = [
+        line for line in (first or second for first, second in commands) if not re.search(r"[A-Z]|limit \w+$", line)
+    ]
+    assert len(lines) >= 10
+    for result in await asyncio.gather(*(rota(*shlex.split(line)[1:]) for line in lines)):
+        assert result.code == 0, result.err
+    (declaration,) = blocks(text, language="python")
+    names: dict[str, Any] = {"app": App("shop"), "rota": sys.modules["rota"], "timedelta": timedelta}
+    exec(declaration.text, names)
+    assert names["app"].limits["handler:import"].columns == {"max_starts": 600, "per": "60 seconds"}
