@@ -868,7 +868,12 @@ begin
         where job.ctid = any (row_ids)
           and handler.handler = job.handler
         returning job.job_id, job.handler, job.queue, job.priority,
-            case when pg_column_size(job.payload) <= 32768 then job.payload::text end, job.attempt, job.fence_token,
+            case
+                when pg_column_size(job.payload) <= 32768
+                    and (pg_column_compression(job.payload) is null or pg_column_size(job.payload #> '{}') <= 32768)
+                then job.payload::text
+            end,
+            job.attempt, job.fence_token,
             greatest(job.run_at, timestamptz '1000-01-01 00:00+00'), job.started_at, job.timeout, job.schedule_id,
             case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
                 then nullif(job.scheduled_for, job.run_at) end,
@@ -1839,13 +1844,6 @@ CREATE TABLE rota.jobs (
     CONSTRAINT "limit_key must not begin with handler: or queue:" CHECK (((state = 'running'::text) OR ((NOT starts_with(limit_key, 'handler:'::text)) AND (NOT starts_with(limit_key, 'queue:'::text))))),
     CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
     CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "meta must be an object of at most 64 KiB" CHECK (((state = 'running'::text) OR ((jsonb_typeof(meta) = 'object'::text) AND (octet_length((meta)::text) <= 65536)))),
-    CONSTRAINT "payload must be at most 1 MiB as text, and at most 100 deep" CHECK (((state = 'running'::text) OR
-CASE
-    WHEN (octet_length((payload)::text) < 200) THEN true
-    WHEN (octet_length((payload)::text) > 1048576) THEN false
-    ELSE (NOT jsonb_path_exists(payload, 'strict $.**{101}'::jsonpath))
-END)),
     CONSTRAINT "priority must lie between 0 (first) and 9 (last)" CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT "progress must lie between 0 and 1" CHECK (((progress >= (0)::double precision) AND (progress <= (1)::double precision))),
     CONSTRAINT "progress_note must have at most 500 characters" CHECK ((length(progress_note) <= 500)),
@@ -3176,72 +3174,14 @@ PARTITION BY RANGE (finished_at);
 
 COMMENT ON TABLE rota.job_runs IS 'The ledger: one row per finished job, partitioned by the UTC day of finished_at. rota.rotate_ledger() creates and drops partitions.';
 
-CREATE TABLE rota.jobs (
-    job_id bigint NOT NULL,
-    run_at timestamp with time zone NOT NULL,
-    scheduled_for timestamp with time zone NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    fence_token bigint,
-    leased_by uuid,
-    lease_expires_at timestamp with time zone,
-    started_at timestamp with time zone,
-    schedule_id bigint,
-    start_by timestamp with time zone,
-    attempt integer DEFAULT 0 NOT NULL,
-    losses integer DEFAULT 0 NOT NULL,
-    releases integer DEFAULT 0 NOT NULL,
-    max_attempts integer,
-    priority smallint NOT NULL,
-    exclusive boolean DEFAULT false NOT NULL,
-    state text DEFAULT 'scheduled'::text NOT NULL,
-    handler text NOT NULL,
-    queue text NOT NULL,
-    created_by text NOT NULL,
-    payload jsonb NOT NULL,
-    delivery text,
-    backoff_base interval,
-    backoff_cap interval,
-    retry_for interval,
-    timeout interval,
-    lease interval,
-    unique_key text,
-    idempotency_key text,
-    meta jsonb,
-    checkpoint jsonb,
-    progress real,
-    progress_note text,
-    follow_up jsonb,
-    CONSTRAINT "backoff_base must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_base))),
-    CONSTRAINT "backoff_cap must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(backoff_cap))),
-    CONSTRAINT "checkpoint must be at most 64 KiB as text" CHECK ((octet_length((checkpoint)::text) <= 65536)),
-    CONSTRAINT "delivery must be at_least_once or at_most_once" CHECK ((delivery = ANY (ARRAY['at_least_once'::text, 'at_most_once'::text]))),
-    CONSTRAINT "handler and unique_key must have at most 2680 bytes together" CHECK (((fence_token IS NOT NULL) OR ((octet_length(handler) + octet_length(unique_key)) <= 2680))),
-    CONSTRAINT "handler must be a name of 1 to 200 characters on one line" CHECK (((state = 'running'::text) OR (((length(handler) >= 1) AND (length(handler) <= 200)) AND (handler !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
-    CONSTRAINT "idempotency_key must have 1 to 500 characters" CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 500))),
-    CONSTRAINT "idempotency_key must not begin with rota:" CHECK ((NOT starts_with(idempotency_key, 'rota:'::text))),
-    CONSTRAINT "lease must lie between 3 seconds and 1 day" CHECK (((state = 'running'::text) OR (((lease >= '00:00:03'::interval) AND (lease <= '1 day'::interval)) AND rota.is_duration(lease)))),
-    CONSTRAINT "losses must lie between 0 and 3" CHECK (((losses >= 0) AND (losses <= 3))),
-    CONSTRAINT "max_attempts must lie between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "priority must lie between 0 (first) and 9 (last)" CHECK (((priority >= 0) AND (priority <= 9))),
-    CONSTRAINT "progress must lie between 0 and 1" CHECK (((progress >= (0)::double precision) AND (progress <= (1)::double precision))),
-    CONSTRAINT "progress_note must have at most 500 characters" CHECK ((length(progress_note) <= 500)),
-    CONSTRAINT "queue must be a name of 1 to 200 characters on one line" CHECK (((state = 'running'::text) OR (((length(queue) >= 1) AND (length(queue) <= 200)) AND (queue !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'::text)))),
-    CONSTRAINT "retry_for must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(retry_for))),
-    CONSTRAINT "run_at must lie between the years 1970 and 2200" CHECK (((run_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (run_at < '2200-01-01 00:00:00+00'::timestamp with time zone))),
-    CONSTRAINT "running means an owner, a lease and a token; waiting, no owner" CHECK (
-CASE state
-    WHEN 'running'::text THEN ((leased_by IS NOT NULL) AND (lease_expires_at IS NOT NULL) AND (fence_token IS NOT NULL))
-    ELSE ((leased_by IS NULL) AND (lease_expires_at IS NULL))
-END),
-    CONSTRAINT "scheduled_for must lie between the years 1970 and 2200" CHECK (((scheduled_for >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (scheduled_for < '2200-01-01 00:00:00+00'::timestamp with time zone))),
-    CONSTRAINT "start_by must lie between the years 1970 and 2200" CHECK (((start_by >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (start_by < '2200-01-01 00:00:00+00'::timestamp with time zone))),
-    CONSTRAINT "state must be scheduled or running" CHECK ((state = ANY (ARRAY['scheduled'::text, 'running'::text]))),
-    CONSTRAINT "timeout must be positive, at most 366 days, without months" CHECK (((state = 'running'::text) OR rota.is_duration(timeout))),
-    CONSTRAINT "unique_key must have 1 to 500 characters" CHECK (((length(unique_key) >= 1) AND (length(unique_key) <= 500)))
-)
-WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.1', autovacuum_analyze_threshold='2000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
+CREATE TABLE rota.limit_holds (
+    key text NOT NULL COLLATE pg_catalog."C",
+    held_until timestamp with time zone NOT NULL,
+    reason text,
+    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
 
-COMMENT ON TABLE rota.jobs IS 'Live jobs only (scheduled or running). Insert with any subset of the public columns; NULL means the default.';
+COMMENT ON TABLE rota.limit_holds IS 'Keys from which no job starts until held_until: see rota.hold_limit(). A key with a row in rota.limits is held there.';
 
 CREATE VIEW rota.job_status AS
  SELECT jobs.job_id,
@@ -3652,7 +3592,8 @@ CREATE VIEW rota.schedules AS
                     ELSE 'ok'::text
                 END AS "case"
            FROM rota.schedule_clocks clock
-          WHERE (clock.schedule_id = definition.schedule_id)), 'invalid'::text) AS state
+          WHERE (clock.schedule_id = definition.schedule_id)), 'invalid'::text) AS state,
+    limit_key
    FROM rota.schedule_definitions definition;
 
 COMMENT ON VIEW rota.schedules IS 'All schedules. INSERT and UPDATE freely, and remove with rota.remove_schedule(): daemons notice at once. NULL means the default. state: ok, invalid, paused, overdue (due for 30 s without a decision) or ended.';

@@ -12,7 +12,15 @@ import asyncpg
 import pytest
 
 from command_line import Shell
-from factories import NODE, make_dead_letter, make_handler, make_job, make_running_jobs, register_daemon, without_check_constraints
+from factories import (
+    NODE,
+    make_dead_letter,
+    make_handler,
+    make_job,
+    make_running_jobs,
+    register_daemon,
+    without_check_constraints,
+)
 from fake_clock import LIBFAKETIME, server_with_fake_clock
 from network_faults import FaultyProxy
 from pgbouncer_server import find_pgbouncer, pgbouncer

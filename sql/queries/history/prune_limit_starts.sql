@@ -2,7 +2,7 @@
 --   $1 keep   interval  keep starts that much longer than the limit's interval
 --   $2 limit  int8      most rows of one key
 --   -> pruned int8?
--- index: limit_starts_pkey (0009)
+-- index: limit_starts_pkey (0012)
 with recursive started as (
     (select start.key from rota.limit_starts as start order by start.key limit 1)
     union all

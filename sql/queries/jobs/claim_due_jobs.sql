@@ -27,7 +27,7 @@
 --   created_at     null: before the year 1000 or after 8000
 --   lease          null: equal to $11
 --   payload        null: larger than 32 KiB. The executor reads it when the attempt starts (load_payload).
--- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0009)
+-- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0012)
 -- Each lane is probed on its own: one scan over several handlers would read all due jobs of the other handlers.
 -- The floor skips dead index entries. Earlier claims leave them at the front of a lane, and an old snapshot keeps them there.
 -- The outer limit ends the scan, so that no row beyond it is locked.

@@ -36,7 +36,7 @@
 --   round_complete  for each slot group: true if the walk has seen all keys, false if it stopped, because enough open keys were found
 --                 or after 300 keys
 --   walked_…      for each slot group: where the walk stopped after 300 keys; else null
--- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx, count_permits_idx (0009)
+-- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx, count_permits_idx (0012)
 select
     claim.job_id, claim.handler, claim.queue, claim.priority,
     case when octet_length(claim.payload) <= 32768 then claim.payload end as payload, claim.attempt, claim.fence_token,

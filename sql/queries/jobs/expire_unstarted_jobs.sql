@@ -2,7 +2,7 @@
 --   $1 limit  int8
 --   $2 only   int8[]  only these job_ids; null: all
 --   -> job_id int8, handler text, queue text, schedule_id int8?
--- index: expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0009)
+-- index: expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0012)
 with overdue_jobs as materialized (
     select keyless.job_id
     from (

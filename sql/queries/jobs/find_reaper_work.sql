@@ -1,6 +1,6 @@
 -- Return whether the reaper has work of each kind, so that a sweep without work costs one statement. Locks nothing.
 --   -> now timestamptz?, expired_leases bool?, missed_start_by bool?, cancel_requests bool?
--- index: find_expired_leases_idx, expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0009)
+-- index: find_expired_leases_idx, expire_unstarted_jobs_idx (0002), expire_unstarted_limited_jobs_idx (0012)
 select
     clock_timestamp() as now,
     exists (

@@ -2,7 +2,7 @@
 --   $1 doing  text  which statement: expire | cancel | promote | replace
 --   $2 limit  int8
 --   -> id int8?, name text?   job_id (expire, cancel) or schedule_id and its name (promote, replace)
--- index: expire_unstarted_jobs_idx, jobs_pkey (0002), promote_waiting_fires_idx (0005), expire_unstarted_limited_jobs_idx (0009)
+-- index: expire_unstarted_jobs_idx, jobs_pkey (0002), promote_waiting_fires_idx (0005), expire_unstarted_limited_jobs_idx (0012)
 (
     select job.job_id as id, null::text as name
     from rota.jobs as job

@@ -3,7 +3,7 @@
 --   $2 inserts   text  JSON array of objects: columns and declared (as JSON text)
 --   $3 edits     text  JSON array of objects: name, expected (`declared` as it was read, as JSON text), columns, declared
 --   -> name text?
--- index: limits_pkey (0009)
+-- index: limits_pkey (0012)
 -- A limit that is not returned was written or locked by another session: read it again.
 -- Inserts and edits are ordered by key: two daemons that start at the same time would deadlock otherwise.
 with inserted_limits as (

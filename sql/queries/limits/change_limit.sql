@@ -2,7 +2,7 @@
 --   $1 key      text
 --   $2 columns  text  JSON object: column -> value; null: no such limit
 --   -> inserted bool?
--- index: limits_pkey (0009)
+-- index: limits_pkey (0012)
 -- Not by ON CONFLICT: the constraints apply to the row to insert even if it is not inserted.
 with input as materialized (
     select $2::text::jsonb as columns, given.max_running, given.max_starts, given.per, given.weight, given.note

@@ -6,7 +6,7 @@
 --   $5 queue     text         only in this queue; null: in all
 --   $6 limit     int8
 --   -> jobs int8?
--- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0009)
+-- index: claim_due_jobs_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0012)
 -- Loose index scans find the queues, priorities and handlers that have jobs, one probe for each.
 with recursive asked as materialized (
     select

@@ -6,7 +6,7 @@
 --   held_until     null unless the key is held now
 --   starts_left    null without max_starts
 --   next_start_at  when the next start is possible; null unless starts_left is 0
--- index: limits_pkey, limit_holds_pkey, limit_starts_pkey, count_permits_idx (0009)
+-- index: limits_pkey, limit_holds_pkey, limit_starts_pkey, count_permits_idx (0012)
 select
     asked.key, limits.key as applies, limits.max_running, limits.max_starts, limits.per, limits.weight, limits.note,
     limits.declared_by, limits.changed_at, held.until as held_until,

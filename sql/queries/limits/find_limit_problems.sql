@@ -3,7 +3,7 @@
 --   $2 limit        int8      most rows of each kind
 --   -> kind text?, key text?, applies text?, max_running int4?, running int8?, changed_at timestamptz?, note text?, last_start_at timestamptz?
 --   kind  stopped: max_running is 0; unknown: no such handler or queue; over: more jobs run than max_running
--- index: limits_pkey, count_permits_idx (0009)
+-- index: limits_pkey, count_permits_idx (0012)
 -- A lowered limit interrupts nothing, so `over` needs a job that started after the limit had changed: its claim counted all others.
 -- The caller checks with was_limit_removed whether the limit of a pattern applies only since a limit with the exact key was removed.
 with held as materialized (

@@ -2,7 +2,7 @@
 --   $1 walked  int8      look at most at this many of those
 --   $2 older   interval  only jobs that have been due for longer
 --   -> job_id int8?, queue text?, handler text?, limit_key text?, waited interval?
--- index: claim_limited_jobs_idx, count_permits_idx, limits_pkey (0009)
+-- index: claim_limited_jobs_idx, count_permits_idx, limits_pkey (0012)
 with recursive keyed as (
     (
         select job.queue, job.losses / 2 as suspects, job.priority, job.limit_key, job.handler, 1 as step

@@ -2,7 +2,7 @@
 --   $1 walked  int8  look at most at this many combinations of queue, priority and key
 --   $2 limit   int8
 --   -> key text?
--- index: claim_limited_jobs_idx, limits_pkey (0009)
+-- index: claim_limited_jobs_idx, limits_pkey (0012)
 with recursive keyed as (
     (
         select job.queue, job.losses / 2 as suspects, job.priority, job.limit_key, 1 as step

@@ -8,7 +8,7 @@
 --   waiting     due jobs that the limit applies to
 --   more        waiting is a lower bound
 --   total       number of all limits and holds
--- index: limits_pkey, limit_holds_pkey, claim_limited_jobs_idx, count_permits_idx (0009), claim_due_jobs_idx (0002)
+-- index: limits_pkey, limit_holds_pkey, claim_limited_jobs_idx, count_permits_idx (0012), claim_due_jobs_idx (0002)
 with recursive limit_row as materialized (
     select
         limits.key, true as is_limit, limits.max_running, limits.max_starts, limits.per, limits.weight, limits.note,

@@ -3,7 +3,7 @@
 --   $2 keys  text[]
 --   -> name text?, declared_by text?, declared text?
 --   name  the key
--- index: limits_pkey (0009)
+-- index: limits_pkey (0012)
 select limits.key as name, limits.declared_by, limits.declared::text as declared
 from rota.limits
 where limits.declared_by = $1

@@ -8,7 +8,7 @@
 --   due, limited             due jobs without and with a limit or hold that applies to them
 --   unexplored               there are more lanes than were found
 --   more_lanes, more_queues  number of lanes in the rows without a handler, and of queues in the rows without a queue
--- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0009)
+-- index: jobs_pkey, claim_due_jobs_idx, find_expired_leases_idx (0002), claim_limited_jobs_idx, admit_waiting_jobs_idx (0012)
 -- Ages, running and expired jobs are exact at any size: they come from the first entries of claim_due_jobs_idx, and from all of
 -- find_expired_leases_idx, which holds only running jobs.
 -- Limits need an order, because a scan without one may start anywhere in the table.

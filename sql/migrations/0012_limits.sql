@@ -891,7 +891,12 @@ begin
         where job.ctid = any (row_ids)
           and handler.handler = job.handler
         returning job.job_id, job.handler, job.queue, job.priority,
-            case when pg_column_size(job.payload) <= 32768 then job.payload::text end, job.attempt, job.fence_token,
+            case
+                when pg_column_size(job.payload) <= 32768
+                    and (pg_column_compression(job.payload) is null or pg_column_size(job.payload #> '{}') <= 32768)
+                then job.payload::text
+            end,
+            job.attempt, job.fence_token,
             greatest(job.run_at, timestamptz '1000-01-01 00:00+00'), job.started_at, job.timeout, job.schedule_id,
             case when job.scheduled_for between timestamptz '1000-01-01 00:00+00' and timestamptz '8000-01-01 00:00+00'
                 then nullif(job.scheduled_for, job.run_at) end,
@@ -1551,11 +1556,11 @@ select schedule_id, name, cron, every, timezone,
      where clock.schedule_id = definition.schedule_id) as last_success_at,
     (select consecutive_failures from rota.schedule_clocks as clock
      where clock.schedule_id = definition.schedule_id) as consecutive_failures,
-    (select invalid_reason from rota.schedule_clocks as clock
-     where clock.schedule_id = definition.schedule_id) as invalid_reason,
+    nullif(coalesce((select coalesce(invalid_reason, '') from rota.schedule_clocks as clock
+     where clock.schedule_id = definition.schedule_id), 'its row in rota.schedule_clocks is missing'), '') as invalid_reason,
     (select version from rota.schedule_clocks as clock
      where clock.schedule_id = definition.schedule_id) as version,
-    (select case
+    coalesce((select case
          when invalid_reason is not null then 'invalid'
          when paused then 'paused'
          when next_fire_at is null then 'ended'
@@ -1563,7 +1568,7 @@ select schedule_id, name, cron, every, timezone,
          when coalesce(nullif(next_fire_at, '-infinity'), edited_at) < now() - interval '30 seconds' then 'overdue'
          else 'ok' end
      from rota.schedule_clocks as clock
-     where clock.schedule_id = definition.schedule_id) as state,
+     where clock.schedule_id = definition.schedule_id), 'invalid') as state,
     limit_key
 from rota.schedule_definitions as definition;
 
