@@ -421,7 +421,7 @@ async def plant_limit_of_a_misspelt_handler(installation: Installation) -> Async
 @asynccontextmanager
 async def plant_limit_of_a_misspelt_key(installation: Installation) -> AsyncIterator[None]:
     """The due jobs of the tenants have no limit. The limit of an idle tenant is no finding."""
-    await register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute(
         "select rota.set_limit('tennant:*', 1), rota.set_limit('tenant:43', 1), rota.set_limit('*x', 1)"
     )
@@ -432,7 +432,7 @@ async def plant_limit_of_a_misspelt_key(installation: Installation) -> AsyncIter
 @asynccontextmanager
 async def plant_key_over_its_limit(installation: Installation) -> AsyncIterator[None]:
     """Both jobs started after the limit had been set. Of the other key, one did: a limit was lowered meanwhile."""
-    await register_daemon(installation.conn)
+    await register_daemon(installation.conn, handlers=["shop.works"])
     await installation.conn.execute("select rota.set_limit('tenant:*', 1), rota.set_limit('lowered', 1)")
     await _backdate_limits(installation.conn, "1 minute")
     await make_running_jobs(installation.conn, 2, handler="shop.works", limit_key="tenant:42")
