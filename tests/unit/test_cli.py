@@ -294,7 +294,8 @@ def test_database_errors_map_to_exit_codes_and_show_no_secrets(
     ("error", "says"),
     [
         (asyncpg.ClientConfigurationError("`sslmode` must be one of …"), "the database URL can't be used: `sslmode`"),
-        (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), "can't do that now: canceling"),
+        (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), "set statement_timeout = 0"),
+        (asyncpg.QueryCanceledError("canceling statement due to user request"), "can't do that now: canceling"),
         (asyncpg.LockNotAvailableError("canceling statement due to lock timeout"), "can't do that now: canceling"),
         (asyncpg.CannotConnectNowError("the database system is starting up"), "no database answers"),
         (TimeoutError(), "another session holds a lock"),

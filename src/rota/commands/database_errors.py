@@ -73,7 +73,8 @@ def explain_error(error: Exception, dsn: str) -> "RotaError | None":
         case asyncpg.ClientConfigurationError():
             return DatabaseUnusable(f"the database URL can't be used: {text}")
         case asyncpg.QueryCanceledError() | asyncpg.ObjectNotInPrerequisiteStateError() | asyncpg.PostgresSystemError():
-            return DatabaseUnusable(f"{where} can't do that now: {text}")
+            cure = ". Set it to 0: alter role … set statement_timeout = 0" if "statement timeout" in text else ""
+            return DatabaseUnusable(f"{where} can't do that now: {text}{cure}")
         case _ if isinstance(error, LOST):
             return (
                 DatabaseUnusable(_timeout_text(where))
