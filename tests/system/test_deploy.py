@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from importlib.metadata import distributions
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from fleets import Fleet
 from pages import page
@@ -61,6 +63,21 @@ def test_systemd_accepts_the_unit_without_a_warning(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/rota/%i", str(venv)))
     assert run_tool(find_tool("systemd-analyze"), "verify", "--man=no", copy) == ""
+
+
+def test_every_pinned_package_installs_on_the_oldest_supported_python() -> None:
+    """Debian 12 has Python 3.11.2. A pin made on a later patch release may need that one."""
+    pinned = {
+        name.lower()
+        for name in re.findall(r"^([^=#]+)==", (DEPLOY / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    }
+    required = {
+        each.metadata["Name"].lower(): each.metadata["Requires-Python"] or ""
+        for each in distributions()
+        if each.metadata["Name"].lower() in pinned
+    }
+    assert len(required) > 50
+    assert [name for name, pythons in required.items() if not SpecifierSet(pythons).contains("3.11.0")] == []
 
 
 def test_the_units_stop_timeout_covers_the_drain() -> None:
